@@ -1,0 +1,43 @@
+# From a fresh clone: `make demo` runs the main job, `make test` every check. `make help` lists the rest.
+# Another interpreter: `make demo PYTHON=python3.12`.
+
+PYTHON     ?= python3
+VENV       := .venv
+BIN        := $(VENV)/bin
+READY      := $(VENV)/.ready
+MIN_PYTHON := $(shell sed -n 's/^min_python *= *//p' settings.ini)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "%-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## make .venv with the package and its tools at the tested versions
+
+$(READY): settings.ini setup.py constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < tuple(map(int, "$(MIN_PYTHON)".split("."))))' || { \
+	  echo "fastai_txf needs Python $(MIN_PYTHON) or later; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
+	  echo "Name another one: make PYTHON=python3.12" >&2; exit 1; }
+	@echo '==> Python environment in $(VENV)'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo '==> fastai_txf and what it needs, at the versions in constraints.txt (minutes the first time)'
+	@$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY) ## train, evaluate and generate on the built-in text (a minute or two)
+	@echo '==> python -m fastai_txf.demo'
+	@$(BIN)/python -m fastai_txf.demo
+
+test: $(READY) ## every check: export and clean, the notebooks, pytest
+	@echo '==> 1/3 exported code in step with the notebooks, notebooks clean'
+	@$(BIN)/python -m pytest -q tests/test_in_step.py
+	@echo '==> 2/3 the notebooks'
+	@OMP_NUM_THREADS=1 $(BIN)/nbdev-test --n-workers 2
+	@echo '==> 3/3 the tests'
+	@$(BIN)/python -m pytest -q --durations=10 --ignore=tests/test_in_step.py
+	@echo '==> all checks passed'
+
+clean: ## remove build products and caches (the environment stays: rm -rf .venv)
+	rm -rf build dist *.egg-info .pytest_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -1,0 +1,12 @@
+"""Every public name: `from fastai_txf.all import *`, after `from fastai.text.all import *`.
+
+Of fastai's names only `SelfAttention` (an image layer there) is replaced."""
+from .attention import *
+from .positions import *
+from .layers import *
+from .models import *
+from .interop import *
+from .data import *
+from .generate import *
+from .train import *
+from .learner import *

@@ -1,0 +1,212 @@
+"Hygiene: metadata, packaging, the order of modules, names, documentation, notebooks"
+import ast, builtins, dataclasses, importlib, inspect, json, re, shutil, subprocess, sys, tarfile, zipfile
+from configparser import ConfigParser
+from pathlib import Path
+import pytest
+from fastcore.docments import docments
+
+root = Path(__file__).parents[1]
+lib,nbs = root/'fastai_txf',root/'nbs'
+notebooks = sorted(o for o in nbs.rglob('*.ipynb') if '.ipynb_checkpoints' not in o.parts)
+modules = sorted(o.stem for o in lib.glob('*.py') if not o.stem.startswith('_'))
+max_lines = 25
+skip_dirs = {'.git','.venv','build','dist','__pycache__','.pytest_cache','.hypothesis','.ipynb_checkpoints','models'}
+
+def settings():
+    "The project's `settings.ini`"
+    p = ConfigParser(delimiters=['='])
+    p.read_string((root/'settings.ini').read_text(encoding='utf-8'))
+    return p['DEFAULT']
+
+def project_files():
+    "Paths, from the root, of all that is or will be tracked: git's list, or a walk where there is no git"
+    cmd = ['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard']
+    try: names = subprocess.run(cmd, cwd=root, capture_output=True, text=True, check=True).stdout.split('\0')
+    except (OSError, subprocess.CalledProcessError): names = [o.relative_to(root) for o in root.rglob('*')]
+    files = {Path(o) for o in names if (root/o).is_file()}
+    return sorted(o for o in files if not skip_dirs & set(o.parts) and not any(p.endswith('.egg-info') for p in o.parts))
+
+def cells(nb, typ='code'):
+    "The cells of type `typ` of the notebook at `nb`, sources joined"
+    return [{**o, 'source': ''.join(o['source'])} for o in json.loads(nb.read_text(encoding='utf-8'))['cells'] if o['cell_type']==typ]
+
+def default_exps(nb): return [m for c in cells(nb) for m in re.findall(r'^#\|\s*default_exp:?\s+(\S+)', c['source'], re.M)]
+def tree(mod): return ast.parse((lib/f'{mod}.py').read_text(encoding='utf-8'))
+def load(mod): return importlib.import_module(f'fastai_txf.{mod}')
+def nb_name(o): return str(o.relative_to(nbs))
+
+each_module   = pytest.mark.parametrize('mod', modules)
+each_notebook = pytest.mark.parametrize('nb', notebooks, ids=nb_name)
+
+# Metadata and packaging
+
+def test_version():
+    "`settings.ini` and the package agree"
+    import fastai_txf
+    assert fastai_txf.__version__==settings()['version']
+
+@pytest.fixture(scope='module')
+def dists(tmp_path_factory):
+    "The sdist, made from a copy of the project's files alone, and the wheel made from it"
+    pytest.importorskip('build')
+    src,out = tmp_path_factory.mktemp('src'),tmp_path_factory.mktemp('out')
+    for o in project_files():
+        (src/o).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(root/o, src/o)
+    res = subprocess.run([sys.executable, '-m', 'build', '--no-isolation', '-o', out, src], cwd=out, capture_output=True, text=True)
+    assert res.returncode==0, f'python -m build failed:\n{res.stdout[-3000:]}{res.stderr[-3000:]}'
+    return next(out.glob('*.tar.gz')),next(out.glob('*.whl'))
+
+def test_sdist(dists):
+    "It holds what a build needs"
+    names = {o.partition('/')[2] for o in tarfile.open(dists[0]).getnames()}
+    want = {'settings.ini','setup.py','pyproject.toml','README.md','LICENSE','constraints.txt'}
+    assert want <= names, f'missing from the sdist: {want-names}'
+
+def test_wheel(dists):
+    "It holds every file of the package, nothing else, and the metadata of `settings.ini`"
+    cfg,whl = settings(),zipfile.ZipFile(dists[1])
+    info = f"{cfg['lib_name']}-{cfg['version']}.dist-info"
+    files = {o for o in whl.namelist() if not o.startswith(info)}
+    assert files == {o.as_posix() for o in project_files() if o.parts[0]==lib.name}
+    meta = whl.read(f'{info}/METADATA').decode()
+    requires = {o.replace(' ','') for o in re.findall(r'^Requires-Dist: ([^;\n]+)$', meta, re.M)}
+    assert requires == set(cfg['requirements'].split())
+    assert f"Version: {cfg['version']}\n" in meta and f"Requires-Python: >={cfg['min_python']}\n" in meta
+
+# The order of modules and their names
+
+def order():
+    "The number of each module: its notebook's, and for `all` the highest of those that it gathers"
+    res = {m:int(o.name[:2]) for o in nbs.glob('[0-9][0-9]_*.ipynb') for m in default_exps(o)}
+    return {**res, 'all': max(res.get(o, 0) for o in imported('all'))}
+
+def imported(mod):
+    "Modules of this package that `mod` imports, inside functions too"
+    froms = [o for o in ast.walk(tree(mod)) if isinstance(o, ast.ImportFrom)]
+    res  = [f'.{o.module or ""}' if o.level else o.module for o in froms]
+    res += [f'{s}.{a.name}' for o,s in zip(froms, res) if s in ('.', lib.name) for a in o.names]
+    res += [a.name for o in ast.walk(tree(mod)) if isinstance(o, ast.Import) for a in o.names]
+    return {m[1] for o in res if (m := re.match(rf'(?:{lib.name})?\.+(\w+)', o))}
+
+@each_module
+def test_layers(mod):
+    "A module imports only from modules of lower number"
+    nums = order()
+    assert mod in nums, f'{mod}.py comes from no numbered notebook'
+    wrong = [o for o in imported(mod) if nums.get(o, 1000) >= nums[mod]] if mod!='all' else []
+    assert not wrong, f'{mod} (notebook {nums[mod]:02d}) imports {wrong}, which do not come before it'
+
+def test_all():
+    "`fastai_txf.all` gathers every public name of its modules, none hidden by another"
+    ours = vars(load('all'))
+    for m in imported('all'):
+        mod = load(m)
+        lost = [o for o in mod.__all__ if ours.get(o) is not getattr(mod, o)]
+        assert not lost, f'{m}: {lost} missing from fastai_txf.all, or replaced by another module'
+
+def test_shadows():
+    "After `fastai.text.all`, only `SelfAttention` means something else, and no builtin does"
+    theirs,ours = {},{}
+    exec('from fastai.text.all import *', theirs)
+    exec('from fastai_txf.all import *', ours)
+    names = set(ours) - {'__builtins__'}
+    shadowed = {o for o in names if o in theirs and theirs[o] is not ours[o]}
+    assert shadowed == {'SelfAttention'}
+    assert not names & set(dir(builtins)) - set(theirs)
+
+# Documentation and length
+
+def public(mod):
+    "The functions and classes that `mod` defines and exports"
+    m = load(mod)
+    objs = [(o, getattr(m, o)) for o in getattr(m, '__all__', ())]
+    return [(n,o) for n,o in objs if (inspect.isfunction(o) or inspect.isclass(o)) and o.__module__==m.__name__]
+
+def own_params(f):
+    "Parameters in `f`'s own definition: those taken over from a delegate are documented there"
+    c = inspect.unwrap(f).__code__
+    return c.co_varnames[:c.co_argcount+c.co_kwonlyargcount]
+
+def undocumented(o):
+    "Parameters of function `o`, or of the constructor of class `o`, without a comment"
+    if dataclasses.is_dataclass(o): names,docs = [f.name for f in dataclasses.fields(o) if f.init],docments(o)
+    else:
+        f = vars(o).get('__init__') if inspect.isclass(o) else o
+        if not inspect.isfunction(f): return []
+        names,docs = own_params(f),docments(inspect.unwrap(f))
+    return [n for n in names if n not in ('self','cls') and not n.startswith('_') and not docs.get(n)]
+
+@each_module
+def test_documented(mod):
+    "Public functions and classes have a docstring, their parameters a docment"
+    bare = [n for n,o in public(mod) if not (vars(o).get('__doc__') if inspect.isclass(o) else o.__doc__)]
+    assert not bare, f'{mod}: no docstring in {bare}'
+    missing = {n:ps for n,o in public(mod) if (ps := undocumented(o))}
+    assert not missing, f'{mod}: parameters without a docment: {missing}'
+
+def body_lines(f):
+    "Lines from the first statement of function `f` after its docstring to its end"
+    body = f.body[1:] if ast.get_docstring(f) is not None else f.body
+    return f.end_lineno - body[0].lineno + 1 if body else 0
+
+@each_module
+def test_short(mod):
+    "No function is long"
+    funcs = [o for o in ast.walk(tree(mod)) if isinstance(o, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    long = {o.name:n for o in funcs if (n := body_lines(o)) > max_lines}
+    assert not long, f'{mod}: functions of more than {max_lines} lines: {long}'
+
+# Notebooks and text
+
+def test_notebooks():
+    "The numbered notebooks are there, each exports one module of its own, and none is kept from the tests"
+    numbered = sorted(nbs.glob('[0-9][0-9]_*.ipynb'))
+    exps = {nb_name(o): default_exps(o) for o in notebooks}
+    assert numbered and all(len(exps[nb_name(o)])==1 for o in numbered), exps
+    names = [m for ms in exps.values() for m in ms]
+    assert len(names)==len(set(names)), f'two notebooks share a default_exp: {exps}'
+    assert not list(nbs.rglob('.notest')), 'a .notest file keeps its folder out of nbdev-test'
+
+@each_notebook
+def test_cell_ids(nb):
+    "Every cell has an id of its own"
+    ids = [o.get('id') for o in json.loads(nb.read_text(encoding='utf-8'))['cells']]
+    assert all(ids) and len(ids)==len(set(ids)), f'{nb.name}: {len(ids)-len(set(ids))} cell ids repeated, {ids.count(None)} missing'
+
+@each_notebook
+def test_directives(nb):
+    "`#| export` below a cell's first code is not seen by nbdev"
+    late = re.compile(r'^(?!#\||%|\s*$).*\n(?:.*\n)*?#\|\s*export', re.M)
+    wrong = [o['id'] for o in cells(nb) if late.search(o['source'])]
+    assert not wrong, f'{nb.name}: #| export is not at the top of cells {wrong}'
+
+@each_notebook
+def test_runs(nb):
+    "`nbdev-test` runs cells of it"
+    from nbdev.config import get_config
+    from nbdev.test import nb_test_cells
+    assert nb_test_cells(nb, get_config(nb.parent).tst_flags.split()), f'{nb.name}: nbdev-test runs nothing in it'
+
+@each_notebook
+def test_outputs(nb):
+    "Kept outputs hold no error, escape code or progress bar"
+    for c in cells(nb):
+        txt = json.dumps([without_images(o) for o in c['outputs']])
+        wrong = re.search(r'"output_type": "error"|\\u001b\[|<progress', txt)
+        assert not wrong, f"{nb.name}: cell {c['id']} keeps {wrong[0]!r} in its output"
+
+def without_images(o): return {**o, 'data': {k:v for k,v in o.get('data', {}).items() if not k.startswith('image/')}}
+
+def text(f):
+    "The text of project file `f`, without the images in a notebook's outputs; empty for what is not text"
+    try: txt = (root/f).read_text(encoding='utf-8')
+    except UnicodeDecodeError: return ''
+    return re.sub(r'"image/[^"]*": "[^"]*"', '', txt) if f.suffix=='.ipynb' else txt
+
+def test_text():
+    "No path of one machine and no unfinished business in any file"
+    bad = re.compile(r'(?<![\w.])/(?:work|root|tmp)/|\bTO(?:DO)\b|\bFIX(?:ME)\b')
+    files = [o for o in project_files() if o.parts[:2] != ('nbs','workshop')]
+    found = [f'{o}:{i}: {m[0]}' for o in files for i,s in enumerate(text(o).splitlines(), 1) if (m := bad.search(s))]
+    assert not found, '\n'.join(found)

@@ -1,0 +1,27 @@
+"The README's Python blocks run as written, in order, in one namespace"
+import re, sys
+from pathlib import Path
+from types import ModuleType
+import pytest
+
+readme = Path(__file__).parents[1]/'README.md'
+_block = re.compile(r'^```python[^\n]*\n(.*?)^```', re.M | re.S)
+_not_run = re.compile(r'<!-- not run: \S.*-->\s*\Z')
+
+def blocks(txt):
+    "The `(first line, code)` of each Python block of `txt` that has no `<!-- not run: reason -->` above it"
+    return [(txt.count('\n', 0, o.start(1)), o[1]) for o in _block.finditer(txt) if not _not_run.search(txt[:o.start()])]
+
+def test_blocks():
+    "Blocks are found with their place; those excused, and other languages, are left out"
+    txt = 'a\n```python\nx = 1\n```\n```sh\nmake\n```\n<!-- not run: needs a GPU -->\n\n```python\ny\n```\n\n```python\nz = 2\n```\n'
+    assert blocks(txt)==[(2,'x = 1\n'), (14,'z = 2\n')]
+
+def test_readme(tmp_path, monkeypatch):
+    "All blocks, in an empty folder; a failure names the README's line"
+    found = blocks(readme.read_text(encoding='utf-8'))
+    if not found: pytest.fail('README.md shows no Python')
+    monkeypatch.chdir(tmp_path)
+    ns = ModuleType('readme')
+    monkeypatch.setitem(sys.modules, 'readme', ns)  # what the README defines can be pickled
+    for line,code in found: exec(compile('\n'*line + code, str(readme), 'exec'), vars(ns))
