@@ -16,8 +16,8 @@ help: ## list the targets
 setup: $(READY) ## make .venv with the package and its tools at the tested versions
 
 $(READY): settings.ini setup.py constraints.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < tuple(map(int, "$(MIN_PYTHON)".split("."))))' || { \
-	  echo "fastai_txf needs Python $(MIN_PYTHON) or later; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < tuple(map(int, "$(MIN_PYTHON)".split("."))))' 2>/dev/null || { \
+	  echo "fastai_txf needs Python $(MIN_PYTHON) or later; '$(PYTHON)' is $$($(PYTHON) --version 2>/dev/null || echo missing)." >&2; \
 	  echo "Name another one: make PYTHON=python3.12" >&2; exit 1; }
 	@echo '==> Python environment in $(VENV)'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)

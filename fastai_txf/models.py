@@ -7,14 +7,14 @@ __all__ = ['POOLS', 'INITS', 'LONG', 'PRESETS', 'compact', 'crop_index', 'window
            'init_scaled', 'init_xavier', 'TransformerConfig', 'make_config', 'TransformerEncoder', 'TransformerLM',
            'TransformerClassifier', 'classifier_splitter', 'lm_splitter']
 
-# %% ../nbs/03_models.ipynb #8fd9cca7
+# %% ../nbs/03_models.ipynb #23f5ab52
 import dataclasses, difflib, inspect, math, torch, torch.nn as nn
 from dataclasses import dataclass
 from functools import partial
 from fastai.torch_core import Module, params
 from fastai.layers import SigmoidRange
 from fastcore.basics import ifnone, store_attr
-from .attention import PerHeadLinear, padding_mask
+from .attention import PerHeadLinear, _head_width, padding_mask
 from .positions import POSITIONS
 from .layers import FEED_FORWARDS, NORMS, WIRINGS, TransformerBlock
 
@@ -199,7 +199,7 @@ def _make_block(block, parts):
     given = getattr(block, 'keywords', {})
     return block(**{k:v for k,v in parts.items() if k in names and k not in given})
 
-# %% ../nbs/03_models.ipynb #27888f23
+# %% ../nbs/03_models.ipynb #4726a176
 class TransformerEncoder(Module):
     "Token ids to one vector for each token."
     def __init__(self,
@@ -209,7 +209,7 @@ class TransformerEncoder(Module):
     ):
         c = self.config = make_config(config, **kwargs)
         if c.vocab_sz is None: raise ValueError('vocab_sz is missing: give the number of tokens')
-        d_head = ifnone(c.d_head, c.d_model if c.mode=='wide' else c.d_model//c.n_heads)
+        d_head = _head_width(c.d_model, c.n_heads, c.d_model if c.mode=='wide' and c.d_head is None else c.d_head)
         self.emb,self.drop = nn.Embedding(c.vocab_sz, c.d_model), nn.Dropout(c.emb_p)
         self.positions = POSITIONS[c.positions](c.d_model, c.n_heads, d_head, c.max_len)
         parts = _block_parts(c, self.positions, bool(c.causal))

@@ -1,0 +1,505 @@
+"""Texts in: the docstring data set, checks of frames and loaders, tokens in use as in training."""
+import importlib.util, os, re, sys, time
+from inspect import signature
+
+import numpy as np, pandas as pd, pytest, torch
+from torch import nn
+from fastai.text.all import (BOS, PAD, SGD, UNK, BaseTokenizer, BCEWithLogitsLossFlat, CategoryBlock, ColReader, ColSplitter,
+    DataBlock, DataLoaders, L, Learner, Module, MSELossFlat, MultiCategoryBlock, Path, RandomSplitter, RegressionBlock, SortedDL,
+    TensorCategory, TensorMultiCategory, TextBlock, TextDataLoaders, TransformBlock, ifnone, load_learner)
+
+from fastai_txf.data import *
+from fastai_txf.data import _clean, _name_pattern
+
+FAST = dict(tok_tfm=BaseTokenizer(), n_workers=0, min_freq=1, bs=4)
+
+
+def frame(n=20, **cols):
+    "Short texts with one label, every fifth row for validation"
+    df = pd.DataFrame(dict(text=[f'a {"good" if i%2 else "bad"} film number {i%4}' for i in range(n)],
+                           label=['pos' if i%2 else 'neg' for i in range(n)], is_valid=[i%5 == 4 for i in range(n)]))
+    return df.assign(**cols)
+
+
+def check(df, text='text', label='label', valid='is_valid', **kw): check_df(df, text, label, valid, **kw)
+
+
+class Bag(Module):
+    "The mean of the tokens' embeddings, and a linear layer"
+    def __init__(self, dls, n_out): self.emb,self.lin = nn.Embedding(len(text_vocab(dls)), 8),nn.Linear(8, n_out)
+    def forward(self, x): return self.lin(self.emb(x).mean(1))
+
+
+def learner(dls, n_out, **kw): return Learner(dls, Bag(dls, n_out), opt_func=SGD, **kw)
+
+
+def one_step(dls, n_out):
+    "Train on one epoch; whether every weight that was used moved and stayed finite"
+    learn = learner(dls, n_out)
+    before = learn.model.lin.weight.detach().clone()
+    with learn.no_bar(), learn.no_logging(): learn.fit(1, 0.1)
+    after = learn.model.lin.weight
+    assert not torch.equal(before, after.cpu()) and torch.isfinite(after).all()
+    return learn
+
+
+# ---------------------------------------------------------------- docstrings
+
+@pytest.fixture(scope='module')
+def docs(): return docstrings_df(max_per_class=40)
+
+
+def test_docstrings_are_balanced_and_complete(docs):
+    assert list(docs.columns) == ['text', 'label', 'is_valid', 'source']
+    assert set(docs.label) == {'torch', 'scipy', 'pandas', 'matplotlib', 'sklearn', 'numpy'}
+    assert docs.groupby(['label', 'is_valid']).size().unstack().to_numpy().tolist() == [[32, 8]]*6
+    assert docs.text.str.split().str.len().min() >= 20
+    assert list(docs.index) == list(range(240))
+    check_df(docs, 'text', 'label', 'is_valid')
+
+
+def test_docstrings_do_not_leak(docs):
+    assert not set(docs.source[docs.is_valid]) & set(docs.source[~docs.is_valid])
+    assert not docs.text.map(lambda o: tuple(o.split())).duplicated().any()
+    assert not docs.source.str.contains('/tests/|/testing/|/externals/|array_api_compat').any()
+    assert (docs.source.str.split('/').str[0] == docs.label).all()
+
+
+def test_docstrings_are_real(docs):
+    "Each text is in the file that it is said to come from"
+    for row in docs[:20].itertuples():
+        assert row.text in docstrings(package_files(row.label)[row.source].read_bytes())
+
+
+def test_docstrings_repeat_for_a_seed():
+    kw = dict(packages=('numpy', 'pandas'), max_per_class=20)
+    pd.testing.assert_frame_equal(docstrings_df(**kw), docstrings_df(**kw))
+    assert not docstrings_df(**kw).text.equals(docstrings_df(seed=1, **kw).text)
+
+
+def test_docstrings_options():
+    df = docstrings_df(('numpy', 'fastai'), max_per_class=20, min_words=5, max_words=12, valid_pct=0.5, mask_names=True)
+    n = df.text.str.split().str.len()
+    assert n.min() >= 5 and n.max() <= 12
+    assert df.is_valid.mean() == 0.5 and set(df.label) == {'numpy', 'fastai'}
+    assert not df.text.str.contains(_name_pattern(['numpy', 'fastai'])).any()
+
+
+def test_scarce_package_sets_the_number():
+    df = docstrings_df(('fastcore', 'fastai'), max_per_class=5000, min_words=15)
+    assert df.label.value_counts().nunique() == 1 and len(df) < 500
+
+
+def test_docstrings_need_no_import(docs, tmp_path, monkeypatch):
+    "A package that fails on import is read; no module is loaded on the way"
+    (tmp_path/'explosive'/'__init__.py').mk_write('raise RuntimeError\ndef f(): "Never called, only read."')
+    (tmp_path/'explosive'/'b.py').mk_write('raise RuntimeError\ndef g(): "Nor is this one called."')
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+    df = docstrings_df(('explosive', 'fastai', 'pandas', 'torch'), max_per_class=2, min_words=4, valid_pct=0.5)
+    assert sorted(df.source[df.label == 'explosive']) == ['explosive/__init__.py', 'explosive/b.py']
+    assert set(sys.modules) == before
+
+
+def test_docstrings_errors(monkeypatch):
+    with pytest.raises(ValueError, match="'nmpy' is no top-level package"): docstrings_df(('numpy', 'nmpy'))
+    with pytest.raises(ValueError, match="'torch.nn' is no top-level"): package_files('torch.nn')
+    with pytest.raises(ValueError, match=r"only \['numpy'\]"): docstrings_df(('numpy',))
+    with pytest.raises(ValueError, match='valid_pct=1'): docstrings_df(valid_pct=1)
+    with pytest.raises(ValueError, match='min_words=3000'): docstrings_df(('fastcore', 'fastai'), min_words=3000, max_per_class=2)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, 'find_spec', lambda o, *a: None if o == 'sklearn' else find(o, *a))
+    with pytest.warns(UserWarning, match='sklearn'): df = docstrings_df(('numpy', 'sklearn', 'fastai'), max_per_class=5, min_words=5)
+    assert set(df.label) == {'numpy', 'fastai'}
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match='nothing to tell apart'): docstrings_df(('numpy', 'sklearn'))
+
+
+def test_docstrings_of_odd_sources():
+    assert docstrings('def (') == [] and docstrings(b'\x00') == []
+    assert docstrings('# -*- coding: latin-1 -*-\n"caf\xe9"'.encode('latin-1')) == ['café']
+    assert docstrings('class A:\n  async def f():\n    "in"') == ['in']
+
+
+def test_mask_and_crop():
+    assert _clean('Torch, torch.nn, torchvision', _name_pattern(['torch']), None) == 'package, package.nn, torchvision'
+    assert _clean('a\n  b c', None, 2) == 'a\n  b' and _clean('a b', None, 9) == 'a b' and _clean('', None, 3) == ''
+
+
+# ---------------------------------------------------------------- frames
+
+@pytest.mark.parametrize('index', [None, list('abcdefghijklmnopqrst'), range(100, 120), [0]*20])
+@pytest.mark.parametrize('cast', [bool, int, float])
+def test_good_frames_pass(index, cast):
+    df = frame().astype(dict(is_valid=cast))
+    if index is not None: df.index = index
+    check(df); check(df, 0, 1, 2); check(df, ['text', 'label'], None)
+    dls = TransformerDataLoaders.from_df(df, label_col='label', valid_col='is_valid', **FAST)
+    assert (len(dls.train_ds), len(dls.valid_ds)) == (16, 4)
+
+
+def test_empty_text_is_a_text():
+    df = frame()
+    df.loc[3, 'text'] = ''
+    check(df)
+    dls = TransformerDataLoaders.from_df(df, label_col='label', valid_col='is_valid', **FAST)
+    assert len(dls.train_ds[3][0]) >= 1 # xxbos
+
+
+@pytest.mark.parametrize('missing', [None, np.nan, pd.NA])
+@pytest.mark.parametrize('col,what', [('text', 'text'), ('label', 'label')])
+def test_missing_values(missing, col, what):
+    df = frame()
+    df.index = [f'row{i}' for i in df.index]
+    df[col] = df[col].astype(object)
+    df.loc[['row3', 'row7'], col] = missing
+    with pytest.raises(ValueError, match=rf"column '{col}' has no {what}.*2 of 20 rows \(index 'row3', 'row7'\).*dropna"): check(df)
+
+
+def test_only_the_first_rows_are_named():
+    with pytest.raises(ValueError, match=r'20 of 20 rows \(index 0, 1, 2, 3, 4, \.\.\.\)'): check(frame(text=None))
+
+
+@pytest.mark.parametrize('value', [3.5, 7, ['a', 'list'], True])
+def test_text_that_is_none(value):
+    df = frame()
+    df['text'] = df['text'].astype(object)
+    df.at[2, 'text'] = value
+    with pytest.raises(ValueError, match=rf"'text' holds {re.escape(repr(value))} \({type(value).__name__}\).*index 2\).*astype\(str\)"): check(df)
+
+
+def test_wrong_columns():
+    for kw in (dict(text='review'), dict(label='review'), dict(valid='review')):
+        with pytest.raises(ValueError, match=r"no columns are called 'review'.*\['text', 'label', 'is_valid'\]"): check(frame(), **kw)
+    with pytest.raises(ValueError, match='no columns are called 9'): check(frame(), text=9)
+    with pytest.raises(ValueError, match="2 columns are called 'text'"): check(pd.concat([frame(), frame()[['text']]], axis=1))
+
+
+def test_empty_frame():
+    with pytest.raises(ValueError, match=r"no rows \(columns \['text', 'label', 'is_valid'\]\)"): check(frame(0))
+    with pytest.raises(ValueError, match='no rows'): TransformerDataLoaders.from_df(frame(0), **FAST)
+
+
+@pytest.mark.parametrize('value,shown', [('True', "'True' \\(str\\)"), ('valid', "'valid'"), (2, '2 \\(int\\)'), (np.nan, 'nan \\(float\\)')])
+def test_bad_valid_col(value, shown):
+    df = frame()
+    df['is_valid'] = df['is_valid'].astype(object)
+    df.loc[5, 'is_valid'] = value
+    with pytest.raises(ValueError, match=rf"'is_valid' must be True/False or 1/0.*{shown}.*index 5\).*=='True'"): check(df)
+
+
+@pytest.mark.parametrize('value,which', [(True, 'all'), (False, 'none')])
+def test_one_set_is_empty(value, which):
+    with pytest.raises(ValueError, match=f'{which} of 20 rows'): check(frame(is_valid=value))
+    with pytest.raises(ValueError, match=f'{which} of 20 rows'):
+        TransformerDataLoaders.from_df(frame(is_valid=value), valid_col='is_valid', **FAST)
+
+
+def test_label_in_validation_only():
+    df = frame()
+    df.loc[[4, 9], 'label'] = 'neutral'
+    with pytest.raises(ValueError, match=r"'neutral' of column 'label' occurs in validation rows only: 2 of 20 rows \(index 4, 9\).*y_block"): check(df)
+    check(df, unseen_ok=True)
+    df.loc[0, 'label'] = 'neutral'
+    check(df)
+    tags = frame(tags=['a;b']*19+['a;c'])
+    with pytest.raises(ValueError, match="'c' of column 'tags'.*index 19"): check(tags, label='tags', label_delim=';')
+    lists = frame(tags=[['a', 'b'], []]*9+[['a'], ['c']])
+    with pytest.raises(ValueError, match="'c' of column 'tags'.*index 19"): check(lists, label='tags')
+
+
+def test_bad_labels():
+    with pytest.raises(ValueError, match="'stars' has an infinite target in 1 of 20 rows"): check(frame(stars=[1.]*19+[np.inf]), label='stars')
+    with pytest.raises(ValueError, match="'num' holds 3 .*label_delim=';' splits strings"): check(frame(num=3), label='num', label_delim=';')
+    with pytest.raises(ValueError, match=r"label_col=\['num', 'label'\] must all hold 0/1"): check(frame(num=3), label=['num', 'label'])
+
+
+def test_label_kinds():
+    df = frame(stars=1.5, num=3, a=0, b=[0,1]*10, t=True, x='u', l=[['p'], []]*10)
+    kinds = {'label':'category', 'num':'category', 'a':'category', 't':'category', 'stars':'regression', 'l':'multi'}
+    assert {k: label_kind(df, k) for k in kinds} == kinds
+    assert label_kind(df, ['a', 'b']) == label_kind(df, ['a', 't']) == 'encoded'
+    assert label_kind(df, ['label', 'x']) == label_kind(df, 'label', ' ') == 'multi'
+    assert label_kind(df.assign(more=2.), ['stars', 'more']) == 'regression'
+
+
+def test_big_frames_are_quick():
+    df = pd.concat([frame(1000)]*25, ignore_index=True)
+    t = time.process_time()
+    check(df)
+    assert time.process_time()-t < 1
+
+
+# ---------------------------------------------------------------- loaders
+
+def test_signature_shows_the_options():
+    names = signature(TransformerDataLoaders.from_df).parameters
+    assert set(signature(TextDataLoaders.from_df).parameters) <= set(names)
+    assert {'min_freq', 'max_vocab', 'n_workers', 'bs', 'val_bs'} <= set(names) and 'kwargs' not in names
+    assert {'csv_fname', 'label_col', 'bs'} <= set(signature(TransformerDataLoaders.from_csv).parameters)
+
+
+def test_same_loaders_as_fastai():
+    "On a frame without faults the texts, ids and labels are fastai's own"
+    kw = dict(label_col='label', valid_col='is_valid', bs=4, tok_tfm=BaseTokenizer())
+    a,b = TransformerDataLoaders.from_df(frame(), n_workers=0, **kw),TextDataLoaders.from_df(frame(), **kw)
+    assert a.vocab[0] == b.vocab[0] and list(a.vocab[1]) == list(b.vocab[1])
+    for (x,y),(x2,y2) in zip(a.valid_ds, b.valid_ds): assert torch.equal(x, x2) and y == y2
+    assert isinstance(a, TransformerDataLoaders) and isinstance(a.valid, SortedDL)
+
+
+@pytest.mark.parametrize('kw', [dict(label_col=['fun', 'long']), dict(label_col='tags', label_delim=';'), dict(label_col='lists'),
+                                dict(label_col=['flag', 'long'])])
+def test_many_labels(kw):
+    fun,long = [i%2 for i in range(20)],[int(i%3==0) for i in range(20)]
+    tags = [['fun']*f+['long']*l for f,l in zip(fun, long)]
+    df = frame(fun=fun, long=long, flag=[bool(o) for o in fun], lists=tags, tags=[';'.join(o) for o in tags])
+    dls = TransformerDataLoaders.from_df(df, valid_col='is_valid', **kw, **FAST)
+    assert all(isinstance(y, TensorMultiCategory) for _,y in dls.train_ds)
+    train = df[~df.is_valid]
+    assert [y.tolist() for _,y in dls.train_ds] == train[['fun', 'long']].astype(float).to_numpy().tolist()
+    assert isinstance(dls.loss_func, BCEWithLogitsLossFlat) and dls.c == 2
+    one_step(dls, 2)
+
+
+def test_two_string_columns_are_many_labels():
+    dls = TransformerDataLoaders.from_df(frame(kind=['short', 'long', 'short']*6+['long']*2), label_col=['label', 'kind'], valid_col='is_valid', **FAST)
+    assert list(dls.vocab[1]) == ['long', 'neg', 'pos', 'short'] and dls.train_ds[0][1].sum() == 2
+
+
+@pytest.mark.parametrize('col,n', [('stars', 1), (['stars', 'more'], 2)])
+def test_regression(col, n):
+    df = frame(stars=np.linspace(0, 1, 20), more=0.5)
+    dls = TransformerDataLoaders.from_df(df, label_col=col, valid_col='is_valid', **FAST)
+    y = torch.stack([y for _,y in dls.train_ds]).reshape(16, n)
+    assert np.allclose(y, df[~df.is_valid][L(col)].to_numpy()) and isinstance(dls.loss_func, MSELossFlat().__class__)
+    assert dls.c == n
+    one_step(dls, n)
+
+
+def test_one_label_trains_and_given_block_wins():
+    assert one_step(TransformerDataLoaders.from_df(frame(), label_col='label', valid_col='is_valid', **FAST), 2).dls.c == 2
+    df = frame(stars=[float(i%3) for i in range(20)])
+    dls = TransformerDataLoaders.from_df(df, label_col='stars', y_block=CategoryBlock, valid_col='is_valid', **FAST)
+    assert dls.c == 3 and isinstance(dls.train_ds[0][1], TensorCategory)
+    df.loc[4, 'label'] = 'neutral'
+    dls = TransformerDataLoaders.from_df(df, label_col='label', y_block=CategoryBlock(vocab=['neg', 'neutral', 'pos']), valid_col='is_valid', **FAST)
+    assert dls.valid_ds[0][1] == 1
+    with pytest.raises(ValueError, match="'neutral' in 1 of 4 validation rows.*not in the vocabulary"):
+        TransformerDataLoaders.from_df(df, label_col='label', y_block=CategoryBlock, valid_col='is_valid', **FAST)
+
+
+def test_random_split_is_fastais_and_checked():
+    df = frame()
+    dls = TransformerDataLoaders.from_df(df, label_col='label', valid_pct=0.3, seed=7, **FAST)
+    assert sorted(dls.valid_ds.items.index) == sorted(RandomSplitter(0.3, seed=7)(df)[1])
+    rare = int(dls.valid_ds.items.index[0])
+    df.loc[rare, 'label'] = 'rare'
+    with pytest.raises(ValueError, match=f"'rare'.*index {rare}"): TransformerDataLoaders.from_df(df, label_col='label', valid_pct=0.3, seed=7, **FAST)
+    assert len(TransformerDataLoaders.from_df(df, label_col='label', valid_pct=0, **FAST).valid_ds) == 0
+
+
+def test_positions_odd_names_and_several_texts():
+    df = frame().rename(columns=dict(label='count', text='size')) # names of methods and attributes
+    dls = TransformerDataLoaders.from_df(df, label_col='count', text_col='size', valid_col='is_valid', **FAST)
+    assert list(dls.vocab[1]) == ['neg', 'pos']
+    swapped = frame()[['label', 'is_valid', 'text']].set_axis([2, 0, 1], axis=1)
+    assert list(TransformerDataLoaders.from_df(swapped, text_col=2, label_col=0, valid_col=1, **FAST).vocab[1]) == ['neg', 'pos']
+    two = TransformerDataLoaders.from_df(frame(title='the title'), text_col=['title', 'text'], label_col='label', valid_col='is_valid', **FAST)
+    assert 'xxfld' in [two.vocab[0][i] for i in two.train_ds[0][0]]
+    other = TransformerDataLoaders.from_df(frame(), label_col='label', valid_col='is_valid', tok_text_col='tokens', **FAST)
+    assert torch.equal(other.train_ds[0][0], dls.train_ds[0][0])
+
+
+def test_misspelt_option():
+    with pytest.raises(TypeError, match="no option 'bacth_size'.*batch_size"): TransformerDataLoaders.from_df(frame(), bacth_size=3)
+    with pytest.raises(TypeError, match="no option 'valid_pc'"): TransformerDataLoaders.from_folder('.', valid_pc=3)
+    dls = TransformerDataLoaders.from_df(frame(), valid_col='is_valid', num_workers=0, drop_last=True, **FAST)
+    assert dls.train.fake_l.num_workers == 0
+
+
+def test_lm_route():
+    dls = TransformerDataLoaders.from_df(frame(60)[['text', 'is_valid']], is_lm=True, valid_col='is_valid', seq_len=5, **FAST)
+    x,y = dls.one_batch()
+    assert x.shape == (4, 5) and torch.equal(x[:,1:], y[:,:-1]) and not isinstance(dls.vocab, L)
+    with pytest.raises(ValueError, match=r"validation set has \d+ tokens, fewer than 301, .*bs=300 \(seq_len=5\): pass a smaller val_bs"):
+        TransformerDataLoaders.from_df(frame(60), is_lm=True, valid_col='is_valid', seq_len=5, val_bs=300, **FAST)
+    with pytest.raises(ValueError, match='training set has fewer than 1001 tokens.*pass a smaller bs'):
+        TransformerDataLoaders.from_df(frame(6), is_lm=True, valid_col='is_valid', **{**FAST, 'bs':1000})
+
+
+def test_too_few_texts_for_a_batch():
+    with pytest.raises(ValueError, match='training set has 16 texts, fewer than 64.*pass a smaller bs'):
+        TransformerDataLoaders.from_df(frame(), label_col='label', valid_col='is_valid', **{**FAST, 'bs':64})
+
+
+def test_vocab_with_padding_elsewhere():
+    vocab = [UNK, 'a', 'good', 'bad', 'film', BOS, PAD]
+    kw = dict(label_col='label', valid_col='is_valid', text_vocab=vocab)
+    dls = TransformerDataLoaders.from_df(frame(text=['a', 'a good film']*10), **kw, **{**FAST, 'bs':16})
+    x,_ = dls.one_batch()
+    assert pad_index(dls) == 6 and (x == 6).any() and not x[:,:2].eq(6).any()
+    assert torch.equal((x == 6).sum(1), 4 - torch.where(x[:,2] == 2, 4, 2))
+    with pytest.raises(ValueError, match="padded with 'a' .pad_idx=1.*'xxpad' is at 6"): check_dls(TextDataLoaders.from_df(frame(), bs=4, tok_tfm=BaseTokenizer(), **kw))
+    with pytest.raises(ValueError, match="'xxpad' is not among the 2 tokens"): TransformerDataLoaders.from_df(frame(), **{**kw, 'text_vocab':[UNK, 'a']}, **FAST)
+
+
+def test_csv(tmp_path):
+    frame().to_csv(tmp_path/'labels.csv', index=False)
+    dls = TransformerDataLoaders.from_csv(tmp_path, label_col='label', valid_col='is_valid', **FAST)
+    assert isinstance(dls, TransformerDataLoaders) and dls.path == tmp_path and len(dls.valid_ds) == 4
+    frame(text='a; b; c; d').to_csv(tmp_path/'semi.csv', index=False) # pandas would guess ';'
+    dls = TransformerDataLoaders.from_csv(tmp_path, 'semi.csv', label_col='label', valid_col='is_valid', **FAST)
+    assert 'd' in dls.vocab[0]
+    frame(text=['']+['a']*19).to_csv(tmp_path/'labels.csv', index=False)
+    with pytest.raises(ValueError, match=r"fillna\(''\)"): TransformerDataLoaders.from_csv(tmp_path, label_col='label', **FAST)
+
+
+def test_folder_with_a_new_or_changed_file(tmp_path):
+    path = tmp_path/'texts'
+    for s in ('train', 'valid'):
+        for l in ('neg', 'pos'):
+            for i in range(2): (path/s/l/f'{i}.txt').mk_write(f'{l} text {i}')
+    make = lambda: TransformerDataLoaders.from_folder(path, bs=2, tok_tfm=BaseTokenizer())
+    dls = make()
+    assert isinstance(dls, TransformerDataLoaders) and len(dls.train_ds) == 4 and refresh_tokens(path) == 0
+    (path/'train'/'pos'/'new.txt').write_text('pos newcomer')
+    assert len(make().train_ds) == 5
+    f = path/'train'/'neg'/'0.txt'
+    f.write_text('changed '*9)
+    os.utime(f, (time.time()+9,)*2)
+    assert max(len(x) for x,_ in make().train_ds) >= 4 and refresh_tokens(path) == 1 # its date is ahead of the cache's
+    (path/'valid'/'other'/'0.txt').mk_write('an unknown label')
+    with pytest.raises(ValueError, match="'other' in 1 of 5 validation rows"): make()
+    got = dls.test_dl([f]).one_batch()[0]
+    assert got.shape[0] == 1
+
+
+# ---------------------------------------------------------------- tokens in use
+
+@pytest.fixture(scope='module')
+def lines():
+    "Loaders with fastai's own tokenizer over texts with line breaks"
+    df = frame(40).assign(review=lambda o: o.text+'.\n\n  See "also":\n \n  it').drop(columns='text')
+    dls = TransformerDataLoaders.from_df(df, text_col='review', label_col='label', valid_col='is_valid', bs=4, n_workers=0)
+    return df,dls
+
+
+def test_fastai_tokenizes_predictions_otherwise(lines):
+    "The fault that `tokenize_like` spares: if this fails, fastai has mended it"
+    df,dls = lines
+    assert not torch.equal(TextDataLoaders.test_dl(dls, [df.review[4]]).dataset[0][0], dls.valid_ds[0][0])
+
+
+def test_test_dl_tokenizes_as_in_training(lines):
+    df,dls = lines
+    valid = df[df.is_valid]
+    want = [x for x,_ in dls.valid_ds]
+    for items in (list(valid.review), valid.review, valid.review.to_numpy(), tuple(valid.review), valid, valid.rename(columns=dict(review='text'))):
+        got = [x for x, in dls.test_dl(items, num_workers=0).dataset]
+        assert len(got) == len(want) and all(torch.equal(a, b) for a,b in zip(got, want))
+    assert torch.equal(dls.test_dl(valid.review.iloc[0]).dataset[0][0], want[0])
+    assert torch.equal(dls.test_dl([valid.iloc[1]]).dataset[0][0], want[1])
+    x,y = dls.test_dl(valid, with_labels=True, num_workers=0, bs=8).one_batch()
+    assert sorted(y.tolist()) == sorted(y.item() for _,y in dls.valid_ds)
+
+
+def test_test_dl_errors(lines):
+    _,dls = lines
+    for empty in ([], (), pd.DataFrame(dict(review=[]))):
+        with pytest.raises(ValueError, match='no texts'): dls.test_dl(empty)
+    with pytest.raises(ValueError, match=r'None \(number 1 of 2\) is no text'): dls.test_dl(['a', None])
+    with pytest.raises(ValueError, match="'review' has no text"): dls.test_dl(pd.DataFrame(dict(review=['a', None])))
+    with pytest.raises(ValueError, match="no columns are called 'review'.*'texts'"): dls.test_dl(pd.DataFrame(dict(texts=['a'])))
+
+
+def test_tokenize_like_for_plain_loaders(lines):
+    df,_ = lines
+    plain = TextDataLoaders.from_df(df, text_col='review', label_col='label', valid_col='is_valid', bs=4)
+    for items in (list(df.review[df.is_valid]), df[df.is_valid]):
+        got = plain.test_dl(tokenize_like(plain, items)).dataset
+        assert all(torch.equal(a[0], b[0]) for a,b in zip(got, plain.valid_ds))
+
+
+def test_predictions_agree_and_survive_export(lines, tmp_path):
+    df,dls = lines
+    learn = one_step(dls, 2)
+    with learn.no_bar():
+        preds = learn.get_preds()[0]
+        assert torch.allclose(learn.get_preds(dl=dls.test_dl(df[df.is_valid]))[0], preds, atol=1e-6)
+    one = tmp_path/'learner.pkl'
+    learn.dls.path = learn.path = tmp_path
+    learn.export(one)
+    back = load_learner(one)
+    assert isinstance(back.dls, TransformerDataLoaders)
+    x = back.dls.test_dl(df[df.is_valid].review.iloc[0]).dataset[0][0]
+    assert torch.equal(x, dls.valid_ds[0][0])
+
+
+# ---------------------------------------------------------------- any loaders
+
+def plain(df, y='label', is_lm=False, y_block=None, y_col='label', splitter=None, **kw):
+    "Loaders as a user makes them, without this library"
+    text = TextBlock.from_df('text', min_freq=1, n_workers=0, is_lm=is_lm, tok=BaseTokenizer())
+    blocks = text if is_lm else (text, ifnone(y_block, CategoryBlock))
+    get_y = None if is_lm else ColReader(y_col) if y == 'label' else y
+    return DataBlock(blocks, get_x=ColReader('text'), get_y=get_y, splitter=ifnone(splitter, ColSplitter())).dataloaders(df, bs=4, num_workers=0, **kw)
+
+
+def test_check_dls_lets_good_loaders_pass():
+    check_dls(plain(frame()))
+    check_dls(plain(frame(), is_lm=True))
+    check_dls(plain(frame(stars=1.), y_block=RegressionBlock, y_col='stars'))
+    check_dls(plain(frame(a=1, b=0), y_block=MultiCategoryBlock(encoded=True, vocab=['a', 'b']), y_col=['a', 'b']))
+    check_dls(plain(frame(), y_block=MultiCategoryBlock, y=lambda o: [o.label]))
+    check_dls(plain(frame(), y_block=CategoryBlock(add_na=True)))
+    check_dls(plain(frame(), splitter=RandomSplitter(0.))) # no validation set is no fault
+
+
+@pytest.mark.parametrize('y', ['label', lambda o: o['label'], lambda o: o['label'].upper()])
+def test_check_dls_unknown_label(y):
+    df = frame()
+    df.loc[4, 'label'] = 'neutral'
+    with pytest.raises(ValueError, match=r"(?i)'neutral' in 1 of 4 validation rows \(numbers \[0\]\) is not in the vocabulary.*\['neg', 'pos'\]"):
+        check_dls(plain(df, y=y))
+
+
+def test_check_dls_many_and_missing_labels():
+    df = frame(tags=['a;b']*19+['a;c'])
+    y = ColReader('tags', label_delim=';')
+    with pytest.raises(ValueError, match="'c' in 1 of 4 validation rows"): check_dls(plain(df, y=y, y_block=MultiCategoryBlock))
+    with pytest.raises(ValueError, match='label nan in 1 of 16 training rows'): check_dls(plain(frame(label=['a']*10+[np.nan]+['a']*9)))
+    with pytest.raises(ValueError, match='label nan in 1 of 16 training rows.*no target'):
+        check_dls(plain(frame(stars=[1.]*10+[np.nan]+[2.]*9), y_block=RegressionBlock, y_col='stars'))
+
+
+def test_check_dls_no_batches():
+    with pytest.raises(ValueError, match=r'validation set has \d+ tokens, fewer than 101.*bs=100 \(seq_len=72\)'): check_dls(plain(frame(), is_lm=True, val_bs=100))
+    dls = plain(frame())
+    dls.train = dls.train.new(bs=50)
+    with pytest.raises(ValueError, match='training set has 16 texts, fewer than 50'): check_dls(dls)
+
+
+def test_check_dls_no_text():
+    with pytest.raises(TypeError, match='list is no DataLoaders'): check_dls([1])
+    with pytest.raises(TypeError, match='NoneType holds no tokens'): check_dls(DataLoaders.from_dsets([1,2], [3], bs=1))
+    labels = DataBlock((TransformBlock, CategoryBlock), get_x=ColReader('text'), get_y=ColReader('label'), splitter=ColSplitter()).dataloaders(frame(), bs=2)
+    with pytest.raises(TypeError, match='CategoryMap holds no tokens'): check_dls(labels)
+
+
+def test_vocabulary_of_every_kind_of_loaders():
+    for dls in (plain(frame()), plain(frame(), is_lm=True), plain(frame(stars=1.), y_block=RegressionBlock, y_col='stars')):
+        assert pad_index(dls) == 1 and text_vocab(dls)[2] == BOS
+    assert pad_index(L(['a', PAD])) == 1
+    with pytest.raises(ValueError, match="'xxpad' is not among the 1 tokens"): pad_index(['a'])
+    for o in (None, [], L(), [1, 2]):
+        with pytest.raises(TypeError, match='holds no tokens'): text_vocab(o)
+
+
+@pytest.mark.parametrize('y', ['label', lambda o: o['label']])
+def test_check_dls_is_quick(y):
+    n = 25000
+    df = pd.DataFrame(dict(text='a b', label=['x', 'y']*(n//2), is_valid=[False, False, True, True]*(n//4)))
+    dls = plain(df, y=y, y_block=CategoryBlock(vocab=['x', 'y'])) # a vocabulary, so that fastai need not read every row itself
+    t = time.process_time()
+    check_dls(dls)
+    assert time.process_time()-t < 1

@@ -1,0 +1,234 @@
+"What has to hold for every model: drawn from shapes, modes, position schemes, norms, wirings and presets"
+import copy, io, math, pickle
+from dataclasses import replace
+from itertools import product
+import pytest, torch, torch.nn as nn, torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
+from fastai_txf.attention import PerHeadLinear
+from fastai_txf.layers import FEED_FORWARDS, NORMS, WIRINGS
+from fastai_txf.models import (INITS, LONG, POOLS, PRESETS, TransformerClassifier, TransformerConfig, TransformerEncoder, TransformerLM,
+                               classifier_splitter, lm_splitter, make_config)
+from fastai_txf.positions import POSITIONS
+
+vocab_sz,pad,all_pools = 30, 1, [*POOLS,'max_logits']
+few,some = settings(max_examples=3), settings(max_examples=12)
+
+def close(a, b): torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+@st.composite
+def configs(draw, **kwargs):
+    "Configurations of small models; `kwargs` are fields to fix"
+    n_heads = draw(st.sampled_from([2,4,6]))
+    mode = draw(st.sampled_from(['standard','wide','narrow']))
+    n_kv = st.sampled_from([None,1,2,n_heads]) if mode != 'narrow' else st.none()
+    d_head = st.sampled_from([None,4,10]) if mode != 'narrow' else st.none()
+    one_of = lambda table: draw(st.sampled_from([*table]))
+    sizes = dict(vocab_sz=vocab_sz, d_model=n_heads*draw(st.sampled_from([2,4])), n_layers=draw(st.integers(1,3)), max_len=draw(st.integers(8,20)))
+    heads = dict(n_heads=n_heads, mode=mode, n_kv_heads=draw(n_kv), d_head=draw(d_head))
+    parts = dict(positions=one_of(POSITIONS), norm=one_of(NORMS), wiring=one_of(WIRINGS), ff=one_of(FEED_FORWARDS), bias=one_of([None,False]), scale_emb=one_of([True,False]))
+    return TransformerConfig(**{**sizes, **heads, **parts, 'pad_idx':pad, **kwargs})
+
+def build(cls, config, seed=0):
+    "A model in `eval` with all of its weights random, none small, so that whatever is passed on can be seen"
+    torch.manual_seed(seed)
+    model = cls(config).eval()
+    for m in model.modules():
+        if isinstance(m, nn.Embedding): nn.init.normal_(m.weight)
+        elif isinstance(m, (nn.LayerNorm,nn.RMSNorm)): nn.init.uniform_(m.weight, 0.5, 1.5)
+        elif isinstance(m, (nn.Linear,PerHeadLinear)): nn.init.normal_(m.weight, std=m.weight.shape[-1]**-0.5)
+    return model
+
+def text(sl): return torch.randint(2, vocab_sz, (sl,))
+
+# Order and time
+
+@some
+@given(configs(), st.integers(2,8), st.data())
+def test_causal(config, sl, data):
+    "A language model's outputs do not depend on later tokens, and do on the present one"
+    lm = build(TransformerLM, config)
+    i = data.draw(st.integers(0, sl-1))
+    a = text(sl)[None].repeat(2,1)
+    a[1,i:] = (a[1,i:]-2+torch.randint(1, vocab_sz-2, (sl-i,)))%(vocab_sz-2) + 2
+    out = lm(a)
+    close(out[0,:i], out[1,:i])
+    assert (out[0,i]-out[1,i]).abs().max() > 1e-3
+
+@some
+@given(configs(), st.integers(2,8))
+def test_causal_gradient(config, sl):
+    "Nor do their gradients reach later tokens"
+    lm,seen,i = build(TransformerLM, config), [], sl//2
+    lm.encoder.emb.register_forward_hook(lambda m, args, out: seen.append(out))
+    g, = torch.autograd.grad(lm(text(sl)[None])[0,i-1].square().sum(), seen)
+    assert g[0,i:].abs().max()==0 and g[0,:i].abs().max() > 0
+
+@some
+@given(configs(positions='none'), st.integers(2,8), st.randoms(use_true_random=False))
+def test_equivariant(config, sl, random):
+    "Without positions an encoder's outputs are shuffled as its inputs are"
+    enc,x,perm = build(TransformerEncoder, config), text(sl)[None], random.sample(range(sl), sl)
+    close(enc(x[:,perm]), enc(x)[:,perm])
+
+@pytest.mark.parametrize('positions', [o for o in POSITIONS if o!='none'])
+@some
+@given(data=st.data(), sl=st.integers(4,8))
+def test_not_equivariant(positions, data, sl):
+    "With positions they are not. (Reversal would not do: to ALiBi a text read backwards is the same.)"
+    enc,x = build(TransformerEncoder, data.draw(configs(positions=positions))), torch.arange(2, 2+sl)[None]
+    assert (enc(x.roll(1, 1)) - enc(x).roll(1, 1)).abs().max() > 1e-3
+
+# Padding and companions
+
+def padded(t, front, back, inside=0):
+    "`t` with padding in front, behind and after its first token"
+    return torch.cat([torch.full((front,), pad), t[:1], torch.full((inside,), pad), t[1:], torch.full((back,), pad)])
+
+@pytest.mark.parametrize('pool,long', [*product(all_pools, LONG)])
+@few
+@given(data=st.data())
+def test_padding(pool, long, data):
+    "A classifier's answer to a text is the same with padding anywhere and beside companions, one of them 3,000 tokens long"
+    draw = lambda lo, hi: data.draw(st.integers(lo, hi))
+    config = data.draw(configs(pool=pool, long=long, n_out=3))
+    clf,t,n = build(TransformerClassifier, config), text(draw(1, 50)), draw(0, 80)
+    alone = clf(t[None])
+    for front,back,inside in ((n,0,0), (0,n,0), (n,draw(0,80),0), (draw(0,9),n,draw(0,9))): close(clf(padded(t, front, back, inside)[None]), alone)
+    width,front = data.draw(st.sampled_from([(150,0),(150,72),(3000,720)]))
+    batch = torch.stack([padded(t, front, width-front-len(t)), text(width), padded(text(7), width-7, 0)])
+    close(clf(batch)[:1], alone)
+
+@pytest.mark.parametrize('long', LONG)
+def test_long_companion(long):
+    "The same at the default size and initialisation, beside 3,000 tokens"
+    clf = TransformerClassifier(vocab_sz=vocab_sz, long=long).eval()
+    with torch.no_grad():
+        for sl in (1,300,700):
+            t = text(sl)
+            close(clf(torch.stack([padded(t, 72*5, 3000-sl-72*5), text(3000)]))[:1], clf(t[None]))
+
+@pytest.mark.parametrize('preset', PRESETS)
+@pytest.mark.parametrize('pool', all_pools)
+def test_only_padding(preset, pool):
+    "A row of nothing but padding has a finite answer and finite gradients, and leaves its neighbour's alone"
+    clf = TransformerClassifier(preset, vocab_sz=vocab_sz, d_model=16, n_heads=4, max_len=8, pool=pool).eval()
+    t = text(11)
+    out = clf(torch.stack([torch.full((15,), pad), padded(t, 0, 4)]))
+    close(out[1:], clf(t[None]))
+    for x in (out, clf(torch.full((2,3), pad))):
+        assert x.isfinite().all()
+        for g in torch.autograd.grad(x.square().sum(), clf.parameters(), allow_unused=True): assert g is None or g.isfinite().all()
+
+@pytest.mark.parametrize('preset', PRESETS)
+def test_lm_padding(preset):
+    "Padding behind changes nothing for a language model; nothing but padding stays finite"
+    lm,t = TransformerLM(preset, vocab_sz=vocab_sz, d_model=16, n_heads=4, max_len=20).eval(), text(6)
+    close(lm(padded(t, 0, 9)[None])[:,:6], lm(t[None]))
+    out = lm(torch.full((2,5), pad))
+    out.square().sum().backward()
+    assert out.isfinite().all() and all(p.grad is None or p.grad.isfinite().all() for p in lm.parameters())
+
+# Training, saving, parameter groups
+
+small = dict(vocab_sz=vocab_sz, d_model=32, n_heads=4, max_len=16, n_out=3)
+each_model = pytest.mark.parametrize('preset,cls', [*product(PRESETS, (TransformerClassifier,TransformerLM))])
+
+def batch(cls):
+    "Token ids and targets, one for each text or each token"
+    x = torch.randint(2, vocab_sz, (8,13))
+    return (x, torch.randint(0, 3, (8,))) if cls is TransformerClassifier else (x[:,:-1], x[:,1:])
+
+@each_model
+def test_trains(preset, cls):
+    "The first step lowers the loss, and a few lower it further"
+    model,(x,y) = cls(preset, **small), batch(cls)
+    opt = torch.optim.AdamW(model.parameters(), 2e-3)
+    def loss(): return F.cross_entropy(model(x).flatten(0,-2), y.flatten())
+    def evaluate():
+        with torch.no_grad(): return model.eval() and loss().item()
+    losses = [evaluate()]
+    for _ in range(6):
+        model.train()
+        loss().backward()
+        opt.step(); opt.zero_grad()
+        losses.append(evaluate())
+    assert all(map(math.isfinite, losses)) and losses[1] < losses[0] and losses[-1] < losses[1], losses
+
+@each_model
+def test_saves(preset, cls):
+    "Weights loaded into a new model, and a pickled model, give the same answers"
+    model,(x,_),file = cls(preset, **small).eval(), batch(cls), io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other = cls(model.config).eval()
+    assert not torch.equal(other(x), model(x))
+    other.load_state_dict(torch.load(file, weights_only=True))
+    for o in (other, pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert torch.equal(o(x), model(x)) and o.config==model.config
+
+@each_model
+@pytest.mark.parametrize('positions', POSITIONS)
+def test_splitters(preset, cls, positions):
+    "Every parameter is in one group, the blocks have one each, and the head is in the last"
+    model = cls(preset, **{**small, 'positions':positions})
+    groups = (classifier_splitter if cls is TransformerClassifier else lm_splitter)(model)
+    ids = [[id(p) for p in g] for g in groups]
+    assert sorted(sum(ids, [])) == sorted(id(p) for p in model.parameters()) and all(ids)
+    assert id(model.head.weight) in ids[-1]
+    for b in model.encoder.blocks: assert {id(p) for p in b.parameters()} in map(set, ids)
+
+# Names and errors
+
+keys = dict(positions=POSITIONS, ff=FEED_FORWARDS, norm=NORMS, wiring=WIRINGS, init=INITS, pool=all_pools, long=LONG, mode=('standard','wide','narrow'))
+by_name = [(f,k) for f,table in keys.items() for k in table]
+
+@pytest.mark.parametrize('field,key', by_name)
+def test_names(field, key):
+    "Every name builds a model that answers"
+    clf = TransformerClassifier(**{**small, field:key})
+    assert clf(text(40)[None]).shape==(1,3)
+    assert getattr(clf.config, field)==key
+
+@few
+@given(st.text('abcdefghij +-', max_size=8))
+def test_unknown_names(s):
+    "And no other does"
+    for field in keys:
+        if s in keys[field]: continue
+        with pytest.raises(ValueError, match=field): TransformerEncoder(**{**small, field:s})
+
+errors = dict(
+    heads     =(ValueError, dict(d_model=30, n_heads=4), ['d_model=30','n_heads=4']),
+    narrow    =(ValueError, dict(d_model=30, n_heads=4, mode='narrow'), ['d_model=30','n_heads=4']),
+    kv_heads  =(ValueError, dict(n_kv_heads=3), ['n_heads=4','n_kv_heads=3']),
+    rotary    =(ValueError, dict(d_head=5), ['d_head=5','even']),
+    misspelt  =(TypeError,  dict(n_haeds=2), ["'n_haeds'","'n_heads'"]),
+    unknown   =(TypeError,  dict(qwertz=2), ["'qwertz'",'d_model']),
+    preset    =(ValueError, dict(config='gpt5'), ["'gpt5'",'gpt2']),
+    layers    =(ValueError, dict(n_layers=0), ['n_layers=0','1']),
+    vocabulary=(ValueError, dict(vocab_sz=None), ['vocab_sz']))
+
+@pytest.mark.parametrize('error,kwargs,words', errors.values(), ids=errors)
+def test_errors(error, kwargs, words):
+    "An error names the value and the remedy"
+    with pytest.raises(error) as e: TransformerClassifier(**{**small, **kwargs})
+    assert all(o in str(e.value) for o in words), str(e.value)
+
+@pytest.mark.parametrize('field', ['p','attn_p','ff_p','emb_p','head_p','token_p'])
+@pytest.mark.parametrize('value', [-0.1,1.,1.5,math.nan])
+def test_probabilities(field, value):
+    "Dropouts are probabilities below 1"
+    with pytest.raises(ValueError, match=f'{field}={value}'): make_config(**{field:value})
+
+def test_learned_end():
+    "Learned positions stop at `max_len`, with the remedy; the others go on"
+    x = text(17)[None]
+    with pytest.raises(ValueError, match='17 tokens.*max_len=16.*rotary'): TransformerLM(**small, positions='learned')(x)
+    for o in POSITIONS:
+        if o!='learned': assert TransformerLM(**small, positions=o)(x).shape==(1,17,vocab_sz)
+
+def test_frozen():
+    "A configuration is changed by making another"
+    c = make_config('gpt2')
+    with pytest.raises(AttributeError): c.d_model = 3
+    assert replace(c, d_model=64).d_model==64 and make_config(c, n_heads=2).positions=='learned'
