@@ -58,23 +58,31 @@ def _clean(text, pat, max_words):
     if max_words is None: return text
     return re.match(rf'(?:\s*\S+){{0,{max_words}}}', text)[0]
 
-# %% ../nbs/05_data.ipynb #f48205ef
-def _read_package(name, n, valid_pct, min_words, max_words, pat, seed, seen):
+# %% ../nbs/05_data.ipynb #0b4c0fe5
+_quote = re.compile(rb'(?:^|:)[ \t]*[rR]?["\']', re.MULTILINE) # strings that begin a line or follow a colon
+
+def _new_texts(src, pat, min_words, max_words, seen):
+    "The docstrings of `src`, cleaned, that are long enough and not in `seen`, which grows"
+    for text in docstrings(src):
+        text = _clean(text, pat, max_words)
+        words = tuple(text.split())
+        if len(words) < min_words or words in seen: continue
+        seen.add(words)
+        yield text
+
+def _read_package(name, n, valid_pct, pat, min_words, max_words, seed, seen):
     "At least `n` rows from the files of `name`, where there are as many; texts in `seen` are passed over"
     files,rows,n_valid = list(package_files(name).items()),[],0
-    quota = round(n*valid_pct)
-    random.Random(f'{name} {seed}').shuffle(files)
+    rng,quota = random.Random(f'{name} {seed}'),round(n*valid_pct)
+    rng.shuffle(files)
     for source,path in files:
         if n_valid >= quota and len(rows)-n_valid >= n-quota: break
         src,valid = path.read_bytes(),n_valid < valid_pct*(len(rows)+1)
-        if src.count(b'"""') < len(src)/5000: continue # less than a docstring in 10 kB: not worth parsing
-        for text in docstrings(src):
-            text = _clean(text, pat, max_words)
-            words = tuple(text.split())
-            if len(words) < min_words or words in seen: continue
-            seen.add(words)
-            rows.append(dict(text=text, label=name, is_valid=valid, source=source))
-            n_valid += valid
+        if len(_quote.findall(src)) < len(src)/5000: continue # hardly a docstring in it: not worth parsing
+        texts = list(_new_texts(src, pat, min_words, max_words, seen))
+        texts = rng.sample(texts, min(len(texts), max(1, n//20)))
+        rows += [dict(text=o, label=name, is_valid=valid, source=source) for o in texts]
+        n_valid += valid*len(texts)
     return pd.DataFrame(rows, columns='text label is_valid source'.split())
 
 def _balance(df, n, valid_pct):
@@ -85,7 +93,7 @@ def _balance(df, n, valid_pct):
     n_valid = round(n*valid_pct)
     return df[by < np.where(df.is_valid, n_valid, n-n_valid)]
 
-# %% ../nbs/05_data.ipynb #cb998d14
+# %% ../nbs/05_data.ipynb #72e774be
 def docstrings_df(
     packages=('torch', 'scipy', 'pandas', 'matplotlib', 'sklearn', 'numpy'), # installed top-level packages; known ones that are missing are skipped
     max_per_class:int=1000, # rows per package at most; the package with the fewest sets the number for all
@@ -102,12 +110,12 @@ def docstrings_df(
     if missing: warnings.warn(f'not installed, left out: {missing}')
     if len(names) < 2: raise ValueError(f'there is nothing to tell apart: of {packages=} only {names} are installed')
     pat,seen = _name_pattern(names) if mask_names else None,set()
-    dfs = [_read_package(p, max_per_class, valid_pct, min_words, max_words, pat, seed, seen) for p in names]
+    dfs = [_read_package(p, max_per_class, valid_pct, pat, min_words, max_words, seed, seen) for p in names]
     few = [p for p,d in zip(names, dfs) if d.is_valid.nunique() < 2]
     if few: raise ValueError(f'{few} hold too few docstrings of {min_words=} words: leave them out or lower min_words')
     return _balance(pd.concat(dfs), max_per_class, valid_pct).sample(frac=1, random_state=seed, ignore_index=True)
 
-# %% ../nbs/05_data.ipynb #f3ac4a52
+# %% ../nbs/05_data.ipynb #426d048c
 def _names(df, cols):
     "The names of the columns `cols`, given by name or position"
     res = [df.columns[c] if isinstance(c, int) and -df.shape[1] <= c < df.shape[1] else c for c in L(cols)]
@@ -125,8 +133,9 @@ def _check_missing(df, cols, what):
     "No None or NaN in `cols`"
     for c in cols:
         bad = df[c].isna()
+        fill = f" or make them empty with df[{c!r}].fillna('')" if what=='text' else ''
         if bad.any(): raise ValueError(f'column {c!r} has no {what} ({df[c][bad].tolist()[0]}) in {_rows(df, bad)}: '
-            f"leave them out with df.dropna(subset=[{c!r}]){f' or make them empty with df[{c!r}].fillna({chr(39)*2})' if what=='text' else ''}")
+                                       f'leave them out with df.dropna(subset=[{c!r}]){fill}')
 
 def _check_strings(df, cols, why):
     "Only strings in `cols`"
@@ -257,7 +266,7 @@ def _check_pad_tfm(dls):
             raise ValueError(f'batches are padded with {text_vocab(dls)[tfm.pad_idx]!r} (pad_idx={tfm.pad_idx}), but {PAD!r} is at '
                 f'{pad}: pass before_batch=Pad_Chunk(pad_idx={pad}), or put {PAD!r} at index 1 of the vocabulary')
 
-# %% ../nbs/05_data.ipynb #993ebd03
+# %% ../nbs/05_data.ipynb #96007cee
 def _raw_labels(tl, cat, max_n):
     "The labels of `tl` before they become numbers, one per line, under the row's number"
     tfms,items = [f for f in tl.tfms.fs[:tl.tfms.fs.index(cat)]],tl.items
@@ -275,10 +284,11 @@ def _check_vocab_labels(dls, max_n):
             cat = first(f for f in tl.tfms.fs if isinstance(f, (Categorize, RegressionSetup)))
             if cat is None or isinstance(cat, EncodedMultiCategorize) or getattr(cat, 'add_na', False) or not len(ds): continue
             labels = _raw_labels(tl, cat, max_n)
-            bad = labels[labels.isna() if isinstance(cat, RegressionSetup) else ~labels.isin(list(cat.vocab))]
-            if len(bad): raise ValueError(f'label {bad.tolist()[0]!r} in {bad.index.nunique()} of {len(ds)} {name} rows (numbers {bad.index[:5].tolist()}) '
-                + (f'is not in the vocabulary of labels {list(cat.vocab)[:10]}, made from the training rows: move such rows to training, leave '
-                   'them out, or give the block a vocab' if isinstance(cat, Categorize) else 'is no target: leave such rows out'))
+            if isinstance(cat, RegressionSetup): bad,why = labels[labels.isna()],'is no target: leave such rows out'
+            else: bad,why = labels[~labels.isin(list(cat.vocab))],(f'is not in the vocabulary of labels {list(cat.vocab)[:10]}, made from '
+                'the training rows: move such rows to training, leave them out, or give the block a vocab')
+            if len(bad): raise ValueError(f'label {bad.tolist()[0]!r} in {bad.index.nunique()} of {len(ds)} {name} rows '
+                                          f'(numbers {bad.index[:5].tolist()}) {why}')
 
 def check_dls(
     dls, # any `DataLoaders` for a text learner
@@ -358,7 +368,7 @@ def _tokenize_frame(df, tok):
     check_df(df, cols)
     return tokenize_df(df, list(cols), n_workers=0, rules=tok.rules, mark_fields=kw.get('mark_fields'), tok=tok.tok, tok_text_col=col)[0]
 
-# %% ../nbs/05_data.ipynb #5ebcb29d
+# %% ../nbs/05_data.ipynb #8a422093
 class TransformerDataLoaders(TextDataLoaders):
     "`TextDataLoaders` with early errors, targets inferred from the columns, and the same tokens in use as in training"
     @classmethod
@@ -388,7 +398,8 @@ class TransformerDataLoaders(TextDataLoaders):
         _check_options(cls.from_df, kwargs)
         df,n_workers = df.rename(columns=str),ifnone(n_workers, 0 if len(df) < 2000 else defaults.cpus)
         valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
-        check_df(df, text_col, None if is_lm else label_col, valid if valid_pct or valid_col is not None else None, label_delim, unseen_ok=y_block is not None)
+        check_df(df, text_col, None if is_lm else label_col, valid if valid_pct or valid_col is not None else None,
+                 label_delim, unseen_ok=y_block is not None)
         blocks = [_text_block(_names(df, text_col), text_vocab, is_lm, seq_len, n_workers, tok_text_col, tok=tok_tfm,
                               backwards=backwards, min_freq=min_freq, max_vocab=max_vocab)]
         if not is_lm: blocks += L(_y_block(df, label_col, label_delim) if y_block is None else y_block)
@@ -396,9 +407,9 @@ class TransformerDataLoaders(TextDataLoaders):
         dblock = DataBlock(blocks, get_x=ColReader(tok_text_col), get_y=get_y, splitter=IndexSplitter(np.flatnonzero(valid)))
         try: return cls._checked(cls.from_dblock(dblock, df, path=path, **kwargs))
         except IndexError as e: # fastai's loader has no first batch to try
+            if not is_lm: raise
             bs = kwargs.get('bs', 64)
-            if is_lm: raise ValueError(f'the training set has fewer than {bs+1} tokens, so there is not one batch of {bs=}: pass a smaller bs') from e
-            raise
+            raise ValueError(f'the training set has fewer than {bs+1} tokens, so there is not one batch of {bs=}: pass a smaller bs') from e
 
     @classmethod
     def _checked(cls, dls):

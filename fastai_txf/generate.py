@@ -7,26 +7,30 @@ __all__ = ['apply_temperature', 'filter_top_k', 'filter_top_p', 'filter_min_p', 
            'bar_tokens', 'filter_logits', 'sample', 'next_logits', 'stream_tokens', 'generate', 'decode_specials',
            'predict']
 
-# %% ../nbs/06_generate.ipynb #ddc96764
+# %% ../nbs/06_generate.ipynb #1edf5a21
 import inspect, math, re, torch
 from contextlib import contextmanager
+from numbers import Integral
 from fastai.text.core import BOS, EOS, FLD, PAD, TK_MAJ, TK_REP, TK_UP, TK_WREP, UNK, Tokenizer, tokenize_texts
 from fastcore.basics import first, ifnone
 from fastcore.meta import delegates
 from fastprogress.fastprogress import progress_bar
 from .data import text_vocab
 
-# %% ../nbs/06_generate.ipynb #6d91f9e5
-_count = lambda v: v >= 0 and v % 1 == 0
+# %% ../nbs/06_generate.ipynb #775ea940
+def _whole(least): return lambda v: isinstance(v, Integral) and v >= least
+
 _settings = dict(
     temperature=(lambda v: 0 <= v < math.inf, '0 is greedy, 1 leaves the distribution as it is, more flattens it'),
-    top_k=(lambda v: v >= 1 and v % 1 == 0, 'a whole number from 1, or None to keep every token'),
+    top_k=(_whole(1), 'a whole number from 1, or None to keep every token'),
     top_p=(lambda v: 0 < v <= 1, 'a share of the probability, 0 < top_p ≤ 1, or None to keep every token'),
     min_p=(lambda v: 0 <= v <= 1, 'a probability, or None to keep every token'),
     rel_min_p=(lambda v: 0 <= v <= 1, "a share of the likeliest token's probability, or None to keep every token"),
     rep_penalty=(lambda v: 0 < v < math.inf, '1 changes nothing, 1.2 is usual, below 1 invites repetition'),
-    max_len=(lambda v: v >= 1 and v % 1 == 0, 'a whole number from 1, or None for no limit'),
-    n=(_count, 'a number of tokens, 0 or more'), n_words=(_count, 'a number of words, 0 or more'), n_tokens=(_count, 'a number of tokens, 0 or more, or None'))
+    max_len=(_whole(1), 'a whole number of tokens from 1, or None for what the model says'),
+    n=(_whole(0), 'a number of tokens, 0 or more'),
+    n_words=(_whole(0), 'a number of words, 0 or more'),
+    n_tokens=(_whole(0), 'a number of tokens, 0 or more, or None to count words'))
 
 def _check(**values):
     "A ValueError for the first value that is out of its range; None and unknown names pass."
@@ -44,7 +48,7 @@ def apply_temperature(
     if temperature == 0: return torch.full_like(logits, -math.inf).scatter(-1, logits.argmax(-1, keepdim=True), 0.)
     return (logits - logits.amax(-1, keepdim=True)) / temperature
 
-# %% ../nbs/06_generate.ipynb #2b826b63
+# %% ../nbs/06_generate.ipynb #acee20b8
 def filter_top_k(
     logits, # `(bs, vocab_sz)`
     top_k:int, # how many to keep; what ties with the last of them stays too
@@ -52,7 +56,7 @@ def filter_top_k(
     "Keep the `top_k` likeliest tokens (Fan et al. 2018)."
     _check(top_k=top_k)
     if top_k >= logits.shape[-1]: return logits
-    return logits.masked_fill(logits < logits.topk(int(top_k))[0][:,-1:], -math.inf)
+    return logits.masked_fill(logits < logits.topk(top_k)[0][:,-1:], -math.inf)
 
 # %% ../nbs/06_generate.ipynb #a36ad6cd
 def filter_top_p(
@@ -106,7 +110,7 @@ def bar_tokens(
     if len(barred.unique()) >= logits.shape[-1]: raise ValueError(f'all {logits.shape[-1]} tokens are barred: leave at least one')
     return logits.index_fill(-1, barred, -math.inf)
 
-# %% ../nbs/06_generate.ipynb #476510d1
+# %% ../nbs/06_generate.ipynb #b6d5bb04
 def filter_logits(
     logits, # `(bs, vocab_sz)`
     idxs=None, # the text so far, `(bs, sl)`, for `rep_penalty`
@@ -120,7 +124,7 @@ def filter_logits(
 ): # `(bs, vocab_sz)`, −inf for what is out
     "All filters, in order: repetition penalty, barred tokens, `min_p`, temperature, `top_k`, `top_p`, `rel_min_p`."
     logits = logits.float()
-    if rep_penalty != 1: logits = penalize_repeats(logits, idxs, rep_penalty)
+    if rep_penalty not in (None, 1): logits = penalize_repeats(logits, idxs, rep_penalty)
     if barred is not None: logits = bar_tokens(logits, barred)
     steps = (filter_min_p,min_p), (apply_temperature,temperature), (filter_top_k,top_k), (filter_top_p,top_p), (filter_rel_min_p,rel_min_p)
     for f,value in steps:
@@ -154,7 +158,7 @@ def next_logits(
     if out[:,-1].isnan().any(): raise ValueError('the model returns NaN: it has diverged, so train it again, with a lower learning rate')
     return out[:,-1]
 
-# %% ../nbs/06_generate.ipynb #ab1b16c5
+# %% ../nbs/06_generate.ipynb #559fc63d
 @contextmanager
 def _evaluating(model):
     "`model` in evaluation mode; its own modes come back at the end."
@@ -172,7 +176,8 @@ def _prepare(model, idxs):
 
 def _as_generator(seed, device):
     "A `torch.Generator` from a number, a generator or None."
-    return torch.Generator(device).manual_seed(seed) if isinstance(seed, int) else seed
+    if seed is None or isinstance(seed, torch.Generator): return seed
+    return torch.Generator(device).manual_seed(int(seed))
 
 # %% ../nbs/06_generate.ipynb #71391969
 @torch.no_grad()
@@ -240,11 +245,15 @@ def decode_specials(
             case = rule = n = None
     return res
 
-# %% ../nbs/06_generate.ipynb #1da1e904
+# %% ../nbs/06_generate.ipynb #3a7b1b2d
 def _text_list(dls):
     "The `TfmdLists` of the texts of `dls`."
     ds = dls.train_ds
     return ds.tls[0] if hasattr(ds, 'tls') else ds
+
+def _tokenizer(dls):
+    "The `Tokenizer` of `dls`, or None."
+    return first(f for f in _text_list(dls).tfms.fs if isinstance(f, Tokenizer))
 
 def _encode(dls, text, vocab):
     "The ids of `text`, `(sl,)`."
@@ -253,12 +262,8 @@ def _encode(dls, text, vocab):
     ids = tl.infer(text).as_subclass(torch.Tensor).long()
     while len(ids) > 1 and vocab[ids[-1]] in (EOS,PAD): ids = ids[:-1]
     if len(ids): return ids
-    if BOS not in vocab: raise ValueError(f'the prompt {text!r} is empty and the vocabulary has no {BOS!r} to begin with: give a first word')
+    if BOS not in vocab: raise ValueError(f'the prompt is empty, and the vocabulary has no {BOS!r} to begin with: give a first word')
     return ids.new_tensor([vocab.index(BOS)])
-
-def _tokenizer(dls):
-    "The `Tokenizer` of `dls`, or None."
-    return first(f for f in _text_list(dls).tfms.fs if isinstance(f, Tokenizer))
 
 # %% ../nbs/06_generate.ipynb #817f8858
 def _after_words(text, n):

@@ -6,8 +6,9 @@
 __all__ = ['remap_rows', 'TransformerLearner', 'TransformerClassifierLearner', 'TransformerLMLearner',
            'transformer_classifier_learner', 'transformer_lm_learner', 'show_results']
 
-# %% ../nbs/08_learner.ipynb #66adebd2
+# %% ../nbs/08_learner.ipynb #2375baab
 import dataclasses, difflib, inspect, pandas as pd, torch
+from contextlib import contextmanager
 from pathlib import Path
 from plum import dispatch
 from fastcore.basics import ifnone
@@ -15,17 +16,19 @@ from fastcore.basics import ifnone
 from fastcore.meta import delegates
 from fastai.callback.fp16 import AMPMode
 from fastai.data.transforms import get_c
-from fastai.learner import Learner
+from fastai.learner import Learner, Recorder
 from fastai.losses import CrossEntropyLossFlat
-from fastai.text.data import TensorText
+from fastai.text.data import LMDataLoader, TensorText
 from fastai.torch_core import display_df, get_empty_df, to_cpu, trainable_params
 from .data import check_dls, pad_index, text_vocab
 from .generate import predict
 from .models import TransformerClassifier, TransformerConfig, TransformerLM, classifier_splitter, lm_splitter, make_config
 from .train import DeviceMixedPrecision
 
-# %% ../nbs/08_learner.ipynb #c7a4aeb7
-_shape_fields = ('d_model','n_heads','n_layers','d_ff','d_head','n_kv_heads','mode','positions','ff','norm','wiring','bias','scale_emb')
+# %% ../nbs/08_learner.ipynb #13262c1d
+_shape_fields = ('d_model','n_heads','n_layers','mode','positions','ff','norm','wiring','scale_emb')
+_derived_fields = ('d_ff','d_head','n_kv_heads','bias') # None may stand for the same value
+_fitted = {'emb.weight','positions.emb.weight'} # as many rows as are needed
 
 def remap_rows(
     rows, # embeddings, `(len(old), d_model)`
@@ -38,12 +41,16 @@ def remap_rows(
     out = torch.where((src >= 0)[:,None], rows[src.clamp(min=0)], rows.mean(0))
     return out, int((src >= 0).sum())
 
-# %% ../nbs/08_learner.ipynb #5bb95fb6
-def _check_same_shape(saved, mine, file):
-    "Refuse an encoder whose configuration differs in anything that its weights depend on."
-    diff = [f for f in _shape_fields if saved.get(f) != getattr(mine, f)]
-    if diff: raise ValueError(f'{file} holds an encoder with ' + ', '.join(f'{f}={saved.get(f)!r} (here {getattr(mine, f)!r})' for f in diff)
-                              + ': make the learner with the same values')
+# %% ../nbs/08_learner.ipynb #b1fbf41e
+def _shapes(weights): return {k:tuple(w.shape) for k,w in weights.items() if k not in _fitted}
+
+def _check_same_shape(saved, enc, file):
+    "Refuse an encoder that differs in anything that its weights depend on."
+    theirs,mine,config = _shapes(saved['weights']), _shapes(enc.state_dict()), saved['config']
+    fields = _shape_fields + (_derived_fields if theirs != mine else ())
+    diff = [f'{f}={config.get(f)!r} (here {getattr(enc.config, f)!r})' for f in fields if config.get(f) != getattr(enc.config, f)]
+    if not diff: diff = [f'{k} of shape {theirs.get(k)} (here {mine.get(k)})' for k in {**theirs, **mine} if theirs.get(k) != mine.get(k)][:3]
+    if diff: raise ValueError(f'{file} holds an encoder with ' + ', '.join(diff) + ': make the learner with the same values')
 
 def _read_encoder(file):
     "The saved dictionary, checked."
@@ -53,7 +60,7 @@ def _read_encoder(file):
         raise ValueError(f'{file} is no encoder saved by `save_encoder`: whole models are read by `learn.load`')
     return saved
 
-# %% ../nbs/08_learner.ipynb #13446861
+# %% ../nbs/08_learner.ipynb #4696344a
 class TransformerLearner(Learner):
     "A `Learner` around a transformer: what classifiers and language models share."
     def one_batch(self, i, b):
@@ -93,7 +100,7 @@ class TransformerLearner(Learner):
         "Load an encoder, token by token where the vocabularies differ; ValueError if its shape is another."
         file,enc = self._file(file), self.encoder
         saved = _read_encoder(file)
-        _check_same_shape(saved['config'], enc.config, file)
+        _check_same_shape(saved, enc, file)
         weights,vocab = dict(saved['weights']), text_vocab(self.dls)
         weights['emb.weight'],found = remap_rows(weights['emb.weight'], saved['vocab'], vocab)
         for k in weights.keys() & {'positions.emb.weight'}: # learned positions: as many as both have
@@ -103,7 +110,7 @@ class TransformerLearner(Learner):
         print(f'{found:,} of {len(vocab):,} tokens found in the encoder\'s vocabulary of {len(saved["vocab"]):,}')
         return self
 
-# %% ../nbs/08_learner.ipynb #78815e03
+# %% ../nbs/08_learner.ipynb #f470445c
 def _texts(item, text_col):
     "The texts in a string, a list or a data frame, as a list."
     if isinstance(item, pd.DataFrame):
@@ -115,6 +122,14 @@ def _texts(item, text_col):
         if not isinstance(t, str): raise TypeError(f'text number {i} is {t!r}: a {type(t).__name__}, not a str')
     return texts
 
+@contextmanager
+def _record_kept(learn):
+    "The recorder is at the end as it was before."
+    kept = [(cb, dict(vars(cb))) for cb in learn.cbs.filter(lambda cb: isinstance(cb, Recorder))]
+    try: yield
+    finally:
+        for cb,state in kept: vars(cb).update(state)
+
 class TransformerClassifierLearner(TransformerLearner):
     "A `TransformerLearner` that maps texts to labels or numbers."
     def predict(self,
@@ -124,7 +139,7 @@ class TransformerClassifierLearner(TransformerLearner):
     ): # (decoded prediction, its index or activation, probabilities), as lists and stacked tensors for several texts
         "Prediction for one text, as fastai returns it, or for many at once."
         dl = self.dls.test_dl(_texts(item, text_col), num_workers=0, **({} if bs is None else dict(bs=bs)))
-        with self.no_bar(), self.removed_cbs(self.recorder): preds,_,dec = self.get_preds(dl=dl, with_decoded=True)
+        with self.no_bar(), _record_kept(self): preds,_,dec = self.get_preds(dl=dl, with_decoded=True)
         target = self.dls.train_ds.tls[-1]
         labels = [target.decode(d) for d in dec]
         return (labels[0],dec[0],preds[0]) if isinstance(item, str) else (labels,dec,preds)
@@ -133,7 +148,7 @@ class TransformerLMLearner(TransformerLearner):
     "A `TransformerLearner` that continues texts."
     predict = predict
 
-# %% ../nbs/08_learner.ipynb #ba228a49
+# %% ../nbs/08_learner.ipynb #7ed06cb2
 def _split_options(kwargs):
     "`kwargs` parted into fields of the configuration and arguments of `Learner`."
     fields = {f.name for f in dataclasses.fields(TransformerConfig)}
@@ -142,6 +157,11 @@ def _split_options(kwargs):
         near = difflib.get_close_matches(k, sorted(fields|learner), 1)
         raise TypeError(f'{k!r} is neither a field of TransformerConfig nor an argument of Learner' + (f': did you mean {near[0]!r}?' if near else ''))
     return {k:v for k,v in kwargs.items() if k in fields}, {k:v for k,v in kwargs.items() if k in learner}
+
+def _check_kind(dls, is_lm):
+    "Refuse the loaders of the other kind of learner."
+    if is_lm and not hasattr(dls.train, 'seq_len'): raise ValueError(f'{type(dls.train).__name__} makes no batches for a language model: make `dls` with is_lm=True, or use transformer_classifier_learner')
+    if not is_lm and isinstance(dls.train, LMDataLoader): raise ValueError('these `dls` have no targets, but the next tokens (is_lm=True): make them with labels, or use transformer_lm_learner')
 
 def _make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, model_kw, config_kw, learner_kw):
     "Configuration to model to learner."
@@ -153,7 +173,7 @@ def _make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, model
     learn.load_encoder(pretrained).freeze()
     return learn
 
-# %% ../nbs/08_learner.ipynb #5a00aec2
+# %% ../nbs/08_learner.ipynb #86561992
 @delegates(Learner.__init__, but=['model'])
 @delegates(TransformerConfig, keep=True, but=['vocab_sz','pad_idx'])
 def transformer_classifier_learner(
@@ -168,14 +188,14 @@ def transformer_classifier_learner(
     **kwargs
 ): # `TransformerClassifierLearner`
     "A learner for one label, many labels or regression; `kwargs` are fields of the configuration and arguments of `Learner`."
-    check_dls(dls)
+    check_dls(dls); _check_kind(dls, is_lm=False)
     config_kw,learner_kw = _split_options(kwargs)
     n_out = ifnone(n_out, get_c(dls))
     if not n_out: raise ValueError('the number of outputs cannot be read from `dls`: give n_out')
     return _make_learner(TransformerClassifierLearner, dls, config, arch, classifier_splitter, pretrained, drop_mult,
                          dict(block=block, y_range=y_range), {**config_kw, 'n_out':n_out}, learner_kw)
 
-# %% ../nbs/08_learner.ipynb #734311a0
+# %% ../nbs/08_learner.ipynb #3803c9c2
 @delegates(Learner.__init__, but=['model'])
 @delegates(TransformerConfig, keep=True, but=['vocab_sz','pad_idx','n_out','pool','long'])
 def transformer_lm_learner(
@@ -188,7 +208,7 @@ def transformer_lm_learner(
     **kwargs
 ): # `TransformerLMLearner`
     "A learner that predicts the next token; `kwargs` are fields of the configuration and arguments of `Learner`."
-    check_dls(dls)
+    check_dls(dls); _check_kind(dls, is_lm=True)
     config_kw,learner_kw = _split_options(kwargs)
     if not isinstance(config, TransformerConfig): config_kw.setdefault('max_len', max(TransformerConfig.max_len, dls.train.seq_len))
     return _make_learner(TransformerLMLearner, dls, config, arch, lm_splitter, pretrained, drop_mult,

@@ -63,6 +63,7 @@ def test_docstrings_do_not_leak(docs):
     assert not docs.text.map(lambda o: tuple(o.split())).duplicated().any()
     assert not docs.source.str.contains('/tests/|/testing/|/externals/|array_api_compat').any()
     assert (docs.source.str.split('/').str[0] == docs.label).all()
+    assert docs.source.value_counts().max() <= 2 # a twentieth of 40
 
 
 def test_docstrings_are_real(docs):

@@ -25,7 +25,7 @@ def configs(draw, **kwargs):
     one_of = lambda table: draw(st.sampled_from([*table]))
     sizes = dict(vocab_sz=vocab_sz, d_model=n_heads*draw(st.sampled_from([2,4])), n_layers=draw(st.integers(1,3)), max_len=draw(st.integers(8,20)))
     heads = dict(n_heads=n_heads, mode=mode, n_kv_heads=draw(n_kv), d_head=draw(d_head))
-    parts = dict(positions=one_of(POSITIONS), norm=one_of(NORMS), wiring=one_of(WIRINGS), ff=one_of(FEED_FORWARDS), bias=one_of([None,False]), scale_emb=one_of([True,False]))
+    parts = {f:one_of(table) for f,table in dict(positions=POSITIONS, norm=NORMS, wiring=WIRINGS, ff=FEED_FORWARDS, bias=[None,False], scale_emb=[True,False]).items()}
     return TransformerConfig(**{**sizes, **heads, **parts, 'pad_idx':pad, **kwargs})
 
 def build(cls, config, seed=0):
@@ -97,6 +97,19 @@ def test_padding(pool, long, data):
     width,front = data.draw(st.sampled_from([(150,0),(150,72),(3000,720)]))
     batch = torch.stack([padded(t, front, width-front-len(t)), text(width), padded(text(7), width-7, 0)])
     close(clf(batch)[:1], alone)
+
+@some
+@given(configs(n_out=3), st.sampled_from(all_pools), st.integers(1,60))
+def test_long(config, pool, sl):
+    "What is read of a long text: one end, both ends, or all of it in windows that do not see each other"
+    t,m = text(sl), config.max_len
+    read = dict(head=t[:m], tail=t[-m:], **{'head+tail':torch.cat([t[:m//2], t[-(m-m//2):]]) if sl > m else t})
+    for long,part in read.items(): close(*[build(TransformerClassifier, replace(config, pool=pool, long=long))(o[None]) for o in (t,part)])
+    clf = build(TransformerClassifier, replace(config, pool=pool, long='window'))
+    n = -(-sl//m)
+    pieces = [clf.encoder(o[None]) for o in t.split(-(-sl//n))]
+    assert len(pieces)==n
+    close(clf.hidden(t[None])[0], torch.cat(pieces, 1))
 
 @pytest.mark.parametrize('long', LONG)
 def test_long_companion(long):

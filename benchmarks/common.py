@@ -1,0 +1,168 @@
+"What the benchmarks share: the tutorial model they compare with, counting, one process for each run, tables."
+import argparse, ast, json, math, os, platform, subprocess, sys, time
+from importlib.metadata import version
+from pathlib import Path
+import torch, torch.nn as nn
+from fastai.callback.core import Callback
+
+HERE = Path(__file__).parent
+MALLOC = dict(MALLOC_MMAP_THRESHOLD_='4294967296', MALLOC_TRIM_THRESHOLD_='8589934592', MALLOC_TOP_PAD_='268435456')
+
+# The tutorial's model, written out without this library
+
+class WideAttention(nn.Module):
+    "Self-attention in which each head sees and keeps the whole vector."
+    def __init__(self, k, heads, causal):
+        super().__init__()
+        self.heads,self.causal = heads,causal
+        self.tokeys,self.toqueries,self.tovalues = (nn.Linear(k, k*heads, bias=False) for _ in range(3))
+        self.unifyheads = nn.Linear(k*heads, k)
+
+    def forward(self, x):
+        b,t,k = x.shape
+        q,key,v = (f(x).view(b, t, self.heads, k).transpose(1, 2) for f in (self.toqueries, self.tokeys, self.tovalues))
+        w = (q/k**0.25) @ (key/k**0.25).transpose(-2, -1)                   # (b, heads, t, t)
+        if self.causal: w = w.masked_fill(torch.ones(t, t, dtype=torch.bool, device=x.device).triu(1), -math.inf)
+        return self.unifyheads((w.softmax(-1) @ v).transpose(1, 2).reshape(b, t, k*self.heads))
+
+class WideBlock(nn.Module):
+    "Attention and a ReLU feed-forward, each with a residual and a norm after it."
+    def __init__(self, k, heads, causal):
+        super().__init__()
+        self.attention = WideAttention(k, heads, causal)
+        self.norm1,self.norm2 = nn.LayerNorm(k),nn.LayerNorm(k)
+        self.ff = nn.Sequential(nn.Linear(k, 4*k), nn.ReLU(), nn.Linear(4*k, k))
+
+    def forward(self, x):
+        x = self.norm1(self.attention(x) + x)
+        return self.norm2(self.ff(x) + x)
+
+class WorkshopModel(nn.Module):
+    "Token and position embeddings, wide blocks; the mean over the batch's first `max_len` columns, or (causal) every token, to logits."
+    def __init__(self, vocab_sz, n_out, k=256, heads=8, depth=4, max_len=256, causal=False):
+        super().__init__()
+        self.max_len,self.causal = max_len,causal
+        self.token_emb,self.pos_emb = nn.Embedding(vocab_sz, k),nn.Embedding(max_len, k)
+        self.tblocks = nn.Sequential(*[WideBlock(k, heads, causal) for _ in range(depth)])
+        self.toprobs = nn.Linear(k, n_out)
+
+    def forward(self, x):
+        x = x[:,:self.max_len]
+        x = self.tblocks(self.token_emb(x) + self.pos_emb(torch.arange(x.shape[1], device=x.device)))
+        return self.toprobs(x if self.causal else x.mean(1))
+
+# Counting
+
+class Count(Callback):
+    "Count the texts, the real tokens and the seconds of training."
+    def __init__(self, pad_idx=1): self.pad_idx = pad_idx
+    def before_fit(self): self.texts,self.tokens,self.seconds = 0,0,0.
+    def before_train(self): self.start = time.perf_counter()
+    def after_train(self): self.seconds += time.perf_counter() - self.start
+    def before_batch(self):
+        if not self.training: return
+        self.texts += len(self.x)
+        self.tokens += int((self.x != self.pad_idx).sum())
+
+    @property
+    def row(self): return dict(tokens=self.tokens, tokens_per_s=round(self.tokens/self.seconds), minutes=round(self.seconds/60, 2))
+
+def n_params(model): return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+# Where and with what
+
+def cpu():
+    "The processor's name."
+    info = Path('/proc/cpuinfo')
+    names = [l.split(':')[1].strip() for l in info.read_text().splitlines() if l.startswith('model name')] if info.exists() else []
+    return names[0] if names else platform.processor() or platform.machine()
+
+def commit():
+    "The commit, with a + if tracked files differ from it."
+    def git(*args): return subprocess.run(['git', '-C', str(HERE), *args], capture_output=True, text=True).stdout.strip()
+    return git('rev-parse', '--short', 'HEAD') + ('+' if git('status', '--porcelain', '-uno') else '')
+
+def about(threads):
+    "Machine, versions and commit, for a row."
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
+    packages = ', '.join(f'{p} {version(p)}' for p in ('torch', 'fastai', 'scikit-learn', 'spacy'))
+    return dict(machine=f'{cpu()}, {cores} cores, {threads} threads', versions=f'Python {platform.python_version()}, {packages}',
+                commit=commit(), date=time.strftime('%Y-%m-%d'))
+
+# One process for each run
+
+def options(doc, names, minutes):
+    "The options that the benchmarks share."
+    p = argparse.ArgumentParser(description=doc, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    p.add_argument('--only', nargs='+', choices=names, default=list(names), help='candidates')
+    p.add_argument('--minutes', type=float, default=minutes, help='minutes of training for each candidate and seed')
+    p.add_argument('--threads', type=int, default=torch.get_num_threads(), help='threads of torch')
+    p.add_argument('--set', nargs='+', default=[], metavar='NAME=VALUE', help='change the recipe of the candidates run: lr=1e-3 p=0.2')
+    p.add_argument('--n', type=int, default=None, help='try the script on so many texts; nothing is recorded unless --out is given')
+    p.add_argument('--out', type=Path, default=None, help='folder of the results (default: benchmarks/results)')
+    p.add_argument('--child', action='store_true', help=argparse.SUPPRESS)
+    return p
+
+def out_file(args, name):
+    "Where the results go; None when only trying."
+    out = args.out or (None if args.n else HERE/'results')
+    return out and out/f'{name}.jsonl'
+
+def change(recipe, settings):
+    "`recipe` with `NAME=VALUE` settings in place: known top-level names there, others among the model's."
+    recipe = {**recipe, 'model':dict(recipe['model'])}
+    for s in settings:
+        name,value = s.split('=', 1)
+        try: value = ast.literal_eval(value)
+        except (ValueError, SyntaxError): pass
+        (recipe if name in recipe else recipe['model'])[name] = value
+    return recipe
+
+def run_alone(name, seed):
+    "Run this script again for one candidate and seed in a fresh process, with the same allocator settings for all."
+    cmd = [sys.executable, *sys.argv, '--only', name, '--seeds', str(seed), '--child']
+    print(f'== {name}, seed {seed}', flush=True)
+    subprocess.run(cmd, env={**os.environ, **MALLOC}, check=True)
+
+# Results
+
+def read_rows(file): return [json.loads(l) for l in file.read_text().splitlines()] if file.exists() else []
+
+def add_row(file, row):
+    "Append `row` as a line of JSON."
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open('a') as f: f.write(json.dumps(row) + '\n')
+
+def same_run(row, other):
+    "Whether two rows are of one run: what was asked is the same, whatever came out."
+    keys = 'candidate split seed asked n recipe'.split()
+    return json.dumps([row.get(k) for k in keys]) == json.dumps([other.get(k) for k in keys])
+
+def do(name, seed, args, file, ask, run):
+    "One run, unless its row is in `file` (None: not recorded): in a process of its own, which adds the row."
+    if file and any(same_run(ask(name, seed, args), r) for r in read_rows(file)): return print(f'{name}, seed {seed}: done before')
+    if not args.child: return run_alone(name, seed)
+    row = run(name, seed, args)
+    print(json.dumps(row))
+    if file: add_row(file, row)
+
+def cell(v):
+    "A value as a table shows it."
+    if v is None: return '–'
+    return f'{v:,}' if isinstance(v, int) else f'{v:,.2f}' if isinstance(v, float) else str(v)
+
+def table(rows, cols):
+    "A markdown table: `cols` maps headings to keys or functions of a row."
+    value = lambda row,c: c(row) if callable(c) else row.get(c)
+    lines = [list(cols), ['---']*len(cols), *[[cell(value(r, c)) for c in cols.values()] for r in rows]]
+    return '\n'.join('| ' + ' | '.join(l) + ' |' for l in lines) + '\n'
+
+def tried(row):
+    "A mark for a run on a part of the texts."
+    return f" **on {row['n']} texts only**" if row['n'] else ''
+
+def ran_with(rows):
+    "The machines, versions and commits of `rows`, as lines of a list."
+    keys = dict.fromkeys((r['machine'], r['versions'], r['commit'], r['date']) for r in rows)
+    env = ' '.join(f'`{k}={v}`' for k,v in MALLOC.items())
+    return '\n'.join(f'- {m}; {v}; commit {c}; {d}' for m,v,c,d in keys) + f'\n- in the environment of every run: {env}\n'

@@ -1,0 +1,62 @@
+"Small texts, loaders and learners that several test files share"
+import random, pandas as pd, pytest
+from fastai.text.all import BaseTokenizer, MultiCategoryBlock, RegressionBlock, TextDataLoaders
+from fastai_txf.learner import transformer_classifier_learner, transformer_lm_learner
+
+SMALL = dict(d_model=16, n_heads=2, n_layers=2)
+both = pytest.mark.parametrize('kind', ['clf','lm'])
+
+def texts_df(n=80, seed=0):
+    "Reviews of 6 to 42 words that tell `label`, `tags` and `score`; a fifth is for validation"
+    rng,rows = random.Random(seed), []
+    likes,hates,others = 'warm clever lovely fine'.split(), 'dull cold weak poor'.split(), 'a the film story was it with and in of'.split()
+    for i in range(n):
+        own,about = likes if i%2 else hates, rng.choice(['music','acting'])
+        words = [about, own[0], *rng.choices(others + own*3 + [about]*4, k=rng.randint(4, 40))]
+        rows.append(dict(text=' '.join(words), label='pos' if i%2 else 'neg', tags=';'.join([about] + ['long']*(len(words) > 20)),
+                         score=0.8 if i%2 else 0.2, is_valid=i%5 == 4))
+    return pd.DataFrame(rows)
+
+def make_dls(df, **kw):
+    "fastai's own loaders"
+    return TextDataLoaders.from_df(df, **{**dict(text_col='text', label_col='label', valid_col='is_valid', tok_tfm=BaseTokenizer(), num_workers=0, bs=8), **kw})
+
+def _silent(row): pass
+
+def quiet(learn):
+    "`learn` without bars and tables"
+    learn.logger = _silent
+    if hasattr(learn, 'progress'): learn.remove_cb(learn.progress)
+    return learn
+
+def weights(learn):
+    "A copy of all parameters by name"
+    return {k:p.detach().cpu().clone() for k,p in learn.model.named_parameters()}
+
+def changed(learn, before):
+    "The names of the parameters that are not as they were"
+    return {k for k,p in weights(learn).items() if not p.equal(before[k])}
+
+@pytest.fixture(scope='session')
+def df(): return texts_df()
+
+@pytest.fixture(scope='session')
+def dls(df): return make_dls(df)
+
+@pytest.fixture(scope='session')
+def dls_lm(df): return make_dls(df, is_lm=True, seq_len=16, bs=4)
+
+@pytest.fixture(scope='session')
+def dls_multi(df): return make_dls(df, label_col='tags', label_delim=';', y_block=MultiCategoryBlock)
+
+@pytest.fixture(scope='session')
+def dls_reg(df): return make_dls(df, label_col='score', y_block=RegressionBlock)
+
+@pytest.fixture
+def make(request, tmp_path):
+    "`make(kind, **options)`: a small, quiet learner of kind 'clf', 'lm', 'multi' or 'reg' that saves in `tmp_path`"
+    def _make(kind='clf', **kw):
+        dls = kw.pop('dls', None) or request.getfixturevalue(dict(clf='dls', lm='dls_lm', multi='dls_multi', reg='dls_reg')[kind])
+        factory = transformer_lm_learner if kind == 'lm' else transformer_classifier_learner
+        return quiet(factory(dls, **{**SMALL, 'path':tmp_path, **kw}))
+    return _make

@@ -1,0 +1,549 @@
+"What a fastai user does with a text learner, done with ours: predicting, showing, saving, freezing, and being told what is wrong"
+import dataclasses, inspect, subprocess, sys
+import numpy as np, pandas as pd, pytest, torch
+from functools import partial
+from torch import nn
+from fastai.text.all import (L, BaseTokenizer, CategoryBlock, CSVLogger, ClassificationInterpretation, DataBlock, EarlyStoppingCallback, GradientClip, GrandparentSplitter,
+                             Learner, Module, Perplexity, RMSProp, SaveModelCallback, TextBlock, TextDataLoaders, accuracy, accuracy_multi,
+                             get_text_files, load_learner, parent_label)
+import fastai.text.learner as fastai_text, fastai_txf.learner as learner_module
+from fastai_txf.data import TransformerDataLoaders, check_df, pad_index, text_vocab
+from fastai_txf.layers import TransformerBlock
+from fastai_txf.learner import remap_rows, transformer_classifier_learner, transformer_lm_learner
+from fastai_txf.models import TransformerClassifier, TransformerConfig, TransformerLM
+from fixtures import *
+
+factories = pytest.mark.parametrize('factory', [transformer_classifier_learner, transformer_lm_learner])
+texts = ['a warm film', 'dull acting and a cold story with the music of it', '', 'zzzz qqqq', 'lovely']
+
+def close(a, b, eps=1e-5): torch.testing.assert_close(a, b, atol=eps, rtol=eps)
+
+@pytest.fixture(scope='module')
+def trained(dls, tmp_path_factory):
+    "A classifier that knows its task"
+    learn = quiet(transformer_classifier_learner(dls, **SMALL, path=tmp_path_factory.mktemp('trained'), metrics=accuracy))
+    learn.fit_one_cycle(3, 1e-2)
+    return learn
+
+# Options
+
+@factories
+def test_signature(factory):
+    "Every field of the configuration and every argument of `Learner` shows, with its default"
+    sig = inspect.signature(factory).parameters
+    lm = factory is transformer_lm_learner
+    hidden = {'vocab_sz','pad_idx'} | ({'n_out','pool','long'} if lm else set())
+    for f in dataclasses.fields(TransformerConfig):
+        assert (f.name in sig) == (f.name not in hidden), f.name
+        if f.name in sig and f.name != 'n_out': assert sig[f.name].default == f.default
+    theirs = inspect.signature(Learner).parameters
+    for k,p in theirs.items():
+        if k not in ('dls','model'): assert sig[k].default == p.default
+    assert {'dls','config','arch','block','pretrained','drop_mult'} <= sig.keys() and ('y_range' in sig) != lm
+    assert not sig.keys() & {'kwargs','model'}
+
+@factories
+@pytest.mark.parametrize('wrong,near', [('n_haeds','n_heads'), ('metrcs','metrics'), ('d_modle','d_model'), ('pretraned',None), ('zzzz',None)])
+def test_misspelt_option(request, factory, wrong, near):
+    dls = request.getfixturevalue('dls_lm' if factory is transformer_lm_learner else 'dls')
+    with pytest.raises(TypeError, match=repr(wrong)) as e: factory(dls, **{wrong:2})
+    if near: assert f'did you mean {near!r}?' in str(e.value)
+
+@both
+@pytest.mark.parametrize('kw,words', [(dict(d_model=16, n_heads=3), ['16','n_heads=3']), (dict(config='gtp2'), ["'gtp2'","'gpt2'"]), (dict(positions='roatry'), ["'roatry'","'rotary'"]),
+    (dict(norm='batch'), ["'batch'","'layer'"]), (dict(drop_mult=20), ['p=2.0']), (dict(n_layers=0), ['n_layers=0'])])
+def test_wrong_value(make, kind, kw, words):
+    with pytest.raises(ValueError) as e: make(kind, **kw)
+    assert all(w in str(e.value) for w in words)
+
+def test_wrong_pool_and_long(make):
+    with pytest.raises(ValueError, match="pool='men'"): make(pool='men')
+    with pytest.raises(ValueError, match="long='tial'"): make(long='tial')
+
+def test_the_other_kind_of_loaders(dls, dls_lm):
+    with pytest.raises(ValueError, match='is_lm=True'): transformer_lm_learner(dls)
+    with pytest.raises(ValueError, match='transformer_lm_learner'): transformer_classifier_learner(dls_lm)
+    with pytest.raises(TypeError, match='str is no DataLoaders'): transformer_classifier_learner('texts.csv')
+
+@both
+def test_options_arrive(make, dls, dls_lm, kind, tmp_path):
+    "Each where it belongs: in the configuration, the model, the learner"
+    learn = make(kind, config='gpt2', n_layers=1, lr=0.5, wd=0.3, moms=(0.8,0.7,0.8), opt_func=RMSProp, model_dir='m', drop_mult=0.5)
+    c,dls = learn.model.config, dls_lm if kind == 'lm' else dls
+    assert (c.positions, c.n_layers, c.d_model, c.p, c.attn_p) == ('learned', 1, 16, 0.05, 0.05)
+    assert {m.p for m in learn.model.modules() if isinstance(m, nn.Dropout)} <= {0., 0.05}
+    assert c.vocab_sz == len(text_vocab(dls)) == len(learn.model.encoder.emb.weight) and c.pad_idx == pad_index(dls)
+    assert (learn.lr, learn.wd, learn.moms, learn.opt_func, learn.model_dir, learn.path) == (0.5, 0.3, (0.8,0.7,0.8), RMSProp, 'm', tmp_path)
+    assert not learn.train_bn and make(kind, train_bn=True).train_bn
+
+@both
+def test_a_whole_config(make, kind):
+    "A `TransformerConfig` is taken as it is, but for what the data decide"
+    mine = TransformerConfig(d_model=8, n_heads=2, n_layers=1, positions='alibi', max_len=30)
+    c = make(kind, config=mine, d_model=8, n_layers=1).model.config
+    for f in ('d_model','positions','max_len','p','ff'): assert getattr(c, f) == getattr(mine, f)
+
+def test_lm_length(make, df):
+    "An LM reads at least the loaders' sequences; learned positions that are too few say so"
+    long = make_dls(df, is_lm=True, seq_len=700, bs=1)
+    assert make('lm', dls=long).model.config.max_len == 700
+    with pytest.raises(ValueError, match='16 tokens.*max_len=8'): make('lm', config='gpt2', max_len=8).fit(1)
+
+def test_n_out_and_dropouts(make):
+    assert make('clf').model.head.out_features == 2 and make('multi').model.head.out_features == 3 and make('reg').model.head.out_features == 1
+    assert make('clf', n_out=5).model.head.out_features == 5
+    assert all(m.p == 0 for m in make('lm', drop_mult=0).model.modules() if isinstance(m, nn.Dropout))
+
+# One's own parts
+
+class OwnBlock(Module):
+    "A block of one's own: takes what it likes of the configuration"
+    def __init__(self, d_model, p): self.lin,self.p,self.calls = nn.Linear(d_model, d_model),p,0
+    def forward(self, x, mask=None, pos=None):
+        self.calls += 1
+        return x + self.lin(x).relu()
+
+class OwnModel(Module):
+    "A model of one's own, called with the configuration"
+    def __init__(self, config):
+        self.config,self.emb = config,nn.Embedding(config.vocab_sz, config.d_model)
+        self.lin = nn.Linear(config.d_model, config.n_out)
+    def forward(self, x): return self.lin(self.emb(x).mean(1))
+
+class OwnLM(OwnModel):
+    def __init__(self, config):
+        super().__init__(config)
+        self.lin = nn.Linear(config.d_model, config.vocab_sz)
+    def forward(self, x): return self.lin(self.emb(x))
+
+@both
+def test_block(make, kind):
+    "A class and a `partial` reach the model and train"
+    learn = make(kind, block=OwnBlock)
+    blocks = learn.model.encoder.blocks
+    assert [type(b) for b in blocks] == [OwnBlock]*2 and blocks[0].p == 0.1
+    before = weights(learn)
+    learn.fit(1, 1e-2)
+    assert blocks[1].calls and any('blocks.1.lin' in k for k in changed(learn, before))
+    learn = make(kind, block=partial(TransformerBlock, d_ff=24, p=0.5))
+    shapes = {p.shape for p in learn.model.encoder.blocks[0].ff.parameters()}
+    assert any(24 in s for s in shapes) and not any(64 in s for s in shapes)
+    learn.fit(1)
+
+@pytest.mark.parametrize('kind,arch', [('clf',OwnModel), ('lm',OwnLM)])
+def test_arch(make, kind, arch):
+    "One's own model trains and predicts; without an encoder it is one group and shares none"
+    learn = make(kind, arch=arch, d_model=12, metrics=accuracy)
+    assert type(learn.model) is arch and learn.model.config.d_model == 12
+    learn.fit_one_cycle(2, 1e-2)
+    assert learn.recorder.values[-1][0] < learn.recorder.values[0][0] and len(learn.opt.param_lists) == 1
+    assert learn.predict('a warm film')
+    with pytest.raises(AttributeError, match=f'{arch.__name__} has no `encoder`'): learn.save_encoder('enc')
+
+class OwnClassifier(TransformerClassifier):
+    "A subclass: twice the logits"
+    def forward(self, x): return 2*super().forward(x)
+
+def test_arch_with_encoder(make):
+    learn = make(arch=OwnClassifier, block=OwnBlock)
+    assert type(learn.model.encoder.blocks[0]) is OwnBlock
+    learn.freeze()
+    assert len(learn.opt.param_lists) == 4 and learn.opt.frozen_idx == 3
+
+# Numbers that agree
+
+def test_validate(trained, df):
+    "The loss and metrics of the very predictions"
+    preds,targs = trained.get_preds()
+    loss,acc = trained.validate()
+    assert loss == pytest.approx(-preds[range(16),targs].log().mean().item(), abs=1e-5)
+    assert acc == pytest.approx((preds.argmax(1) == targs).float().mean().item())
+
+def test_validate_lm(make):
+    loss,acc,ppl = make('lm', metrics=[accuracy, Perplexity()]).validate()
+    assert ppl == pytest.approx(np.exp(loss), rel=1e-4) and 0 <= acc < 0.3
+
+def test_get_preds(trained, df):
+    "In the order of the items, the same as `predict`, whatever shares the batch"
+    valid = df[df.is_valid]
+    preds,targs,decoded,losses = trained.get_preds(with_decoded=True, with_loss=True)
+    vocab = list(trained.dls.vocab[1])
+    assert [vocab[t] for t in targs] == valid.label.tolist()
+    labels,idxs,probs = trained.predict(valid)
+    close(preds, probs); assert decoded.equal(idxs) and losses.shape == (16,)
+    for i in (0,7,15): close(trained.predict(valid.text.iloc[i])[2], preds[i])
+    close(trained.get_preds(dl=trained.dls.test_dl(valid.text.tolist(), num_workers=0, bs=3))[0], preds)
+    train = trained.get_preds(ds_idx=0)
+    assert [vocab[t] for t in train[1]] == df.label[~df.is_valid].tolist()
+
+# Predictions
+
+def test_predict(trained, df):
+    "One text as fastai returns it; a list, a series and a data frame at once"
+    label,idx,probs = trained.predict('a warm lovely film')
+    assert label == 'pos' and idx == 1 and probs.shape == (2,) and probs[1] > 0.8
+    assert trained.predict('dull cold story')[0] == 'neg'
+    many = trained.predict(texts)
+    assert [len(o) for o in many] == [5,5,5] and many[2].shape == (5,2)
+    odd = pd.Series(texts, index=[9,9,3,'a',-1])
+    frame = pd.DataFrame(dict(review=texts, text='dull'), index=odd.index)
+    for other in (tuple(texts), odd, np.array(texts), frame.rename(columns={'text':'old','review':'text'})):
+        res = trained.predict(other)
+        assert res[0] == many[0]; close(res[2], many[2])
+    close(trained.predict(frame, text_col='review')[2], many[2])
+    close(trained.predict(texts, bs=2)[2], many[2])
+    for t,l,p in zip(texts, many[0], many[2]):
+        one = trained.predict(t)
+        assert one[0] == l; close(one[2], p)
+
+@pytest.mark.parametrize('item,error,words', [([], ValueError, 'no text'), (pd.DataFrame(dict(text=[])), ValueError, 'no text'), (['a', None], TypeError, 'number 1 is None'),
+    (pd.DataFrame(dict(text=['a', np.nan])), TypeError, 'number 1 is nan'), (pd.DataFrame(dict(body=['a'])), ValueError, "'text'.*'body'.*text_col"), (['a', 3], TypeError, '3: a int')])
+def test_predict_refuses(trained, item, error, words):
+    with pytest.raises(error, match=words): trained.predict(item)
+
+def test_predict_leaves_the_learner_alone(trained):
+    "The record, the mode, the callbacks; no workers, no bar"
+    rows,losses,cbs = list(trained.recorder.values), list(trained.recorder.losses), len(trained.cbs)
+    trained.predict(texts); trained.predict('a')
+    assert trained.recorder.values == rows and trained.recorder.losses == losses and len(losses) == 24
+    assert len(trained.cbs) == cbs and trained.recorder.metric_names[-1] == 'time'
+
+def test_predict_needs_no_workers(make, df, monkeypatch):
+    learn = make(dls=make_dls(df, num_workers=2))
+    assert learn.dls.valid.fake_l.num_workers == 2
+    monkeypatch.setattr('torch.utils.data.dataloader._MultiProcessingDataLoaderIter.__init__', lambda *a, **k: pytest.fail('started workers'))
+    assert learn.predict(texts)[2].shape == (5,2)
+
+@both
+def test_predict_beside_callbacks(make, kind, tmp_path, capsys):
+    "Callbacks that stay on the learner do not get in the way, nor does a bar"
+    cbs = [SaveModelCallback(), EarlyStoppingCallback(patience=3), CSVLogger(), GradientClip()]
+    learn = make(kind, cbs=cbs)
+    learn.fit(1)
+    rows,file = list(learn.recorder.values), (tmp_path/'history.csv').read_text()
+    capsys.readouterr()
+    for _ in range(2): assert learn.predict('a warm film')
+    assert learn.recorder.values == rows and (tmp_path/'history.csv').read_text() == file and capsys.readouterr().out == ''
+    learn.fit(1)
+
+def test_predict_lm(make):
+    "Text, begun as given, of real words, the same for the same seed; beyond `max_len`, too"
+    lm = make('lm', max_len=20)
+    lm.fit(1, 1e-2)
+    out = lm.predict('A warm film', n_words=30, seed=1)
+    assert out.startswith('A warm film') and 'xx' not in out and out == lm.predict('A warm film', n_words=30, seed=1)
+    assert lm.predict('a', n_tokens=8, temperature=0) == lm.predict('a', n_tokens=8, temperature=0)
+    assert lm.predict('warm '*100, n_tokens=3).startswith('warm warm')
+    assert len(lm.recorder.values) == 1
+
+def test_many_labels(make, df):
+    learn = make('multi', metrics=partial(accuracy_multi, thresh=0.5))
+    learn.fit_one_cycle(4, 1e-2)
+    assert learn.recorder.values[-1][1] < learn.recorder.values[0][1]*0.8
+    tags,on,probs = learn.predict('music music music')
+    assert isinstance(tags, (list,L)) and on.dtype == torch.bool and probs.shape == (3,) and 0 <= probs.min() and probs.max() <= 1
+    vocab = list(learn.dls.vocab[1])
+    assert list(tags) == [v for v,o in zip(vocab, on) if o]
+    many = learn.predict(df.text[:6])
+    assert [sorted(t) for t in many[0]] == [sorted(v for v,o in zip(vocab, row) if o) for row in many[1]] and many[2].shape == (6,3)
+    close(learn.predict(df.text[2])[2], many[2][2])
+
+def test_regression(make, df):
+    "Values stay in `y_range`, however sure the model is; without it they need not"
+    learn = make('reg', y_range=(0.1,0.9))
+    learn.fit_one_cycle(4, 1e-2)
+    assert learn.recorder.values[-1][1] < learn.recorder.values[0][1] and learn.recorder.values[-1][1] < 0.05
+    high,low = (learn.predict(t)[2].item() for t in ('warm clever lovely fine', 'dull cold weak poor'))
+    assert high > 0.6 and low < 0.4
+    with torch.no_grad(): learn.model.head.weight *= 1000
+    vals = learn.predict(df.text)[2]
+    assert vals.shape == (80,1) and 0.1 <= vals.min() < 0.2 and 0.8 < vals.max() <= 0.9
+    free = make('reg')
+    with torch.no_grad(): free.model.head.weight.mul_(1000)
+    assert free.predict(df.text)[2].abs().max() > 1
+
+# Tables and plots
+
+@pytest.fixture
+def tables(monkeypatch):
+    "The tables that were displayed"
+    seen = []
+    for m in (fastai_text, learner_module): monkeypatch.setattr(m, 'display_df', seen.append)
+    return seen
+
+@pytest.mark.parametrize('kind', ['clf','multi','reg','lm'])
+def test_show_results(make, tables, df, kind):
+    "A table of texts, targets and predictions"
+    learn = make(kind)
+    learn.show_results(max_n=4, shuffle=False)
+    table, = tables
+    assert len(table) == 4 and table.columns.tolist() == (['input','target','pred'] if kind == 'lm' else ['text','target','prediction'])
+    if kind == 'lm': assert all(t.split()[1:5] == u.split()[:4] for t,u in zip(table.input, table.target)); return
+    own = df[df.is_valid].set_index('text')
+    first = table.iloc[0]
+    row = own.loc[first.text.replace('xxbos ', '')]
+    assert str(first.target) == str(dict(clf=row.label, multi=row.tags, reg=row.score)[kind]) or kind == 'reg' and float(first.target) == pytest.approx(row.score)
+    if kind == 'clf': assert set(table.prediction) <= {'pos','neg'}
+
+def test_show_results_is_printed(trained, capsys):
+    trained.show_results(max_n=2, trunc_at=5)
+    assert capsys.readouterr().out
+
+def test_interpretation(trained, tables, df):
+    "The confusion matrix counts every validation text, and the worst come first"
+    interp = ClassificationInterpretation.from_learner(trained)
+    cm = interp.confusion_matrix()
+    assert cm.sum() == 16 and cm.sum(1).tolist() == [df[df.is_valid].label.eq(l).sum() for l in ('neg','pos')]
+    interp.plot_confusion_matrix()
+    losses,idxs = interp.top_losses(4)
+    assert losses.tolist() == sorted(losses.tolist(), reverse=True)
+    interp.plot_top_losses(4)
+    table = tables[-1]
+    assert len(table) == 4 and table.columns.tolist() == ['input','target','predicted','probability','loss']
+    worst = df[df.is_valid].iloc[idxs[0].item()]
+    assert table.input[0] == f'xxbos {worst.text}' and table.target[0] == worst.label
+
+@both
+def test_summary(make, kind, capsys):
+    "Counts every parameter, and the frozen ones"
+    learn = make(kind)
+    learn.freeze()
+    text = str(learn.summary())
+    total = sum(p.numel() for p in learn.model.parameters())
+    train = sum(p.numel() for p in learn.model.parameters() if p.requires_grad)
+    assert f'Total trainable params: {train:,}' in text and 0 < train < total
+    assert type(learn.model).__name__ in text
+
+# Files
+
+@both
+def test_save_and_load(make, kind):
+    "Weights and optimizer"
+    learn,other = make(kind), make(kind)
+    learn.fit(1, 1e-2)
+    learn.save('stage'); other.create_opt(); other.load('stage')
+    assert not changed(other, weights(learn))
+    a,b = (o.opt.state_dict()['state'] for o in (learn,other))
+    assert all(torch.equal(p['grad_avg'], q['grad_avg']) for p,q in zip(a, b))
+    before = weights(learn)
+    learn.fit(1, 1e-2); learn.load('stage')
+    assert not changed(learn, before)
+
+_fresh = '''
+import sys, torch, warnings
+from pathlib import Path
+from fastai.text.all import load_learner
+assert not any(m.startswith('fastai_txf') for m in sys.modules)
+path,res = Path(sys.argv[1]), {}
+for kind in ('clf','multi','reg','own','bf16'): res[kind] = load_learner(path/f'{kind}.pkl').predict(['a warm film', '', 'dull'])[2]
+res['one'] = load_learner(path/'clf.pkl').predict('a warm film')
+res['lm'] = load_learner(path/'lm.pkl').predict('a warm', n_tokens=12, seed=3)
+torch.save(res, path/'res.pth')
+'''
+
+def test_export_to_a_fresh_process(make, tmp_path):
+    "`load_learner` alone, in another process, gives the same answers"
+    learns = dict(clf=make(), multi=make('multi'), reg=make('reg', y_range=(0,1)), own=make(block=partial(TransformerBlock, d_ff=24)), bf16=make().to_bf16(), lm=make('lm'))
+    for k,learn in learns.items(): learn.fit(1, 1e-2); learn.export(f'{k}.pkl')
+    subprocess.run([sys.executable, '-W', 'ignore', '-c', _fresh, str(tmp_path)], check=True)
+    res = torch.load(tmp_path/'res.pth', weights_only=False)
+    for k in ('clf','multi','reg','own','bf16'): close(res[k], learns[k].predict(['a warm film', '', 'dull'])[2], 1e-2 if k == 'bf16' else 1e-5)
+    label,_,probs = learns['clf'].predict('a warm film')
+    assert res['one'][0] == label; close(res['one'][2], probs)
+    assert res['lm'] == learns['lm'].predict('a warm', n_tokens=12, seed=3)
+
+@both
+def test_export_leaves_the_learner(make, kind, tmp_path):
+    "It trains on, and the loaded one predicts in this process"
+    learn = make(kind)
+    learn.fit(1); learn.export('a.pkl'); learn.fit(1)
+    assert load_learner(tmp_path/'a.pkl').predict('a warm film')
+
+# Encoders
+
+def encode(learn, ids): return learn.model.eval().encoder(ids.to(next(learn.model.parameters()).device)).detach().cpu()
+
+def test_encoder_same_vocabulary(make, capsys):
+    "From one learner to another, and frozen where it is given as `pretrained`"
+    a,b = make(), make()
+    file = a.save_encoder('enc')
+    ids = torch.randint(2, 20, (3,9))
+    assert b.load_encoder('enc') is b and file.name == 'enc.pth'
+    close(encode(a, ids), encode(b, ids), 0)
+    n = len(text_vocab(a.dls))
+    assert f'{n} of {n} tokens found' in capsys.readouterr().out
+    c = make(pretrained=file)
+    close(encode(a, ids), encode(c, ids), 0)
+    before = weights(c)
+    c.fit(1, 1e-2)
+    assert changed(c, before) == {'head.weight','head.bias'}
+
+@pytest.mark.parametrize('tie', [True,False])
+def test_encoder_other_vocabulary(make, df, tie, capsys):
+    "Shared tokens keep their rows exactly, the others start from the mean, and the count is printed; tied weights stay tied"
+    lm = make('lm', tie=tie)
+    lm.fit(1, 1e-2); lm.save_encoder('enc')
+    other = make_dls(df[df.text.str.contains('music')].assign(text=lambda d: d.text.str.replace('warm', 'sunny')))
+    clf = make(dls=other)
+    clf.load_encoder('enc')
+    old,new = text_vocab(lm.dls), text_vocab(other)
+    src,dst = lm.model.encoder.emb.weight.detach().cpu(), clf.model.encoder.emb.weight.detach().cpu()
+    shared = set(old) & set(new)
+    assert 'sunny' not in shared and 'warm' not in new and old != new
+    for t in shared: assert src[old.index(t)].equal(dst[new.index(t)])
+    close(dst[new.index('sunny')], src.mean(0))
+    assert f'{sum(t in old for t in new)} of {len(new)} tokens found' in capsys.readouterr().out
+    for (k,p),q in zip(lm.model.encoder.blocks.named_parameters(), clf.model.encoder.blocks.parameters()): assert p.equal(q), k
+    clf.save_encoder('back'); back = make('lm', tie=tie).load_encoder('back')
+    assert (back.model.head.weight is back.model.encoder.emb.weight) == tie
+    assert back.model.encoder.emb.weight[old.index('film')].cpu().equal(src[old.index('film')])
+
+@pytest.mark.parametrize('kw,words', [(dict(d_model=32), 'd_model=16 \\(here 32\\)'), (dict(n_layers=1), 'n_layers=2 \\(here 1\\)'), (dict(wiring='post'), "wiring='pre' \\(here 'post'\\)"),
+    (dict(n_heads=4), 'n_heads=2 \\(here 4\\)'), (dict(d_ff=32), 'd_ff=')])
+def test_encoder_of_another_shape(make, kw, words):
+    "Both values are named and nothing has changed"
+    make().save_encoder('enc')
+    learn = make(**kw)
+    before = weights(learn)
+    with pytest.raises(ValueError, match=words): learn.load_encoder('enc')
+    assert not changed(learn, before)
+
+def test_encoder_same_shape_said_otherwise(make):
+    "What a default derives is the same as saying it"
+    make().save_encoder('enc')
+    make(d_ff=64, n_kv_heads=2, d_head=8).load_encoder('enc')
+
+def test_encoder_of_other_blocks(make):
+    make(block=OwnBlock).save_encoder('enc')
+    learn = make()
+    before = weights(learn)
+    with pytest.raises(ValueError, match=r'blocks.0.lin.weight of shape \(16, 16\) \(here None\)'): learn.load_encoder('enc')
+    assert not changed(learn, before)
+
+def test_encoder_files(make, tmp_path):
+    learn = make()
+    before = weights(learn)
+    with pytest.raises(FileNotFoundError, match='none.pth.*save_encoder'): learn.load_encoder('none')
+    learn.save('whole')
+    with pytest.raises(ValueError, match='whole.pth is no encoder'): learn.load_encoder('whole')
+    assert not changed(learn, before)
+    file = learn.save_encoder(tmp_path/'some'/'where.bin')
+    assert file.exists(); learn.load_encoder(file)
+
+@pytest.mark.parametrize('n,m', [(40,60), (60,40)])
+def test_encoder_other_max_len(make, n, m):
+    "Learned positions: those that both have"
+    a,b = make(positions='learned', max_len=n), make(positions='learned', max_len=m)
+    rest = b.model.encoder.positions.emb.weight.detach().clone()
+    a.save_encoder('enc'); b.load_encoder('enc')
+    got,k = b.model.encoder.positions.emb.weight, min(n,m)
+    assert got.shape == (m,16) and got[:k].equal(a.model.encoder.positions.emb.weight[:k]) and got[k:].equal(rest[k:])
+
+def test_remap_rows_of_none():
+    new,found = remap_rows(torch.eye(2), ['a','b'], ['x'])
+    assert found == 0 and new.tolist() == [[0.5,0.5]]
+
+# Folders, as the workshop writes them
+
+@pytest.fixture
+def folder(df, tmp_path):
+    for i,o in enumerate(df.itertuples()):
+        f = tmp_path/'texts'/('test' if o.is_valid else 'train')/o.label/f'{i}.txt'
+        f.parent.mkdir(parents=True, exist_ok=True); f.write_text(o.text)
+    return tmp_path/'texts'
+
+def test_classes_from_a_folder(folder, df):
+    block = DataBlock(blocks=(TextBlock.from_folder(folder, max_vocab=10_000, seq_len=256), CategoryBlock), get_items=get_text_files, get_y=parent_label,
+                      splitter=GrandparentSplitter(valid_name='test'))
+    dls = block.dataloaders(folder, path=folder, bs=8, num_workers=0)
+    learn = quiet(transformer_classifier_learner(dls, **SMALL, metrics=accuracy))
+    learn.fit_one_cycle(3, 1e-2)
+    assert len(dls.valid_ds) == 16 and learn.recorder.values[-1][-1] > 0.8
+    assert learn.predict('a warm lovely film')[0] == 'pos'
+    preds,targs = learn.get_preds()
+    assert [dls.vocab[1][t] for t in targs] == [f.parent.name for f in dls.valid_ds.items]
+    close(learn.predict([f.read_text() for f in dls.valid_ds.items])[2], preds)
+
+def test_lm_from_a_folder(folder):
+    "freeze, find a rate, unfreeze, train; three times; save"
+    block = DataBlock(blocks=TextBlock.from_folder(folder, is_lm=True, max_vocab=10_000, seq_len=16), get_items=get_text_files, splitter=GrandparentSplitter(valid_name='test'))
+    dls = block.dataloaders(folder, path=folder, bs=4, seq_len=16, num_workers=0)
+    learn = quiet(transformer_lm_learner(dls, **SMALL, metrics=[accuracy, Perplexity()]))
+    losses = [learn.validate()[0]]
+    for _ in range(3):
+        learn.freeze()
+        lr = learn.lr_find(num_it=10, show_plot=False).valley
+        learn.unfreeze()
+        learn.fit_one_cycle(1, 1e-2)
+        assert np.isfinite(lr)
+        losses.append(learn.recorder.values[-1][1])
+    assert losses[-1] < losses[1] < losses[0]
+    file = learn.save('lm')
+    before = weights(learn)
+    learn.fit(1, 1e-2); learn.load('lm')
+    assert file.exists() and not changed(learn, before)
+
+# Odd texts and labels
+
+@pytest.mark.parametrize('kw', [dict(), dict(long='head+tail'), dict(positions='learned', long='tail'), dict(pool='first')])
+def test_odd_texts(make, kw):
+    "Beyond `max_len`, empty, only unknown words: finite, and the same alone as beside others"
+    learn = make(max_len=64, **kw)
+    odd = ['warm dull film '*1667, '', 'zzzz qqqq xyzzy', 'a warm film', 'dull '*64, 'dull '*65]
+    labels,_,probs = learn.predict(odd, bs=6)
+    assert probs.isfinite().all() and set(labels) <= {'pos','neg'}
+    for t,p in zip(odd, probs): close(learn.predict(t)[2], p)
+    logits = lambda ts: learn.get_preds(dl=learn.dls.test_dl(ts, num_workers=0), act=lambda o: o)[0]
+    for t,p in zip(odd, logits(odd)): close(logits([t])[0], p)
+
+def test_training_on_odd_texts(df, make):
+    odd = df.copy()
+    odd.loc[[0,1,4],'text'] = ['', 'zzz', 'warm '*3000]
+    learn = make(dls=make_dls(odd), max_len=64)
+    learn.fit(1, 1e-3)
+    assert np.isfinite(learn.recorder.values[-1]).all()
+
+def test_missing_text(df):
+    bad = df.copy(); bad.loc[7,'text'] = np.nan
+    for make in (lambda: TransformerDataLoaders.from_df(bad, text_col='text', label_col='label', valid_col='is_valid'), lambda: check_df(bad, 'text', 'label', 'is_valid')):
+        with pytest.raises(ValueError, match="'text'.*nan.*1 of 80 rows \\(index 7\\).*dropna"): make()
+
+def test_label_in_validation_only(df):
+    "fastai's loaders fail while iterating; the factory before that"
+    bad = df.copy(); bad.loc[4,'label'] = 'mixed'
+    dls = make_dls(bad)
+    with pytest.raises(ValueError, match="'mixed'.*1 of 16 validation rows.*\\['neg', 'pos'\\]"): transformer_classifier_learner(dls, **SMALL)
+    with pytest.raises(ValueError, match="'mixed'"): TransformerDataLoaders.from_df(bad, text_col='text', label_col='label', valid_col='is_valid')
+
+def test_too_little_validation_text(df):
+    "An LM that would be validated on nothing"
+    few = df[~df.is_valid | (df.index == 4)]
+    with pytest.raises(ValueError, match='validation set has .* tokens'): transformer_lm_learner(make_dls(few, is_lm=True, seq_len=16, bs=64))
+
+# What fastai's own learners do to such models, and these do not
+
+@both
+def test_built_on_learner(make, kind):
+    "No callbacks for recurrent models; a loss from the start; plain tensors from tensors of text"
+    learn = make(kind)
+    assert not any('RNN' in type(c).__name__ or 'Reset' in type(c).__name__ for c in learn.cbs) and isinstance(learn, Learner)
+    assert type(learn.loss_func).__name__ == 'CrossEntropyLossFlat' and hasattr(learn.loss_func, 'decodes')
+    x = learn.dls.one_batch()[0]
+    learn.model.to(x.device)
+    assert type(x) is not torch.Tensor and type(learn.model(x)) is torch.Tensor
+    x = make_batch_of_padding(learn)
+    assert learn.model(x).isfinite().all()
+
+def make_batch_of_padding(learn):
+    "A row of nothing but padding beside a text"
+    x = learn.dls.one_batch()[0].as_subclass(torch.Tensor)[:2].clone()
+    x[0] = pad_index(learn.dls)
+    return x
+
+def test_whole_documents_attend(make):
+    "The start of a text reaches its end: no chunks of 72 tokens without attention across them"
+    learn = make('lm', positions='rotary', max_len=512)
+    x = torch.randint(5, 20, (1,300), device=next(learn.model.parameters()).device)
+    y = x.clone(); y[0,0] = 21
+    model = learn.model.eval()
+    assert (model.encoder(x)-model.encoder(y))[0,-1].abs().max() > 0

@@ -1,0 +1,346 @@
+"Fitting: rates, frozen groups, time budgets, mixed precision and fastai's callbacks, on classifiers and language models"
+import time, numpy as np, pandas as pd, pytest, torch
+from torch import nn
+from functools import partial
+from fastai.text.all import (Callback, CancelBatchException, CSVLogger, DataLoader, DataLoaders, EarlyStoppingCallback, GradientAccumulation, GradientClip, L,
+                             Learner, MSELossFlat, SaveModelCallback, SGD, accuracy, slide, steep, valley, minimum)
+from fastai_txf.models import classifier_splitter, lm_splitter
+from fastai_txf.train import DeviceMixedPrecision, TimeBudget
+from fixtures import *
+
+def toy_learner(**kw):
+    "A plain fastai `Learner` on a line, in three groups"
+    x = torch.randn(512, 8); y = x @ torch.randn(8, 1)
+    dl = DataLoader(list(zip(x, y)), bs=16)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+    return quiet(Learner(DataLoaders(dl, dl), model, MSELossFlat(), splitter=lambda m: [list(m[i].parameters()) for i in (0,2,4)], **kw))
+
+def max_lrs(learn):
+    "The largest learning rate of each group while `learn` trained, through a callback"
+    seen = []
+    class Watch(Callback):
+        def before_step(self): seen.append([h['lr'] for h in self.opt.hypers])
+    return Watch(), seen
+
+# Rates and loss
+
+@both
+def test_lr_find(make, kind):
+    "Suggests a rate for each function asked for, and puts weights and batches back"
+    learn = make(kind)
+    before = weights(learn)
+    res = learn.lr_find(num_it=30, show_plot=False, suggest_funcs=(minimum, steep, valley, slide))
+    assert res._fields == ('minimum','steep','valley','slide')
+    assert all(1e-7 <= o <= 10 for o in res if o is not None) and res.valley is not None
+    assert not changed(learn, before)
+    assert len(learn.recorder.lrs) <= 30 and learn.recorder.lrs[-1] > learn.recorder.lrs[0]*1e3
+    learn.fit(1, 1e-3) # still trains after it
+    assert changed(learn, before)
+
+@both
+def test_fit_one_cycle(make, kind):
+    "Training and validation loss fall, and the rate rises and falls"
+    learn = make(kind)
+    first = learn.validate()[0]
+    learn.fit_one_cycle(3, 1e-2)
+    train,valid = np.array(learn.recorder.values)[:,:2].T
+    assert train[-1] < train[0] and valid[-1] < first*0.95
+    lrs = learn.recorder.hps['lr']
+    assert max(lrs) == pytest.approx(1e-2, rel=0.02) and lrs[0] < 1e-3 and lrs[-1] < 1e-4
+
+@both
+def test_fine_tune(make, kind):
+    "The last group alone first, then everything at rates a hundred times apart"
+    learn = make(kind)
+    before,frozen = weights(learn), []
+    watch,lrs = max_lrs(learn)
+    class Frozen(Callback):
+        def after_epoch(self): frozen.append(changed(self.learn, before))
+    learn.fine_tune(2, 1e-2, freeze_epochs=1, cbs=[watch, Frozen()])
+    names = {id(p):k for k,p in learn.model.named_parameters()}
+    assert frozen[0] == {names[id(p)] for p in learn.opt.param_lists[-1]}
+    assert len(frozen) == 3 and frozen[2] == set(before)
+    second = np.array(lrs[len(lrs)//3:])
+    assert second[:,-1].max() == pytest.approx(0.5e-2, rel=0.02) and second[:,0].max() == pytest.approx(0.5e-4, rel=0.02)
+
+# Frozen groups
+
+@both
+@pytest.mark.parametrize('n', [-1,-2,2,'freeze','unfreeze'])
+def test_freeze(make, kind, n):
+    "What is frozen stays bit for bit, norms included; all the rest trains"
+    learn = make(kind, positions='learned', max_len=64)
+    if isinstance(n, str): getattr(learn, n)()
+    else: learn.freeze_to(n)
+    before = weights(learn)
+    learn.fit(2, 1e-2)
+    groups = (lm_splitter if kind == 'lm' else classifier_splitter)(learn.model)
+    first = dict(freeze=len(groups)-1, unfreeze=0).get(n, n)
+    names = {id(p):k for k,p in learn.model.named_parameters()}
+    assert changed(learn, before) == {names[id(p)] for g in groups[first:] for p in g}
+    if n == -1: assert any('norm' in names[id(p)] for g in groups[:first] for p in g) # there was a norm to freeze
+
+@both
+def test_groups_cover_every_parameter_once(make, kind):
+    learn = make(kind)
+    learn.create_opt()
+    grouped = [id(p) for g in learn.opt.param_lists for p in g]
+    assert sorted(grouped) == sorted(id(p) for p in learn.model.parameters()) and len(learn.opt.param_lists) >= 3
+
+@both
+def test_discriminative_rates(make, kind):
+    "A slice gives each group its rate: even steps between two, a tenth below the head for one"
+    learn = make(kind)
+    learn.fit(1, slice(1e-5, 1e-3))
+    n = len(learn.opt.hypers)
+    assert [h['lr'] for h in learn.opt.hypers] == pytest.approx(np.geomspace(1e-5, 1e-3, n).tolist())
+    learn.fit(1, slice(1e-3))
+    assert [h['lr'] for h in learn.opt.hypers] == pytest.approx([1e-4]*(n-1) + [1e-3])
+    watch,lrs = max_lrs(learn)
+    learn.fit_one_cycle(1, slice(1e-4, 1e-2), cbs=watch)
+    assert np.array(lrs).max(0).tolist() == pytest.approx(np.geomspace(1e-4, 1e-2, n).tolist(), rel=0.2)
+
+# A time budget
+
+def timed(learn, seconds, *args, **kw):
+    "Seconds of training that `fit_minutes` took"
+    spent = []
+    class Clock(Callback):
+        order = -50
+        def before_train(self): self.start = time.perf_counter()
+        def after_train(self): spent.append(time.perf_counter()-self.start)
+    learn.fit_minutes(seconds/60, *args, cbs=[Clock(), *L(kw.pop('cbs', None))], **kw)
+    return sum(spent)
+
+@both
+def test_fit_minutes(make, kind):
+    "The time is kept, the cycle is complete, every row too"
+    learn = make(kind, metrics=accuracy)
+    first = learn.validate()[0]
+    assert 1.5 <= timed(learn, 1.5, 1e-2) < 3
+    lrs,rows = learn.recorder.hps['lr'], learn.recorder.values
+    assert max(lrs) == pytest.approx(1e-2, rel=0.1) and lrs[-1] < 2e-3 and lrs[-1] < max(lrs)/5
+    assert len(rows) > 1 and {len(r) for r in rows} == {3} and np.isfinite(np.array(rows)).all()
+    assert rows[-1][1] < first
+
+def test_fit_minutes_on_a_plain_learner():
+    "Any fastai `Learner` has it, with a rate for each group"
+    learn = toy_learner()
+    watch,lrs = max_lrs(learn)
+    assert 0.5 <= timed(learn, 0.5, slice(1e-4, 1e-2), cbs=watch) < 1.5
+    assert np.array(lrs).max(0) == pytest.approx([1e-4, 1e-3, 1e-2], rel=0.1)
+    assert max(lrs[-1]) < 1e-3 and learn.recorder.values[-1][1] < learn.recorder.values[0][0]
+    with pytest.raises(ValueError, match='minutes=-1'): learn.fit_minutes(-1)
+    with pytest.raises(TypeError, match='n_epoch'): learn.fit_minutes(1, n_epoch=3)
+
+def test_fit_minutes_shorter_than_an_epoch():
+    "A part of one epoch is an epoch, with its validation; a second fit starts the clock anew"
+    learn = toy_learner(cbs=TimeSink())
+    for _ in range(2):
+        assert timed(learn, 0.2, 1e-2) < 0.8
+        row, = learn.recorder.values
+        assert len(row) == 2 and np.isfinite(row).all() and len(learn.recorder.losses) < 32
+    learn.fit_one_cycle(1, 1e-2) # and an ordinary fit is ordinary again
+    assert len(learn.recorder.losses) == 32
+
+class TimeSink(Callback):
+    "20 ms more for each batch"
+    run_valid = False
+    def after_batch(self): time.sleep(0.02)
+
+def test_fit_minutes_counts_no_validation():
+    class Slow(Callback):
+        def before_validate(self): time.sleep(0.4)
+    learn = toy_learner(cbs=[TimeSink(), Slow()])
+    learn.fit_minutes(1.5/60, 1e-2)
+    assert len(learn.recorder.losses) > 32 # 1.5 s of batches, though half a second went to each validation
+
+# Mixed precision
+
+def dtypes(learn):
+    "What the blocks and the loss saw, through hooks"
+    seen = dict(block=set(), loss=set())
+    learn.model.encoder.blocks[0].register_forward_hook(lambda m,i,o: seen['block'].update(p.dtype for p in [o]))
+    learn.model.encoder.blocks[0].ff.register_forward_hook(lambda m,i,o: seen['block'].add(o.dtype))
+    class Watch(Callback):
+        def after_pred(self): seen['loss'].add(self.pred.dtype)
+    Watch.order = 100
+    learn.add_cb(Watch())
+    return seen
+
+@both
+@pytest.mark.parametrize('how,dtype', [('to_bf16', torch.bfloat16), ('to_fp16', torch.float16)])
+def test_mixed_precision(make, kind, how, dtype):
+    "Computes in low precision, on this device, with weights, loss and predictions in fp32, and learns as well"
+    losses = []
+    for low in (False,True):
+        torch.manual_seed(0)
+        learn = make(kind, p=0., emb_p=0., head_p=0.)
+        start = learn.validate()[0]
+        seen = dtypes(learn)
+        if low: assert getattr(learn, how)() is learn
+        torch.manual_seed(0)
+        learn.fit_one_cycle(3, 1e-2)
+        losses.append(learn.recorder.values[-1][1])
+        assert (dtype in seen['block']) == low and seen['loss'] == {torch.float32}
+        assert {p.dtype for p in learn.model.parameters()} == {torch.float32}
+    assert losses[0] < start*0.95 and losses[1] < start*0.95 and abs(losses[0]-losses[1]) < 0.1*start
+    seen['block'].clear()
+    learn.to_fp32().validate()
+    assert seen['block'] == {torch.float32}
+
+def test_mixed_precision_predicts_and_exports(make):
+    learn = make().to_bf16()
+    learn.fit(1, 1e-2)
+    exact = make('clf')
+    exact.model.load_state_dict(learn.model.state_dict())
+    for (_,i,p),(_,j,q) in zip([learn.predict('a warm film')], [exact.predict('a warm film')]):
+        assert p.dtype == torch.float32 and i == j and (p-q).abs().max() < 0.02
+    assert learn.to_bf16().to_bf16().cbs.map(lambda c: isinstance(c, DeviceMixedPrecision)).count(True) == 1 # one, however often it is asked for
+
+class Interrupt(Callback):
+    "KeyboardInterrupt at `event` of the third batch"
+    def __init__(self, event, order): self.event,self.order = event,order
+    def __call__(self, event_name):
+        if event_name == self.event and self.learn.training and self.learn.iter == 2: raise self.exc
+    exc = KeyboardInterrupt
+
+class Ctrl(nn.Module):
+    "A loss that is interrupted"
+    def forward(self, *args): raise KeyboardInterrupt
+
+def outputs(learn, x):
+    with torch.no_grad(), torch.autocast(x.device.type, torch.bfloat16): return learn.model.eval()(x).float()
+
+@both
+@pytest.mark.parametrize('where', ['before_batch','after_pred','loss','model','after_loss','before_step'])
+def test_interrupted_batch(make, kind, where):
+    "Leaves no autocast open, and no copy of the weights that a later forward would use"
+    learn = make(kind, lr=1e-3).to_bf16()
+    if where == 'loss': learn.loss_func = Ctrl()
+    elif where == 'model': handle = learn.model.encoder.blocks[1].register_forward_hook(stop)
+    else: learn.add_cb(Interrupt(where, 50))
+    with pytest.raises(KeyboardInterrupt): learn.fit(1)
+    if where == 'model': handle.remove()
+    x = learn.dls.one_batch()[0].as_subclass(torch.Tensor)
+    assert not torch.is_autocast_enabled(x.device.type)
+    was = outputs(learn, x)
+    with torch.no_grad():
+        for p in learn.model.parameters(): p *= 5
+    assert (outputs(learn, x)-was).abs().max() > 0.1*was.abs().max()
+    with torch.no_grad(): assert learn.model.encoder(x).dtype == torch.float32
+    learn.export('interrupted.pkl')
+
+def stop(*args): raise KeyboardInterrupt
+
+def test_cancelled_batch_and_error_leave_autocast(make):
+    "So does a batch that a callback skips, and one that fails"
+    class Skip(Callback):
+        order = 50
+        def before_batch(self): raise CancelBatchException()
+    learn = make().to_bf16()
+    learn.fit(1, cbs=Skip())
+    assert not torch.is_autocast_enabled('cpu')
+    learn.loss_func = partial(torch.nn.functional.cross_entropy, weight='wrong')
+    with pytest.raises(TypeError): learn.fit(1)
+    assert not torch.is_autocast_enabled('cpu')
+
+# fastai's callbacks
+
+def flat(learn): return torch.cat([p.flatten() for p in weights(learn).values()])
+
+@both
+def test_gradient_accumulation(make, df, kind):
+    "Two batches of half the size move the weights as one does"
+    res,kw = [],dict(is_lm=True, seq_len=16) if kind == 'lm' else {}
+    for bs,cbs in ((8,None),(4,GradientAccumulation(8)),(4,None)):
+        torch.manual_seed(0)
+        learn = make(kind, dls=make_dls(df, bs=bs, **kw), opt_func=SGD, p=0., emb_p=0., head_p=0., moms=(0,0,0), wd=0.)
+        items = fixed_batches(learn, kind, bs)
+        learn.dls = DataLoaders(items, items)
+        before = flat(learn)
+        learn.fit(1, 0.5, cbs=cbs)
+        res.append(flat(learn)-before)
+    big,acc,small = res
+    assert (big-acc).abs().max() < 1e-3*big.abs().max() < 0.1*(big-small).abs().max()
+
+class Batches:
+    "A loader of given batches"
+    device,n_inp = None,1
+    def __init__(self, bs): self.bs,self.dataset = bs,bs
+    def __iter__(self): return iter(self.bs)
+    def __len__(self): return len(self.bs)
+
+def fixed_batches(learn, kind, bs):
+    "The same 32 texts in the same order, in batches of `bs`"
+    torch.manual_seed(1)
+    n = len(learn.dls.vocab if kind == 'lm' else learn.dls.vocab[0])
+    x = torch.randint(2, n, (32, 17), device=next(learn.model.parameters()).device)
+    y = x[:,1:] if kind == 'lm' else torch.arange(32, device=x.device)%2
+    return Batches([(x[i:i+bs,:16], y[i:i+bs]) for i in range(0, 32, bs)])
+
+@both
+def test_gradient_clip(make, kind):
+    "No step sees a longer gradient"
+    norms = []
+    class Norm(Callback):
+        order = 50
+        def before_step(self): norms.append(torch.cat([p.grad.flatten() for p in self.model.parameters()]).norm().item())
+    learn = make(kind)
+    learn.fit(1, 1e-2, cbs=Norm())
+    n = len(norms)
+    learn.fit(1, 1e-2, cbs=[GradientClip(0.01), Norm()])
+    assert min(norms[:n]) > 0.02 and max(norms[n:]) <= 0.01001
+
+class Worse(Callback):
+    "From the second epoch on, spoils the weights after training"
+    def after_train(self):
+        if self.epoch == 0: return
+        with torch.no_grad():
+            for p in self.model.parameters(): p += torch.randn_like(p)
+
+@both
+def test_save_model(make, kind, tmp_path):
+    "The best epoch's weights are on disk and back in the model"
+    learn = make(kind)
+    learn.fit(3, 1e-2, cbs=[SaveModelCallback(fname='best'), Worse()])
+    valid = [r[1] for r in learn.recorder.values]
+    assert valid[0] < min(valid[1:]) and (tmp_path/'models'/'best.pth').exists()
+    assert learn.validate()[0] == pytest.approx(valid[0], rel=1e-4)
+
+@both
+def test_early_stopping(make, kind):
+    learn = make(kind)
+    learn.fit(9, 1e-3, cbs=[EarlyStoppingCallback(patience=2), Worse()])
+    assert len(learn.recorder.values) == 3
+    learn.fit_minutes(1, 1e-3, cbs=[EarlyStoppingCallback(patience=1), Worse()])
+    assert len(learn.recorder.values) == 2
+
+@both
+def test_csv_logger(make, kind, tmp_path):
+    "A row for each epoch, by epochs and by minutes"
+    learn = make(kind, metrics=accuracy)
+    learn.fit(2, 1e-3, cbs=CSVLogger())
+    rows = pd.read_csv(tmp_path/'history.csv')
+    assert rows.columns.tolist() == ['epoch','train_loss','valid_loss','accuracy','time'] and rows.epoch.tolist() == [0,1]
+    learn.fit_minutes(1/60, 1e-3, cbs=CSVLogger('minutes.csv'))
+    rows = pd.read_csv(tmp_path/'minutes.csv')
+    assert len(rows) == len(learn.recorder.values) > 0 and not rows.isna().any(axis=None)
+    assert rows.valid_loss.tolist() == pytest.approx([r[1] for r in learn.recorder.values], abs=1e-5)
+
+@both
+def test_no_bar_and_no_logging(make, kind, capsys):
+    "Silence inside, and everything as before after it"
+    learn = make(kind)
+    learn.logger = print
+    learn.fit(1)
+    assert 'train_loss' in capsys.readouterr().out or len(learn.recorder.values) == 1
+    from fastai.callback.progress import ProgressCallback
+    learn.add_cb(ProgressCallback())
+    with learn.no_bar():
+        assert not hasattr(learn, 'progress')
+        learn.fit(1)
+    assert hasattr(learn, 'progress')
+    capsys.readouterr()
+    with learn.no_logging(), learn.no_bar(): learn.fit(1)
+    assert capsys.readouterr().out == '' and learn.logger is print
