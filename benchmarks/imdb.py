@@ -7,10 +7,9 @@ from fastai_txf.all import *
 from common import *
 
 RECIPES = dict(
-    txf     =dict(lr=3e-3, bs=32, min_freq=3, max_vocab=60_000, fit={},
-                  model=dict(d_model=128, n_heads=4, n_layers=1, max_len=256, long='window', pool='mean+max', token_p=0.3)),
-    workshop=dict(lr=5e-4, bs=32, min_freq=3, max_vocab=60_000, fit={}, model=dict(k=256, heads=8, depth=4, max_len=256)),
-    awd     =dict(lr=5e-3, bs=32, min_freq=3, max_vocab=60_000, fit={}, model=dict(drop_mult=0.5)),
+    txf     =dict(lr=1.5e-3, bs=32, min_freq=3, max_vocab=30_000, fit=dict(wd=0.01), score=None, model=dict(config='reviews', label_smoothing=0.1)),
+    workshop=dict(lr=5e-4, bs=32, min_freq=3, max_vocab=30_000, fit={}, score=5000, model=dict(k=256, heads=8, depth=4, max_len=256)),
+    awd     =dict(lr=5e-3, bs=32, min_freq=3, max_vocab=30_000, fit={}, score=5000, model=dict(drop_mult=0.5)),
     bigram  =dict(model=dict(C=10.)))
 
 NAMES = dict(txf='`transformer_classifier_learner`', workshop="the workshop's transformer, plain `Learner`",
@@ -49,7 +48,7 @@ def draw(items, n, seed=42):
     rng,labels = np.random.RandomState(seed),np.array([l for _,l in items])
     return np.concatenate([rng.permutation(np.flatnonzero(labels==c))[:n//2] for c in ('neg','pos')])
 
-def parts(read, valid, n):
+def parts(read, valid, n, score=None):
     "Items to train on, to watch while training, to score: 22,500 with 2,500 held out for both, or all with 250 of them and the test set."
     train = read('train')
     if n: train = [train[i] for i in draw(train, n)]
@@ -57,6 +56,7 @@ def parts(read, valid, n):
     watch = [train[i] for i in held]
     if valid: return [o for i,o in enumerate(train) if i not in set(held.tolist())], watch, watch
     test = read('test')
+    n = n or score
     return train, watch, [test[i] for i in draw(test, n)] if n else test
 
 class Tokens(Transform):
@@ -72,19 +72,21 @@ def make_dls(train, watch, recipe):
 
 # Candidates
 
-def txf(dls, kw): return transformer_classifier_learner(dls, metrics=accuracy, **kw)
+def txf(dls, kw):
+    kw = dict(kw)
+    return transformer_classifier_learner(dls, loss_func=LabelSmoothingCrossEntropyFlat(kw.pop('label_smoothing')), metrics=accuracy, **kw)
 def workshop(dls, kw): return Learner(dls, WorkshopModel(len(dls.vocab[0]), 2, **kw), loss_func=CrossEntropyLossFlat(), metrics=accuracy)
 def awd(dls, kw): return text_classifier_learner(dls, AWD_LSTM, pretrained=False, metrics=accuracy, **kw)
 
 def train_and_score(make, recipe, args):
     "Train for `args.minutes`, then score once."
-    train,watch,scored = parts(read_tokens, args.valid, args.n)
+    train,watch,scored = parts(read_tokens, args.valid, args.n, recipe['score'])
     dls = make_dls(train, watch, recipe)
     learn,count = make(dls, recipe['model']),Count(pad_index(dls))
     with learn.no_bar():
         learn.fit_minutes(args.minutes, recipe['lr'], cbs=count, **recipe['fit'])
         preds,targs = learn.get_preds(dl=dls.test_dl(scored, rm_type_tfms=0, with_labels=True, num_workers=0))
-    return dict(accuracy=100*accuracy(preds, targs).item(), epochs=round(count.texts/len(train), 2), **count.row,
+    return dict(accuracy=100*accuracy(preds, targs).item(), scored=len(scored), epochs=round(count.texts/len(train), 2), **count.row,
                 params=n_params(learn.model), vocab=len(dls.vocab[0]))
 
 def bigram(recipe, args):
@@ -96,7 +98,7 @@ def bigram(recipe, args):
     tfidf = TfidfVectorizer(ngram_range=(1,2), sublinear_tf=True, min_df=2)
     model = LogisticRegression(max_iter=1000, **recipe['model']).fit(tfidf.fit_transform(x), y)
     seconds = time.perf_counter() - start
-    return dict(accuracy=100*model.score(tfidf.transform(x_scored), y_scored), minutes=round(seconds/60, 2), params=model.coef_.size+1)
+    return dict(accuracy=100*model.score(tfidf.transform(x_scored), y_scored), scored=len(x_scored), minutes=round(seconds/60, 2), params=model.coef_.size+1)
 
 def ask(name, seed, args):
     "What one run is asked to do."
@@ -114,7 +116,7 @@ def run(name, seed, args):
 
 # Results
 
-COLS = {'candidate':lambda r: NAMES[r['candidate']] + tried(r) + changed(r), 'seed':'seed', 'accuracy':'accuracy', 'epochs':'epochs', 'tokens seen':'tokens',
+COLS = {'candidate':lambda r: NAMES[r['candidate']] + tried(r) + changed(r), 'seed':'seed', 'accuracy':'accuracy', 'reviews scored':'scored', 'epochs':'epochs', 'tokens seen':'tokens',
         'tokens/s':'tokens_per_s', 'minutes':'minutes', 'parameters':'params'}
 
 def changed(row):
@@ -126,7 +128,7 @@ def changed(row):
 
 def with_means(rows):
     "`rows` by candidate, each run several times followed by its mean."
-    groups = groupby(sorted(rows, key=lambda r: list(RECIPES).index(r['candidate'])), lambda r: json.dumps([r['candidate'], r['asked'], r['recipe']]))
+    groups = groupby(sorted(rows, key=lambda r: list(RECIPES).index(r['candidate'])), lambda r: json.dumps([r[k] for k in ('candidate','asked','n','recipe')]))
     for rs in groups.values():
         yield from rs
         if len(rs) > 1: yield {**rs[0], **{k:None for k in COLS.values() if isinstance(k, str)}, 'seed':f'mean of {len(rs)}',
@@ -136,7 +138,7 @@ def render(rows):
     "The results as markdown."
     res = '# IMDB reviews, accuracy in per cent\n\nWritten by `python benchmarks/imdb.py`. Tokens seen are the real tokens of the training batches: ' \
           "the workshop's model reads at most the first 256 columns of each, AWD_LSTM pools over the last 1,440. The minutes are those of training alone.\n"
-    for split,title in dict(test='The test set, 25,000 reviews, scored once at the end of each run; trained on 25,000',
+    for split,title in dict(test='The test set, scored once at the end of each run; trained on 25,000',
                             valid='2,500 held-out reviews, on which everything was chosen; trained on 22,500').items():
         mine = [r for r in rows if r['split']==split]
         if mine: res += f'\n## {title}\n\n{table(with_means(mine), COLS)}\n{ran_with(mine)}'

@@ -6,7 +6,7 @@
 __all__ = ['remap_rows', 'TransformerLearner', 'TransformerClassifierLearner', 'TransformerLMLearner',
            'transformer_classifier_learner', 'transformer_lm_learner', 'show_results']
 
-# %% ../nbs/08_learner.ipynb #2375baab
+# %% ../nbs/08_learner.ipynb #50ee3658
 import dataclasses, difflib, inspect, pandas as pd, torch
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +20,7 @@ from fastai.learner import Learner, Recorder
 from fastai.losses import CrossEntropyLossFlat
 from fastai.text.data import LMDataLoader, TensorText
 from fastai.torch_core import display_df, get_empty_df, to_cpu, trainable_params
-from .data import check_dls, pad_index, text_vocab
+from .data import check_dls, pad_index, text_vocab, tokenize_like
 from .generate import predict
 from .models import TransformerClassifier, TransformerConfig, TransformerLM, classifier_splitter, lm_splitter, make_config
 from .train import DeviceMixedPrecision
@@ -110,7 +110,7 @@ class TransformerLearner(Learner):
         print(f'{found:,} of {len(vocab):,} tokens found in the encoder\'s vocabulary of {len(saved["vocab"]):,}')
         return self
 
-# %% ../nbs/08_learner.ipynb #f470445c
+# %% ../nbs/08_learner.ipynb #06526fd3
 def _texts(item, text_col):
     "The texts in a string, a list or a data frame, as a list."
     if isinstance(item, pd.DataFrame):
@@ -138,7 +138,7 @@ class TransformerClassifierLearner(TransformerLearner):
         bs:int=None, # batch size; default: that of validation
     ): # (decoded prediction, its index or activation, probabilities), as lists and stacked tensors for several texts
         "Prediction for one text, as fastai returns it, or for many at once."
-        dl = self.dls.test_dl(_texts(item, text_col), num_workers=0, **({} if bs is None else dict(bs=bs)))
+        dl = self.dls.test_dl(tokenize_like(self.dls, _texts(item, text_col)), num_workers=0, **({} if bs is None else dict(bs=bs)))
         with self.no_bar(), _record_kept(self): preds,_,dec = self.get_preds(dl=dl, with_decoded=True)
         target = self.dls.train_ds.tls[-1]
         labels = [target.decode(d) for d in dec]

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['POOLS', 'INITS', 'LONG', 'PRESETS', 'compact', 'crop_index', 'window_index', 'masked_mean', 'masked_max',
-           'init_scaled', 'init_xavier', 'TransformerConfig', 'make_config', 'TransformerEncoder', 'TransformerLM',
-           'TransformerClassifier', 'classifier_splitter', 'lm_splitter']
+           'init_scaled', 'init_gpt2', 'init_xavier', 'TransformerConfig', 'make_config', 'TransformerEncoder',
+           'TransformerLM', 'TransformerClassifier', 'classifier_splitter', 'lm_splitter']
 
 # %% ../nbs/03_models.ipynb #23f5ab52
 import dataclasses, difflib, inspect, math, torch, torch.nn as nn
@@ -78,33 +78,39 @@ def _last(h, mask): return h[torch.arange(len(h), device=h.device), (mask.sum(1)
 
 POOLS = {'mean':masked_mean, 'max':masked_max, 'mean+max':_mean_max, 'first':_first, 'last':_last}
 
-# %% ../nbs/03_models.ipynb #3fe0c1c6
-def _matrices(model):
-    "Names and weights of all linear maps and embeddings."
+# %% ../nbs/03_models.ipynb #e40fc078
+def _init(model, linear, embedding, out_scale=1.):
+    "Apply `linear` and `embedding` to all such weights, multiply maps called `out` by `out_scale`, set biases to 0."
     for name,m in model.named_modules():
-        if isinstance(m, (nn.Linear,nn.Embedding,PerHeadLinear)): yield name, m
+        if not isinstance(m, (nn.Linear,nn.Embedding,PerHeadLinear)): continue
+        for w in m.weight.data.view(-1, *m.weight.shape[-2:]): (embedding if isinstance(m, nn.Embedding) else linear)(w)
+        if name.endswith('.out'): m.weight.data.mul_(out_scale)
+        if getattr(m, 'bias', None) is not None: nn.init.zeros_(m.bias)
 
 def init_scaled(
     model, # its weights are set in place
     n_layers:int, # number of blocks
 ):
-    "N(0, 0.02²) everywhere, maps called `out` divided by √(2·n_layers), biases 0 (Radford et al. 2019, section 2.3)."
-    for name,m in _matrices(model):
-        nn.init.normal_(m.weight, std=0.02/(math.sqrt(2*n_layers) if name.endswith('.out') else 1))
-        if getattr(m, 'bias', None) is not None: nn.init.zeros_(m.bias)
+    "Glorot-uniform linear maps, those called `out` divided by √(2·n_layers); embeddings N(0, 0.02²); biases 0."
+    _init(model, nn.init.xavier_uniform_, partial(nn.init.normal_, std=0.02), (2*n_layers)**-0.5)
+
+def init_gpt2(
+    model, # its weights are set in place
+    n_layers:int, # number of blocks
+):
+    "N(0, 0.02²) everywhere, linear maps called `out` divided by √(2·n_layers); biases 0 (Radford et al. 2019, section 2.3)."
+    small = partial(nn.init.normal_, std=0.02)
+    _init(model, small, small, (2*n_layers)**-0.5)
 
 def init_xavier(
     model, # its weights are set in place
     n_layers:int, # not used
 ):
     "Glorot-uniform linear maps, embeddings N(0, 1/d), biases 0."
-    for name,m in _matrices(model):
-        if isinstance(m, nn.Embedding): nn.init.normal_(m.weight, std=m.embedding_dim**-0.5)
-        else: nn.init.xavier_uniform_(m.weight)
-        if getattr(m, 'bias', None) is not None: nn.init.zeros_(m.bias)
+    _init(model, nn.init.xavier_uniform_, lambda w: nn.init.normal_(w, std=w.shape[1]**-0.5))
 
-# %% ../nbs/03_models.ipynb #9f1bafa8
-INITS = dict(scaled=init_scaled, xavier=init_xavier, torch=lambda model, n_layers: None)
+# %% ../nbs/03_models.ipynb #60810ef4
+INITS = dict(scaled=init_scaled, gpt2=init_gpt2, xavier=init_xavier, torch=lambda model, n_layers: None)
 
 # %% ../nbs/03_models.ipynb #16e4a6c8
 def _named(value, table, field):
@@ -162,14 +168,15 @@ class TransformerConfig:
         fields = ('p','attn_p','ff_p','emb_p','head_p','token_p')
         return dataclasses.replace(self, **{f:getattr(self, f)*mult for f in fields})
 
-# %% ../nbs/03_models.ipynb #f6d7f95d
+# %% ../nbs/03_models.ipynb #5346a6b3
 PRESETS = dict(
     default={},
+    reviews=dict(n_layers=1, d_ff=256, positions='learned', max_len=256, scale_emb=True, p=0., emb_p=0., head_p=0.5, token_p=0.6),
     bloem  =dict(mode='wide', positions='learned', wiring='post', ff='relu', pool='mean', n_heads=8, p=0., emb_p=0., head_p=0., init='torch', tie=False, long='head'),
     vaswani=dict(positions='sinusoidal', wiring='post', ff='relu', init='xavier', scale_emb=True),
-    gpt2   =dict(positions='learned', wiring='pre', ff='gelu', attn_p=0.1, init='scaled'),
-    bert   =dict(positions='learned', wiring='post', ff='gelu', attn_p=0.1, eps=1e-12, init='scaled', pool='first'),
-    llama  =dict(positions='rotary', wiring='pre', ff='swiglu', norm='rms', bias=False, tie=False, p=0., emb_p=0., init='scaled'))
+    gpt2   =dict(positions='learned', wiring='pre', ff='gelu', attn_p=0.1, init='gpt2'),
+    bert   =dict(positions='learned', wiring='post', ff='gelu', attn_p=0.1, eps=1e-12, init='gpt2', pool='first'),
+    llama  =dict(positions='rotary', wiring='pre', ff='swiglu', norm='rms', bias=False, tie=False, p=0., emb_p=0., init='gpt2'))
 
 # %% ../nbs/03_models.ipynb #54621787
 def make_config(

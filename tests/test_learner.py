@@ -138,7 +138,7 @@ def test_arch(make, kind, arch):
     learn.fit_one_cycle(2, 1e-2)
     assert learn.recorder.values[-1][0] < learn.recorder.values[0][0] and len(learn.opt.param_lists) == 1
     assert learn.predict('a warm film')
-    with pytest.raises(AttributeError, match=f'{arch.__name__} has no `encoder`'): learn.save_encoder('enc')
+    with pytest.raises(TypeError, match=f'{arch.__name__} has no `encoder`'): learn.save_encoder('enc')
 
 class OwnClassifier(TransformerClassifier):
     "A subclass: twice the logits"
