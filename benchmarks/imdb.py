@@ -74,7 +74,8 @@ def make_dls(train, watch, recipe):
 
 def txf(dls, kw):
     kw = dict(kw)
-    return transformer_classifier_learner(dls, loss_func=LabelSmoothingCrossEntropyFlat(kw.pop('label_smoothing')), metrics=accuracy, **kw)
+    loss,adamw = LabelSmoothingCrossEntropyFlat(eps=kw.pop('label_smoothing')), partial(OptimWrapper, opt=torch.optim.AdamW, betas=(0.9,0.99), eps=1e-5, fused=True)
+    return transformer_classifier_learner(dls, loss_func=loss, opt_func=adamw, metrics=accuracy, **kw)
 def workshop(dls, kw): return Learner(dls, WorkshopModel(len(dls.vocab[0]), 2, **kw), loss_func=CrossEntropyLossFlat(), metrics=accuracy)
 def awd(dls, kw): return text_classifier_learner(dls, AWD_LSTM, pretrained=False, metrics=accuracy, **kw)
 

@@ -216,5 +216,5 @@ def main(
     print(f'\n{time.perf_counter()-t:.0f} seconds')
     return status
 
-# %% ../nbs/11_demo.ipynb #7769cdec
-if __name__ == '__main__': sys.exit(main())
+# %% ../nbs/11_demo.ipynb #4098bf5a
+if __name__ == '__main__' and '__file__' in globals(): sys.exit(main())

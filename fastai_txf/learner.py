@@ -60,7 +60,7 @@ def _read_encoder(file):
         raise ValueError(f'{file} is no encoder saved by `save_encoder`: whole models are read by `learn.load`')
     return saved
 
-# %% ../nbs/08_learner.ipynb #4696344a
+# %% ../nbs/08_learner.ipynb #e5dac25c
 class TransformerLearner(Learner):
     "A `Learner` around a transformer: what classifiers and language models share."
     def one_batch(self, i, b):
@@ -77,10 +77,9 @@ class TransformerLearner(Learner):
         "Mixed precision in bfloat16 on the model's device."
         return self.to_fp32().add_cb(DeviceMixedPrecision(AMPMode.BF16))
 
-    @property
-    def encoder(self):
-        "The model's `TransformerEncoder`."
-        if not hasattr(self.model, 'encoder'): raise AttributeError(f'{type(self.model).__name__} has no `encoder`: only models built around a TransformerEncoder share it')
+    def _encoder(self):
+        "The model's `TransformerEncoder`; a TypeError if it has none."
+        if not hasattr(self.model, 'encoder'): raise TypeError(f'{type(self.model).__name__} has no `encoder`: only models built around a TransformerEncoder share it')
         return self.model.encoder
 
     def _file(self, file): return self.path/self.model_dir/f'{file}.pth' if isinstance(file, str) else Path(file)
@@ -89,16 +88,16 @@ class TransformerLearner(Learner):
         file, # a name under `path/model_dir`, or a `Path`
     ): # the file's path
         "Save the encoder's weights with its configuration and vocabulary."
-        file = self._file(file)
+        file,enc = self._file(file), self._encoder()
         file.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(dict(config=dataclasses.asdict(self.encoder.config), vocab=[str(t) for t in text_vocab(self.dls)], weights=to_cpu(self.encoder.state_dict())), file)
+        torch.save(dict(config=dataclasses.asdict(enc.config), vocab=[str(t) for t in text_vocab(self.dls)], weights=to_cpu(enc.state_dict())), file)
         return file
 
     def load_encoder(self,
         file, # a name under `path/model_dir`, or a `Path`
     ): # `self`
         "Load an encoder, token by token where the vocabularies differ; ValueError if its shape is another."
-        file,enc = self._file(file), self.encoder
+        file,enc = self._file(file), self._encoder()
         saved = _read_encoder(file)
         _check_same_shape(saved, enc, file)
         weights,vocab = dict(saved['weights']), text_vocab(self.dls)
@@ -173,7 +172,7 @@ def _make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, model
     learn.load_encoder(pretrained).freeze()
     return learn
 
-# %% ../nbs/08_learner.ipynb #86561992
+# %% ../nbs/08_learner.ipynb #9bb43c4b
 @delegates(Learner.__init__, but=['model'])
 @delegates(TransformerConfig, keep=True, but=['vocab_sz','pad_idx'])
 def transformer_classifier_learner(
@@ -181,7 +180,7 @@ def transformer_classifier_learner(
     config=None, # a preset's name or a `TransformerConfig`
     arch=TransformerClassifier, # makes the model, called with the configuration
     block=None, # makes a block, in place of `TransformerBlock`
-    pretrained=None, # an encoder saved by `save_encoder`: loaded, and frozen but for the head
+    pretrained=None, # an encoder saved by `save_encoder`: loaded, and frozen but for the last group
     drop_mult:float=1., # factor on all dropouts
     n_out:int=None, # outputs; default: as the data needs
     y_range=None, # (low, high) of a regression's targets
@@ -195,7 +194,7 @@ def transformer_classifier_learner(
     return _make_learner(TransformerClassifierLearner, dls, config, arch, classifier_splitter, pretrained, drop_mult,
                          dict(block=block, y_range=y_range), {**config_kw, 'n_out':n_out}, learner_kw)
 
-# %% ../nbs/08_learner.ipynb #3803c9c2
+# %% ../nbs/08_learner.ipynb #2db44775
 @delegates(Learner.__init__, but=['model'])
 @delegates(TransformerConfig, keep=True, but=['vocab_sz','pad_idx','n_out','pool','long'])
 def transformer_lm_learner(
@@ -203,7 +202,7 @@ def transformer_lm_learner(
     config=None, # a preset's name or a `TransformerConfig`
     arch=TransformerLM, # makes the model, called with the configuration
     block=None, # makes a block, in place of `TransformerBlock`
-    pretrained=None, # an encoder saved by `save_encoder`: loaded, and frozen but for the head
+    pretrained=None, # an encoder saved by `save_encoder`: loaded, and frozen but for the last group
     drop_mult:float=1., # factor on all dropouts
     **kwargs
 ): # `TransformerLMLearner`

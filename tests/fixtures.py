@@ -1,6 +1,6 @@
 "Small texts, loaders and learners that several test files share"
 import random, pandas as pd, pytest
-from fastai.text.all import BaseTokenizer, MultiCategoryBlock, RegressionBlock, TextDataLoaders
+from fastai.text.all import BaseTokenizer, MultiCategoryBlock, RegressionBlock, TextDataLoaders, noop
 from fastai_txf.learner import transformer_classifier_learner, transformer_lm_learner
 
 SMALL = dict(d_model=16, n_heads=2, n_layers=2)
@@ -21,11 +21,9 @@ def make_dls(df, **kw):
     "fastai's own loaders"
     return TextDataLoaders.from_df(df, **{**dict(text_col='text', label_col='label', valid_col='is_valid', tok_tfm=BaseTokenizer(), num_workers=0, bs=8), **kw})
 
-def _silent(row): pass
-
 def quiet(learn):
     "`learn` without bars and tables"
-    learn.logger = _silent
+    learn.logger = noop
     if hasattr(learn, 'progress'): learn.remove_cb(learn.progress)
     return learn
 
@@ -44,7 +42,7 @@ def df(): return texts_df()
 def dls(df): return make_dls(df)
 
 @pytest.fixture(scope='session')
-def dls_lm(df): return make_dls(df, is_lm=True, seq_len=16, bs=4)
+def dls_lm(df): return make_dls(df, is_lm=True, seq_len=16, bs=8)
 
 @pytest.fixture(scope='session')
 def dls_multi(df): return make_dls(df, label_col='tags', label_delim=';', y_block=MultiCategoryBlock)

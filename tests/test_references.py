@@ -167,7 +167,10 @@ def test_decoder(norm_first, activation, bias, n):
 def test_transformer(norm_first):
     "Two stacks are `nn.Transformer`"
     theirs = randomize(nn.Transformer(16, 4, 2, 2, 24, 0., batch_first=True, norm_first=norm_first))
-    f = lambda m, x, y: m(x, y, tgt_mask=~causal_mask(5)) if m is theirs else m(x, y, y_mask=causal_mask(5))
+    real,future = torch.tensor([[True]*7, [True]*4+[False]*3]), ~causal_mask(5)
+    def f(m, x, y):
+        if isinstance(m, nn.Transformer): return m(x, y, tgt_mask=future, src_key_padding_mask=~real, memory_key_padding_mask=~real)
+        return m(x, y, x_mask=real[:,None,None], y_mask=~future, context_mask=real[:,None,None])
     same_converted(theirs, from_torch, f, [leaf(2,7,16), leaf(2,5,16)])
 
 @pytest.mark.parametrize('norm,wiring,ff', [*product(('layer','rms'), (PreNorm,PostNorm), ('relu','gelu','swiglu'))])
