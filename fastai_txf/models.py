@@ -117,7 +117,7 @@ def _named(value, table, field):
     "Check that `value` is a key of `table`."
     if value not in table: raise ValueError(f'{field}={value!r} is not one of {list(table)}')
 
-# %% ../nbs/03_models.ipynb #734b1b6f
+# %% ../nbs/03_models.ipynb #065bbb1a
 LONG = 'window', 'head', 'tail', 'head+tail'
 
 @dataclass(frozen=True)
@@ -147,6 +147,7 @@ class TransformerConfig:
     emb_p:float=0.1        # dropout on the embeddings
     head_p:float=0.1       # dropout before a classifier's output layer
     token_p:float=0.       # part of the tokens that a classifier leaves out in training
+    word_p:float=0.        # part of the vocabulary that a classifier leaves out of a text in training
     scale_emb:bool=False   # multiply token embeddings by √d_model
     tie:bool=True          # a language model's output layer shares the embeddings' weights
     init:str='scaled'      # a key of `INITS`
@@ -158,14 +159,14 @@ class TransformerConfig:
             _named(getattr(self, f), table, f)
         for f in ('d_model','n_heads','n_layers','max_len'):
             if getattr(self, f) < 1: raise ValueError(f'{f}={getattr(self, f)}: at least 1 is needed')
-        for f in ('p','attn_p','ff_p','emb_p','head_p','token_p'):
+        for f in ('p','attn_p','ff_p','emb_p','head_p','token_p','word_p'):
             if not 0 <= getattr(self, f) < 1: raise ValueError(f'{f}={getattr(self, f)} is a probability: 0 ≤ {f} < 1')
 
     def scale_dropout(self,
         mult:float, # factor, as fastai's `drop_mult`
     ): # a new `TransformerConfig`
         "All dropouts times `mult`."
-        fields = ('p','attn_p','ff_p','emb_p','head_p','token_p')
+        fields = ('p','attn_p','ff_p','emb_p','head_p','token_p','word_p')
         return dataclasses.replace(self, **{f:getattr(self, f)*mult for f in fields})
 
 # %% ../nbs/03_models.ipynb #5346a6b3
@@ -265,7 +266,7 @@ class TransformerLM(Module):
         "Raw logits of each next token."
         return self.head(self.hidden(x))
 
-# %% ../nbs/03_models.ipynb #bcc14141
+# %% ../nbs/03_models.ipynb #295a6c56
 class TransformerClassifier(Module):
     "Whole texts to logits: one label, many labels or regression."
     def __init__(self,
@@ -282,10 +283,12 @@ class TransformerClassifier(Module):
         INITS[c.init](self.head, c.n_layers)
 
     def _leave_out(self, x):
-        "Turn `token_p` of the tokens (never the first) into padding."
-        gone = torch.rand(x.shape, device=x.device) < self.config.token_p
+        "Turn `token_p` of the tokens and all tokens of `word_p` of the vocabulary (never the first token) into padding."
+        c = self.config
+        gone = torch.rand(x.shape, device=x.device) < c.token_p
+        if c.word_p: gone |= (torch.rand(len(x), c.vocab_sz, device=x.device) < c.word_p).gather(1, x)
         gone[:,0] = False
-        return compact(x.masked_fill(gone, self.config.pad_idx), self.config.pad_idx)
+        return compact(x.masked_fill(gone, c.pad_idx), c.pad_idx)
 
     def hidden(self,
         x, # token ids, `(bs, sl)`, padding anywhere
@@ -293,7 +296,7 @@ class TransformerClassifier(Module):
         "A vector for every token of each text that is read."
         c = self.config
         x,lens = compact(x, c.pad_idx)
-        if self.training and c.token_p: x,lens = self._leave_out(x)
+        if self.training and (c.token_p or c.word_p): x,lens = self._leave_out(x)
         if x.shape[1] > c.max_len and c.long == 'window': return self._windows(x, lens)
         if x.shape[1] > c.max_len: x = x.gather(1, crop_index(lens, c.max_len, c.long))
         return self.encoder(x), x != c.pad_idx

@@ -3,9 +3,9 @@ import time, numpy as np, pandas as pd, pytest, torch
 from torch import nn
 from functools import partial
 from fastai.text.all import (Callback, CancelBatchException, CSVLogger, DataLoader, DataLoaders, EarlyStoppingCallback, GradientAccumulation, GradientClip, L,
-                             Learner, MSELossFlat, SaveModelCallback, SGD, accuracy, slide, steep, valley, minimum)
+                             Learner, MSELossFlat, ProgressCallback, SaveModelCallback, SGD, accuracy, slide, steep, valley, minimum)
 from fastai_txf.models import classifier_splitter, lm_splitter
-from fastai_txf.train import DeviceMixedPrecision, TimeBudget
+from fastai_txf.train import DeviceMixedPrecision
 from fixtures import *
 
 def toy_learner(**kw):
@@ -117,7 +117,7 @@ def test_fit_minutes(make, kind):
     "The time is kept, the cycle is complete, every row too"
     learn = make(kind, metrics=accuracy)
     first = learn.validate()[0]
-    assert 1.5 <= timed(learn, 1.5, 1e-2) < 3
+    assert 1.5 <= timed(learn, 1.5, 1e-2) < 3.5
     lrs,rows = learn.recorder.hps['lr'], learn.recorder.values
     assert max(lrs) == pytest.approx(1e-2, rel=0.1) and lrs[-1] < 2e-3 and lrs[-1] < max(lrs)/5
     assert len(rows) > 1 and {len(r) for r in rows} == {3} and np.isfinite(np.array(rows)).all()
@@ -189,13 +189,13 @@ def test_mixed_precision(make, kind, how, dtype):
     learn.to_fp32().validate()
     assert seen['block'] == {torch.float32}
 
-def test_mixed_precision_predicts_and_exports(make):
+def test_mixed_precision_predicts(make):
     learn = make().to_bf16()
     learn.fit(1, 1e-2)
     exact = make('clf')
     exact.model.load_state_dict(learn.model.state_dict())
-    for (_,i,p),(_,j,q) in zip([learn.predict('a warm film')], [exact.predict('a warm film')]):
-        assert p.dtype == torch.float32 and i == j and (p-q).abs().max() < 0.02
+    p,q = (o.predict('a warm film')[2] for o in (learn,exact))
+    assert p.dtype == torch.float32 and 0 < (p-q).abs().max() < 0.02
     assert learn.to_bf16().to_bf16().cbs.map(lambda c: isinstance(c, DeviceMixedPrecision)).count(True) == 1 # one, however often it is asked for
 
 class Interrupt(Callback):
@@ -237,7 +237,8 @@ def test_cancelled_batch_and_error_leave_autocast(make):
     "So does a batch that a callback skips, and one that fails"
     class Skip(Callback):
         order = 50
-        def before_batch(self): raise CancelBatchException()
+        def before_batch(self):
+            if self.iter: raise CancelBatchException()
     learn = make().to_bf16()
     learn.fit(1, cbs=Skip())
     assert not torch.is_autocast_enabled('cpu')
@@ -250,14 +251,14 @@ def test_cancelled_batch_and_error_leave_autocast(make):
 def flat(learn): return torch.cat([p.flatten() for p in weights(learn).values()])
 
 @both
-def test_gradient_accumulation(make, df, kind):
+def test_gradient_accumulation(make, kind):
     "Two batches of half the size move the weights as one does"
-    res,kw = [],dict(is_lm=True, seq_len=16) if kind == 'lm' else {}
+    res = []
     for bs,cbs in ((8,None),(4,GradientAccumulation(8)),(4,None)):
         torch.manual_seed(0)
-        learn = make(kind, dls=make_dls(df, bs=bs, **kw), opt_func=SGD, p=0., emb_p=0., head_p=0., moms=(0,0,0), wd=0.)
-        items = fixed_batches(learn, kind, bs)
-        learn.dls = DataLoaders(items, items)
+        learn = make(kind, opt_func=SGD, p=0., emb_p=0., head_p=0., moms=(0,0,0), wd=0.)
+        batches = fixed_batches(learn, kind, bs)
+        learn.dls = DataLoaders(batches, batches)
         before = flat(learn)
         learn.fit(1, 0.5, cbs=cbs)
         res.append(flat(learn)-before)
@@ -266,7 +267,7 @@ def test_gradient_accumulation(make, df, kind):
 
 class Batches:
     "A loader of given batches"
-    device,n_inp = None,1
+    n_inp = 1
     def __init__(self, bs): self.bs,self.dataset = bs,bs
     def __iter__(self): return iter(self.bs)
     def __len__(self): return len(self.bs)
@@ -313,6 +314,7 @@ def test_early_stopping(make, kind):
     learn = make(kind)
     learn.fit(9, 1e-3, cbs=[EarlyStoppingCallback(patience=2), Worse()])
     assert len(learn.recorder.values) == 3
+    learn = make(kind)
     learn.fit_minutes(1, 1e-3, cbs=[EarlyStoppingCallback(patience=1), Worse()])
     assert len(learn.recorder.values) == 2
 
@@ -334,8 +336,7 @@ def test_no_bar_and_no_logging(make, kind, capsys):
     learn = make(kind)
     learn.logger = print
     learn.fit(1)
-    assert 'train_loss' in capsys.readouterr().out or len(learn.recorder.values) == 1
-    from fastai.callback.progress import ProgressCallback
+    assert str(learn.recorder.values[0][1])[:6] in capsys.readouterr().out
     learn.add_cb(ProgressCallback())
     with learn.no_bar():
         assert not hasattr(learn, 'progress')
