@@ -163,9 +163,9 @@ def _check_split(valid):
     if valid.all() or not valid.any():
         raise ValueError(f"{'all' if valid.all() else 'none'} of {len(valid)} rows are for validation: both sets need some")
 
-# %% ../nbs/05_data.ipynb #b1a3edaa
+# %% ../nbs/05_data.ipynb #779500e1
 def label_kind(
-    df:pd.DataFrame,
+    df:pd.DataFrame, # a row for each text
     label_col, # name or position of a column, or a list of them
     label_delim:str=None # what separates the labels in a string
 )->str: # 'category', 'multi', 'encoded' or 'regression'
@@ -197,9 +197,9 @@ def _check_unseen(df, cols, valid, label_delim=None):
         f'{_rows(df, np.isin(np.arange(len(df)), bad.index))}: move some to training, leave them out, '
         'or pass a y_block whose vocab holds it')
 
-# %% ../nbs/05_data.ipynb #b0046f1a
+# %% ../nbs/05_data.ipynb #8409c4fd
 def check_df(
-    df:pd.DataFrame,
+    df:pd.DataFrame, # a row for each text
     text_col, # name or position of the text column, or a list of them
     label_col=None, # of the label column(s); None without labels
     valid_col=None, # of the column that is true for validation rows, or the mask itself; None without a split
