@@ -7,7 +7,8 @@ from fastai_txf.all import *
 from common import *
 
 RECIPES = dict(
-    txf     =dict(lr=1.5e-3, bs=32, min_freq=3, max_vocab=30_000, fit=dict(wd=0.01), score=None, model=dict(config='reviews', label_smoothing=0.1)),
+    txf     =dict(lr=[1.5e-3, 1.5e-4, 1.5e-3], bs=32, min_freq=8, max_vocab=30_000, fit=dict(wd=[0.3, 1., 1.]), score=None,
+                  model=dict(config='reviews', label_smoothing=0.1)), # learning rates and weight decays: embeddings, block, head
     workshop=dict(lr=5e-4, bs=32, min_freq=3, max_vocab=30_000, fit={}, score=5000, model=dict(k=256, heads=8, depth=4, max_len=256)),
     awd     =dict(lr=5e-3, bs=32, min_freq=3, max_vocab=30_000, fit={}, score=5000, model=dict(drop_mult=0.5)),
     bigram  =dict(model=dict(C=10.)))
@@ -79,8 +80,8 @@ def make_dls(train, watch, recipe):
 
 def txf(dls, kw):
     kw = dict(kw)
-    loss,adamw = LabelSmoothingCrossEntropyFlat(eps=kw.pop('label_smoothing')), partial(OptimWrapper, opt=torch.optim.AdamW, betas=(0.9,0.99), eps=1e-5, fused=True)
-    return transformer_classifier_learner(dls, loss_func=loss, opt_func=adamw, metrics=accuracy, **kw)
+    loss = LabelSmoothingCrossEntropyFlat(eps=kw.pop('label_smoothing'))
+    return transformer_classifier_learner(dls, loss_func=loss, metrics=accuracy, **kw)
 def workshop(dls, kw): return Learner(dls, WorkshopModel(len(dls.vocab[0]), 2, **kw), loss_func=CrossEntropyLossFlat(), metrics=accuracy)
 def awd(dls, kw): return text_classifier_learner(dls, AWD_LSTM, pretrained=False, metrics=accuracy, **kw)
 

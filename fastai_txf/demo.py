@@ -159,7 +159,7 @@ def failures(
     if not loss < unigram: found.append(f'the language model, {loss:.2f}, is not below the unigram model, {unigram:.2f}')
     return found
 
-# %% ../nbs/11_demo.ipynb #07b363de
+# %% ../nbs/11_demo.ipynb #89fb0b9c
 NEXT = '''
 Now your own text: a data frame with the columns text and label.
 
@@ -177,7 +177,7 @@ def verdict(
     "Print whether the demo is a success, and what to do next."
     found = failures(*scores)
     for o in found: print(f'FAILED: {o}')
-    if not found: print(NEXT)
+    if not found: print(f'Both are as good as they must be: 30 points above the largest class, and below the unigram model.\n{NEXT}')
     return int(bool(found))
 
 # %% ../nbs/11_demo.ipynb #c37d7ba6

@@ -6,12 +6,13 @@
 __all__ = ['remap_rows', 'TransformerLearner', 'TransformerClassifierLearner', 'TransformerLMLearner',
            'transformer_classifier_learner', 'transformer_lm_learner', 'show_results']
 
-# %% ../nbs/08_learner.ipynb #50ee3658
+# %% ../nbs/08_learner.ipynb #4c74cd0c
 import dataclasses, difflib, inspect, pandas as pd, torch
 from contextlib import contextmanager
 from pathlib import Path
 from plum import dispatch
 from fastcore.basics import ifnone
+from fastcore.imports import IN_NOTEBOOK
 
 from fastcore.meta import delegates
 from fastai.callback.fp16 import AMPMode
@@ -213,7 +214,7 @@ def transformer_lm_learner(
     return _make_learner(TransformerLMLearner, dls, config, arch, lm_splitter, pretrained, drop_mult,
                          dict(block=block), config_kw, {'loss_func':CrossEntropyLossFlat(), **learner_kw})
 
-# %% ../nbs/08_learner.ipynb #ccc7c63d
+# %% ../nbs/08_learner.ipynb #3b40418b
 @dispatch
 def show_results(x: TensorText, y, samples, outs, ctxs=None, max_n=10, trunc_at=150, **kwargs):
     "Table of texts, targets and predictions: one label, many labels or numbers."
@@ -223,5 +224,5 @@ def show_results(x: TensorText, y, samples, outs, ctxs=None, max_n=10, trunc_at=
         ctxs = [b.show(ctx=c, label=label, **kwargs) for b,c,_ in zip(shown, ctxs, range(max_n))]
     for i in range(len(outs[0])):
         ctxs = [b.show(ctx=c, label='prediction', **kwargs) for b,c,_ in zip(outs.itemgot(i), ctxs, range(max_n))]
-    display_df(pd.DataFrame(ctxs))
+    (display_df if IN_NOTEBOOK else print)(pd.DataFrame(ctxs))
     return ctxs

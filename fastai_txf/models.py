@@ -169,10 +169,10 @@ class TransformerConfig:
         fields = ('p','attn_p','ff_p','emb_p','head_p','token_p','word_p')
         return dataclasses.replace(self, **{f:getattr(self, f)*mult for f in fields})
 
-# %% ../nbs/03_models.ipynb #5346a6b3
+# %% ../nbs/03_models.ipynb #36e80a8b
 PRESETS = dict(
     default={},
-    reviews=dict(n_layers=1, d_ff=256, positions='learned', max_len=256, scale_emb=True, p=0., emb_p=0., head_p=0.5, token_p=0.6),
+    reviews=dict(n_layers=1, d_ff=256, positions='learned', max_len=256, scale_emb=True, p=0.1, emb_p=0., head_p=0.5, token_p=0.5, word_p=0.2),
     bloem  =dict(mode='wide', positions='learned', wiring='post', ff='relu', pool='mean', n_heads=8, p=0., emb_p=0., head_p=0., init='torch', tie=False, long='head'),
     vaswani=dict(positions='sinusoidal', wiring='post', ff='relu', init='xavier', scale_emb=True),
     gpt2   =dict(positions='learned', wiring='pre', ff='gelu', attn_p=0.1, init='gpt2'),

@@ -158,13 +158,13 @@ def test_fit_minutes_counts_no_validation():
 # Mixed precision
 
 def dtypes(learn):
-    "What the blocks and the loss saw, through hooks"
-    seen = dict(block=set(), loss=set())
-    learn.model.encoder.blocks[0].register_forward_hook(lambda m,i,o: seen['block'].update(p.dtype for p in [o]))
-    learn.model.encoder.blocks[0].ff.register_forward_hook(lambda m,i,o: seen['block'].add(o.dtype))
+    "What the linear maps of the encoder compute in, and what the loss is given"
+    seen = dict(linear=set(), loss=set())
+    for m in learn.model.encoder.modules():
+        if isinstance(m, nn.Linear): m.register_forward_hook(lambda m,i,o: seen['linear'].add(o.dtype))
     class Watch(Callback):
+        order = 100
         def after_pred(self): seen['loss'].add(self.pred.dtype)
-    Watch.order = 100
     learn.add_cb(Watch())
     return seen
 
@@ -182,12 +182,12 @@ def test_mixed_precision(make, kind, how, dtype):
         torch.manual_seed(0)
         learn.fit_one_cycle(3, 1e-2)
         losses.append(learn.recorder.values[-1][1])
-        assert (dtype in seen['block']) == low and seen['loss'] == {torch.float32}
+        assert seen['linear'] == {dtype if low else torch.float32} and seen['loss'] == {torch.float32}
         assert {p.dtype for p in learn.model.parameters()} == {torch.float32}
     assert losses[0] < start*0.95 and losses[1] < start*0.95 and abs(losses[0]-losses[1]) < 0.1*start
-    seen['block'].clear()
+    seen['linear'].clear()
     learn.to_fp32().validate()
-    assert seen['block'] == {torch.float32}
+    assert seen['linear'] == {torch.float32}
 
 def test_mixed_precision_predicts(make):
     learn = make().to_bf16()
