@@ -348,7 +348,7 @@ def learners(dls):
     set_seed(0)
     n,loss = len(dls.vocab), CrossEntropyLossFlat()
     own = quiet(Learner(dls, Own(n), loss_func=loss), 8, 2e-2)
-    ours = quiet(Learner(dls, TransformerLM(vocab_sz=n, d_model=48, n_heads=4, p=0., emb_p=0., max_len=16), loss_func=loss), 15, 1e-2)
+    ours = quiet(Learner(dls, TransformerLM(vocab_sz=n, d_model=48, n_heads=4, p=0., emb_p=0., max_len=16), loss_func=loss), 30, 5e-3)
     config = {**awd_lstm_lm_config, 'emb_sz':48, 'n_hid':48, 'n_layers':2}
     awd = quiet(language_model_learner(dls, AWD_LSTM, pretrained=False, drop_mult=0.05, config=config), 15, 4e-2)
     return dict(own=own, ours=ours, awd=awd)
