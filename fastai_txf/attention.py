@@ -6,11 +6,10 @@
 __all__ = ['self_attention', 'padding_mask', 'causal_mask', 'combine_masks', 'attention_weights', 'attend', 'split_heads',
            'concat_heads', 'MultiHeadAttention', 'PerHeadLinear', 'NoPositions', 'SelfAttention']
 
-# %% ../nbs/00_attention.ipynb #acdd0bb3
+# %% ../nbs/00_attention.ipynb #380b2eb4
 import math, torch, torch.nn as nn, torch.nn.functional as F
 from fastai.torch_core import Module
 from fastcore.basics import ifnone, store_attr
-from fastcore.meta import delegates
 
 # %% ../nbs/00_attention.ipynb #5a7c57b3
 def self_attention(

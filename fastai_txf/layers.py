@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['NORMS', 'FEED_FORWARDS', 'WIRINGS', 'FeedForward', 'SwiGLU', 'PreNorm', 'PostNorm', 'TransformerBlock']
 
-# %% ../nbs/02_layers.ipynb #219d8c36
+# %% ../nbs/02_layers.ipynb #b1dd800f
 import torch, torch.nn as nn, torch.nn.functional as F
 from functools import partial
 from fastai.torch_core import Module
-from fastcore.basics import ifnone, store_attr
+from fastcore.basics import ifnone
 from fastcore.meta import delegates
 from .attention import MultiHeadAttention, SelfAttention
 

@@ -7,13 +7,13 @@ __all__ = ['POOLS', 'INITS', 'LONG', 'PRESETS', 'compact', 'crop_index', 'window
            'init_scaled', 'init_gpt2', 'init_xavier', 'TransformerConfig', 'make_config', 'TransformerEncoder',
            'TransformerLM', 'TransformerClassifier', 'classifier_splitter', 'lm_splitter']
 
-# %% ../nbs/03_models.ipynb #23f5ab52
+# %% ../nbs/03_models.ipynb #44a33cee
 import dataclasses, difflib, inspect, math, torch, torch.nn as nn
 from dataclasses import dataclass
 from functools import partial
 from fastai.torch_core import Module, params
 from fastai.layers import SigmoidRange
-from fastcore.basics import ifnone, store_attr
+from fastcore.basics import ifnone
 from .attention import PerHeadLinear, _head_width, padding_mask
 from .positions import POSITIONS
 from .layers import FEED_FORWARDS, NORMS, WIRINGS, TransformerBlock

@@ -6,11 +6,10 @@
 __all__ = ['POSITIONS', 'AbsolutePositions', 'LearnedPositions', 'sinusoids', 'SinusoidalPositions', 'rotate_pairs',
            'RotaryPositions', 'alibi_slopes', 'ALiBiPositions']
 
-# %% ../nbs/01_positions.ipynb #5f2e8c57
+# %% ../nbs/01_positions.ipynb #61087fd1
 import torch, torch.nn as nn
-from functools import partial
 from fastcore.basics import store_attr
-from .attention import NoPositions, SelfAttention
+from .attention import NoPositions
 
 # %% ../nbs/01_positions.ipynb #a5d05797
 class AbsolutePositions(NoPositions):

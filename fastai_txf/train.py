@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['TimeBudget', 'DeviceMixedPrecision']
 
-# %% ../nbs/07_train.ipynb #839b89a4
+# %% ../nbs/07_train.ipynb #7e803244
 import time, torch
 from fastcore.basics import patch, store_attr
 from fastcore.foundation import L
 from fastcore.meta import delegates
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException
 from fastai.callback.fp16 import AMPMode, MixedPrecision
-from fastai.callback.schedule import ParamScheduler
+import fastai.callback.schedule # gives `Learner` its `fit_one_cycle`
 from fastai.learner import Learner
 from torch.amp import GradScaler, autocast
 
