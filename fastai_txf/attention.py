@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['self_attention', 'padding_mask', 'causal_mask', 'combine_masks', 'attention_weights', 'attend', 'split_heads',
-           'concat_heads', 'MultiHeadAttention', 'PerHeadLinear', 'NoPositions', 'SelfAttention']
+           'concat_heads', 'MultiHeadAttention', 'PerHeadLinear', 'NoPositions', 'SelfAttention', 'KVCache']
 
 # %% ../nbs/00_attention.ipynb #380b2eb4
 import math, torch, torch.nn as nn, torch.nn.functional as F
@@ -70,7 +70,7 @@ def _fused(q, k, v, mask, causal, scale, bias, p):
     if bias is not None: mask = bias if mask is None else torch.where(mask, bias, -math.inf)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, is_causal=causal, scale=scale, enable_gqa=q.shape[1]!=k.shape[1])
 
-# %% ../nbs/00_attention.ipynb #1e7ae705
+# %% ../nbs/00_attention.ipynb #6658f275
 def attend(
     q, # queries, `(bs, n_heads, q_len, d_head)`
     k, # keys, `(bs, n_kv_heads, k_len, d_head)`
@@ -85,6 +85,7 @@ def attend(
 ): # `(bs, n_heads, q_len, d_v)`, and the weights `(bs, n_heads, q_len, k_len)` if `need_weights`
     "Scaled dot-product attention (Vaswani et al. 2017, eq. 1). A query that may attend to nothing gets zeros."
     explicit,(q_len,k_len) = need_weights or hard, (q.shape[-2],k.shape[-2])
+    causal = causal and q_len > 1                                           # the last query sees every key
     if causal and (explicit or q_len != k_len or mask is not None or bias is not None):
         mask,causal = combine_masks(mask, causal_mask(q_len, k_len, q.device)), False
     mask = combine_masks(mask)
@@ -186,9 +187,11 @@ class PerHeadLinear(Module):
         h = x.unflatten(-1, (self.weight.shape[1],-1))                      # (bs, sl, n_heads, d_head)
         return torch.einsum('bshi,mhoi->bsmho', h, self.weight).flatten(2)
 
-# %% ../nbs/00_attention.ipynb #7120c1c2
+# %% ../nbs/00_attention.ipynb #2f28b17a
 class NoPositions(Module):
     "No position information: the base of every scheme, with three hooks that change nothing."
+    max_len = None # the scheme has no last position
+
     def embed(self,
         x, # token embeddings, `(bs, sl, d_model)`
         pos, # positions, `(sl,)` or `(bs, sl)`
@@ -216,7 +219,7 @@ class NoPositions(Module):
         "The part of the scheme that attention needs: here all of it."
         return self
 
-# %% ../nbs/00_attention.ipynb #4be6f615
+# %% ../nbs/00_attention.ipynb #ccf573ce
 _modes = 'standard', 'wide', 'narrow'
 
 class SelfAttention(_Heads):
@@ -248,9 +251,80 @@ class SelfAttention(_Heads):
         mask=None, # boolean, True = may attend, broadcastable to `(bs, n_heads, sl, sl)`
         pos=None, # positions, `(sl,)` or `(bs, sl)`; default 0, 1, 2, …
         need_weights:bool=False, # return the weights too
-    ): # `(bs, sl, d_model)`, and the weights `(bs, n_heads, sl, sl)` if `need_weights`
-        "Attend from every token to every token."
+        cache=None, # `KVCache` of the tokens before `x`, to which those of `x` are added
+    ): # `(bs, sl, d_model)`, and the weights `(bs, n_heads, sl, k_len)` if `need_weights`
+        "Attend from every token to every token: those of `x`, and those in `cache`."
         if pos is None: pos = torch.arange(x.shape[1], device=x.device)
         q,k,v = [split_heads(t, n) for t,n in zip(self.qkv(x).split(self.widths, -1), (self.n_heads,self.n_kv_heads,self.n_kv_heads))]
         q,k = self.positions.rotate(q, k, pos)
-        return self.mix(q, k, v, mask, self.positions.bias(pos, pos), need_weights)
+        if cache is None: return self.mix(q, k, v, mask, self.positions.bias(pos, pos), need_weights)
+        k,v = cache.append(self, k, v)                                      # (bs, n_kv_heads, k_len, d_head)
+        return self.mix(q, k, v, mask, self.positions.bias(pos, cache.k_pos), need_weights)
+
+# %% ../nbs/00_attention.ipynb #72bfecba
+class _Columns:
+    "A tensor that grows along dimension 2; the last `max_len` columns (None: all) are kept."
+    def __init__(self, max_len): self.max_len,self.data,self.n = max_len,None,0
+
+    def _grow(self, new):
+        "Room for twice what is kept and `new`."
+        kept = self.n if self.max_len is None else min(self.n, self.max_len-1)
+        data = new.new_empty(*new.shape[:2], 2*(kept+new.shape[2]), new.shape[3])
+        if kept: data[:,:,:kept] = self.data[:,:,self.n-kept:self.n]
+        self.data,self.n = data,kept
+
+    def append(self, new, k_len):
+        "Add columns; the last `k_len` of them."
+        sl = new.shape[2]
+        if self.data is None or self.n + sl > self.data.shape[2]: self._grow(new)
+        self.data.narrow(2, self.n, sl).copy_(new)
+        self.n += sl
+        return self.data.narrow(2, self.n-k_len, k_len)
+
+    def select(self, rows): self.data = self.data.index_select(0, rows)
+
+class KVCache:
+    "Keys and values of the tokens that a causal model has read, layer by layer."
+    def __init__(self,
+        max_len:int=None, # tokens that a query sees at most, its own included; default: all
+        real=None, # which of the first tokens are text and not the padding before it, boolean, `(bs, sl)`; default: all
+    ):
+        store_attr('max_len,real')
+        self.n,self.layers = 0,{}
+        self.n_pad = None if real is None else (~real).sum(1, keepdim=True) # (bs, 1)
+
+    def open(self,
+        x, # token ids that will be read, `(bs, sl)`, those of the first call with their padding
+    ): # their positions, `(sl,)` or `(bs, sl)`, and the mask of what each may attend to, or None for the whole past
+        "Make room for `x`: called once, before the layers append."
+        sl = x.shape[1]
+        if self.real is not None and self.n: self.real = torch.cat([self.real, self.real.new_ones(x.shape)], 1)
+        self.n += sl
+        self.k_len = self.n if self.max_len is None else min(self.n, self.max_len+sl-1)
+        k_pos = torch.arange(self.n-self.k_len, self.n, device=x.device)
+        self.k_pos = k_pos if self.n_pad is None else (k_pos-self.n_pad).clamp(min=0)
+        return self.k_pos[...,-sl:], self._mask(sl, x.device)
+
+    def _mask(self, sl, device):
+        "Neither padding nor what is `max_len` tokens back; None if that hides nothing."
+        real = None if self.real is None else self.real[:,None,None,-self.k_len:]
+        if self.max_len is None or sl == 1 or self.k_len <= self.max_len: return real
+        band = torch.ones(sl, self.k_len, dtype=torch.bool, device=device).triu(self.k_len-sl-self.max_len+1)
+        return combine_masks(real, band)
+
+    def append(self,
+        layer, # whose keys and values they are
+        k, # keys of the tokens of `open`, `(bs, n_kv_heads, sl, d_head)`
+        v, # their values, likewise
+    ): # all keys and values that these tokens can see, `(bs, n_kv_heads, k_len, d_head)`
+        "Add the keys and values of a layer."
+        if layer not in self.layers: self.layers[layer] = _Columns(self.max_len),_Columns(self.max_len)
+        return [c.append(t, self.k_len) for c,t in zip(self.layers[layer], (k,v))]
+
+    def select(self,
+        rows, # row numbers, one may come several times
+    ): # `self`
+        "Keep these texts, in this order."
+        for c in [c for kv in self.layers.values() for c in kv]: c.select(rows)
+        if self.real is not None: self.real,self.n_pad = self.real[rows],self.n_pad[rows]
+        return self

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['docstrings', 'package_files', 'docstrings_df', 'label_kind', 'check_df', 'text_vocab', 'pad_index', 'check_dls',
-           'refresh_tokens', 'tokenize_like', 'TransformerDataLoaders']
+           'refresh_tokens', 'text_list', 'as_texts', 'tokenize_like', 'TransformerDataLoaders']
 
 # %% ../nbs/05_data.ipynb #e2b85021
 import ast, csv, difflib, gc, importlib.util, inspect, random, re, warnings
@@ -338,7 +338,28 @@ def refresh_tokens(
     if n: (cache/'counter.pkl').unlink() # the file by which fastai knows a finished cache
     return n
 
-# %% ../nbs/05_data.ipynb #c6340fbf
+# %% ../nbs/05_data.ipynb #0bb9ea72
+def text_list(
+    dls # text `DataLoaders`
+)->TfmdLists:
+    "The texts of `dls` with their transforms: the first of several `TfmdLists`, or the only one"
+    return dls.valid_ds.tls[0] if hasattr(dls.valid_ds, 'tls') else dls.valid_ds
+
+def as_texts(
+    item, # a text, a list or series of texts, or a data frame
+    text_col:str='text' # the data frame's column
+)->list:
+    "The texts as a list; ValueError where there are none, TypeError for what is no text"
+    if isinstance(item, pd.DataFrame):
+        if text_col not in item.columns: raise ValueError(f'there is no column {text_col!r} among {list(item.columns)}: name the one with the texts, `text_col=…`')
+        item = item[text_col]
+    if not hasattr(item, '__iter__'): raise TypeError(f'{item!r} is a {type(item).__name__}: give a text, a list of texts or a data frame')
+    texts = [item] if isinstance(item, str) else list(item)
+    if not texts: raise ValueError('there is no text to predict: the list or data frame is empty')
+    for i,t in enumerate(texts):
+        if not isinstance(t, str): raise TypeError(f'text number {i} is {t!r}: a {type(t).__name__}, not a str')
+    return texts
+
 def _all_texts(items):
     "`items` as strings, files read; ValueError for what is neither"
     bad = [i for i,o in enumerate(items) if not isinstance(o, (str, Path))]
@@ -350,8 +371,7 @@ def tokenize_like(
     items # a text, a path, a list of them, a row, a data frame; tokens are passed on
 ): # for `dls.test_dl`
     "Tokenize `items` exactly as the training texts of `dls` were"
-    tls = getattr(dls.valid_ds, 'tls', None)
-    tok = first(f for f in tls[0].tfms.fs if isinstance(f, Tokenizer)) if tls else None
+    tok = first(f for f in text_list(dls).tfms.fs if isinstance(f, Tokenizer))
     if isinstance(items, (str, Path)): items = [items]
     if not isinstance(items, pd.DataFrame): items = list(items)
     if not len(items): raise ValueError(f'there are no texts in {items!r}: pass at least one')

@@ -4,20 +4,23 @@
 
 # %% auto #0
 __all__ = ['apply_temperature', 'filter_top_k', 'filter_top_p', 'filter_min_p', 'filter_rel_min_p', 'penalize_repeats',
-           'bar_tokens', 'filter_logits', 'sample', 'next_logits', 'stream_tokens', 'generate', 'decode_specials',
-           'predict']
+           'bar_tokens', 'filter_logits', 'sample', 'next_logits', 'stream_tokens', 'generate', 'beam_search',
+           'decode_specials', 'token_logprobs', 'predict', 'text_logprobs', 'stream_text']
 
-# %% ../nbs/06_generate.ipynb #1edf5a21
-import inspect, math, re, torch
+# %% ../nbs/06_generate.ipynb #06860d5c
+import inspect, math, pandas as pd, re, torch
 from contextlib import contextmanager
 from numbers import Integral
-from fastai.text.core import BOS, EOS, FLD, PAD, TK_MAJ, TK_REP, TK_UP, TK_WREP, UNK, Tokenizer, tokenize_texts
-from fastcore.basics import first, ifnone
+from time import perf_counter
+from fastai.text.core import BOS, EOS, FLD, PAD, TK_MAJ, TK_REP, TK_UP, TK_WREP, UNK, Tokenizer
+from fastcore.basics import first, ifnone, listify, store_attr
 from fastcore.meta import delegates
 from fastprogress.fastprogress import progress_bar
-from .data import text_vocab
+from .attention import KVCache
+from .data import as_texts, text_list, text_vocab, tokenize_like
+from .models import TransformerLM
 
-# %% ../nbs/06_generate.ipynb #775ea940
+# %% ../nbs/06_generate.ipynb #13532cb2
 def _whole(least): return lambda v: isinstance(v, Integral) and v >= least
 
 _settings = dict(
@@ -29,6 +32,9 @@ _settings = dict(
     rep_penalty=(lambda v: 0 < v < math.inf, '1 changes nothing, 1.2 is usual, below 1 invites repetition'),
     max_len=(_whole(1), 'a whole number of tokens from 1, or None for what the model says'),
     n=(_whole(0), 'a number of tokens, 0 or more'),
+    n_samples=(_whole(1), 'a number of texts for each prompt, 1 or more'),
+    num_beams=(_whole(1), 'a whole number from 1 (no search)'),
+    length_penalty=(math.isfinite, '0 adds up the log-probabilities, 1 takes their mean, more prefers long texts'),
     n_words=(_whole(0), 'a number of words, 0 or more'),
     n_tokens=(_whole(0), 'a number of tokens, 0 or more, or None to count words'))
 
@@ -38,7 +44,7 @@ def _check(**values):
         ok,remedy = _settings.get(k, (lambda v: True, ''))
         if v is not None and not ok(v): raise ValueError(f'{k}={v} is out of range: {remedy}')
 
-# %% ../nbs/06_generate.ipynb #8477e67c
+# %% ../nbs/06_generate.ipynb #59a6836b
 def apply_temperature(
     logits, # `(bs, vocab_sz)`
     temperature:float=1., # 0 keeps the likeliest token only
@@ -46,7 +52,7 @@ def apply_temperature(
     "Sharpen (below 1) or flatten (above 1) the distribution."
     _check(temperature=temperature)
     if temperature == 0: return torch.full_like(logits, -math.inf).scatter(-1, logits.argmax(-1, keepdim=True), 0.)
-    return (logits - logits.amax(-1, keepdim=True)) / temperature
+    return logits if temperature == 1 else (logits - logits.amax(-1, keepdim=True)) / temperature
 
 # %% ../nbs/06_generate.ipynb #acee20b8
 def filter_top_k(
@@ -143,87 +149,233 @@ def sample(
     i = torch.searchsorted(edges, u, right=True).clamp(max=probs.shape[-1]-1)
     return torch.where(probs.gather(-1, i) > 0, i, probs.argmax(-1, keepdim=True)).squeeze(-1)
 
-# %% ../nbs/06_generate.ipynb #bfe45f8d
+# %% ../nbs/06_generate.ipynb #b3f166eb
 @torch.no_grad()
 def next_logits(
     model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or a tuple that begins with them
     idxs, # token ids, `(bs, sl)`
     max_len:int=None, # read this many of the last tokens at most
 ): # `(bs, vocab_sz)`
-    "The logits of the token after `idxs`. A ValueError for another shape and for NaN."
+    "The logits of the token after `idxs`. A ValueError for another shape."
     if callable(reset := getattr(model, 'reset', None)): reset()
     out = model(idxs if max_len is None else idxs[:,-max_len:])
     if isinstance(out, (tuple,list)): out = out[0]
     if out.ndim != 3: raise ValueError(f'the model returns the shape {tuple(out.shape)} for ids {tuple(idxs.shape)}: a language model returns (bs, sl, vocab_sz)')
-    if out[:,-1].isnan().any(): raise ValueError('the model returns NaN: it has diverged, so train it again, with a lower learning rate')
     return out[:,-1]
 
-# %% ../nbs/06_generate.ipynb #559fc63d
+# %% ../nbs/06_generate.ipynb #e631e112
+def _flush_right(idxs):
+    "Token ids `(bs, sl)` and the columns where the texts start, from such ids or a list of texts `(sl,)`. A ValueError for anything else."
+    if not isinstance(idxs, (list,tuple)) or idxs and isinstance(idxs[0], Integral): idxs = torch.as_tensor(idxs)
+    rows = [torch.as_tensor(t).as_subclass(torch.Tensor).long() for t in idxs] if getattr(idxs, 'ndim', 2) == 2 else []
+    if not rows or any(t.ndim != 1 or not len(t) for t in rows):
+        raise ValueError(f'token ids of shape {[tuple(t.shape) for t in rows] or tuple(getattr(idxs, "shape", ()))}: give (bs, sl) with at least one token, e.g. `idxs[None]` for one text')
+    width = max(map(len, rows))
+    return torch.stack([torch.cat([t[:1].expand(width-len(t)), t]) for t in rows]), torch.tensor([width-len(t) for t in rows])
+
+# %% ../nbs/06_generate.ipynb #e67024b9
+class _Reader:
+    "Texts that grow to the right, and the logits of the next token, from any model."
+    def __init__(self, model, idxs, start, max_len): store_attr()
+
+    def logits(self):
+        "`(bs, vocab_sz)`"
+        if not self.start.any(): return next_logits(self.model, self.idxs, self.max_len)
+        return torch.cat([next_logits(self.model, row[None,i:], self.max_len) for row,i in zip(self.idxs, self.start.tolist())])
+
+    def append(self, new): self.idxs = torch.cat([self.idxs, new[:,None]], 1)
+    def select(self, rows): self.idxs,self.start = self.idxs[rows],self.start[rows]
+
+# %% ../nbs/06_generate.ipynb #9724c267
+def _cacheable(model):
+    "Whether `model` is a causal `TransformerLM` (with its own `forward`) of blocks that take a `cache`."
+    return (isinstance(model, TransformerLM) and model.config.causal
+            and all(getattr(type(model), f) is getattr(TransformerLM, f) for f in ('forward','hidden'))
+            and all('cache' in inspect.signature(b.forward).parameters for b in model.encoder.blocks))
+
+class _CachedReader(_Reader):
+    "A `_Reader` that reads each token of a `TransformerLM` once; `cache=False` reads all again, for comparison."
+    def __init__(self, model, idxs, start, max_len, cache=True):
+        super().__init__(model, idxs, start, max_len)
+        self.keep,self.cache = cache,None
+        self.ends = model.encoder.positions.max_len is not None
+        if self.ends: self.start = self.start.clamp(min=idxs.shape[1]-max_len)
+        self.longest = idxs.shape[1] - int(self.start.min())
+
+    def _forget(self):
+        "Drop the older half of the texts that have outgrown their positions."
+        over = self.idxs.shape[1] - self.start > self.max_len
+        self.start = self.start + over*max(1, self.max_len//2)
+        self.longest,self.cache = self.idxs.shape[1] - int(self.start.min()),None
+
+    def _unread(self):
+        "The tokens to read: the last ones, or all of them into a new cache."
+        if self.ends and self.longest > self.max_len: self._forget()
+        if self.keep and self.cache is not None: return self.idxs[:,-1:]
+        x = self.idxs[:,-self.longest:]
+        real = torch.arange(self.longest, device=x.device) >= (self.start - self.start.min())[:,None]
+        self.cache = KVCache(self.max_len, None if real.all() else real)
+        return x
+
+    def logits(self):
+        "`(bs, vocab_sz)`"
+        x = self._unread()                                                  # first: it may make another cache
+        return self.model.head(self.model.hidden(x, self.cache)[:,-1])
+
+    def append(self, new):
+        super().append(new)
+        self.longest += 1
+
+    def select(self, rows):
+        super().select(rows)
+        self.cache.select(rows)
+
+# %% ../nbs/06_generate.ipynb #9b3fbcb9
+def _lay_out(model, by_columns):
+    "Store the weights of the linear maps of a model on a CPU by columns or by rows."
+    for w in {m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)}:
+        if w.device.type == 'cpu': w.data = w.data.t().contiguous().t() if by_columns else w.data.contiguous()
+
 @contextmanager
-def _evaluating(model):
-    "`model` in evaluation mode; its own modes come back at the end."
+def _decoding(model, by_columns):
+    "`model` in evaluation mode and, if `by_columns`, fast for single rows; its own modes and memory layout come back at the end."
     training = [m for m in model.modules() if m.training]
     model.eval()
+    if by_columns: _lay_out(model, True)
     try: yield
     finally:
+        if by_columns: _lay_out(model, False)
         for m in training: m.training = True
-
-def _prepare(model, idxs):
-    "`idxs` as a plain tensor beside the model; a ValueError unless it is `(bs, sl)` with something in it."
-    idxs = torch.as_tensor(idxs).as_subclass(torch.Tensor)
-    if idxs.ndim != 2 or not idxs.numel(): raise ValueError(f'token ids of shape {tuple(idxs.shape)}: give (bs, sl) with at least one token, e.g. `idxs[None]` for one text')
-    return idxs.long().to(getattr(first(model.parameters()), 'device', idxs.device))
 
 def _as_generator(seed, device):
     "A `torch.Generator` from a number, a generator or None."
     if seed is None or isinstance(seed, torch.Generator): return seed
     return torch.Generator(device).manual_seed(int(seed))
 
-# %% ../nbs/06_generate.ipynb #71391969
+def _make_reader(model, idxs, max_len, cache):
+    "The fastest reader that `model` allows."
+    idxs,start = [t.to(getattr(first(model.parameters()), 'device', t.device)) for t in _flush_right(idxs)]
+    config,ends = getattr(model, 'config', None),None
+    if _cacheable(model): ends = model.encoder.positions.max_len
+    max_len = ifnone(max_len, getattr(config, 'max_len', None))
+    if not _cacheable(model): return _Reader(model, idxs, start, max_len)
+    return _CachedReader(model, idxs, start, min(max_len, ifnone(ends, max_len)), cache)
+
+# %% ../nbs/06_generate.ipynb #763d941e
+def _checked(logits):
+    "`logits`; a ValueError if there is a NaN among them."
+    if logits.isnan().any(): raise ValueError('the model returns NaN: it has diverged, so train it again, with a lower learning rate')
+    return logits
+
 @torch.no_grad()
-def _steps(model, idxs, n, stop, max_len, generator, opts):
+def _steps(reader, n, n_samples, stop, generator, opts):
     "The loop of `stream_tokens`."
-    done = torch.zeros(len(idxs), dtype=torch.bool, device=idxs.device)
-    with _evaluating(model):
-        for _ in range(n):
-            new = sample(filter_logits(next_logits(model, idxs, max_len), idxs, **opts), generator)
-            new = torch.where(done, idxs[:,-1], new)
-            idxs = torch.cat([idxs, new[:,None]], 1)                        # (bs, sl+1)
+    with _decoding(reader.model, isinstance(reader, _CachedReader)):
+        done = torch.zeros(len(reader.idxs)*n_samples, dtype=torch.bool, device=reader.idxs.device)
+        for i in range(n):
+            logits = _checked(reader.logits())
+            if i == 0 and n_samples > 1:
+                rows = torch.arange(len(logits), device=logits.device).repeat_interleave(n_samples)
+                reader.select(rows)
+                logits = logits[rows]
+            new = sample(filter_logits(logits, reader.idxs, **opts), generator)
+            if len(stop): new = torch.where(done, reader.idxs[:,-1], new)
+            reader.append(new)
             yield new
+            if not len(stop): continue
             done |= torch.isin(new, stop)
             if done.all(): return
 
-# %% ../nbs/06_generate.ipynb #1700b330
+# %% ../nbs/06_generate.ipynb #938c137b
 @delegates(filter_logits)
 def stream_tokens(
     model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or a tuple that begins with them
-    idxs, # the texts so far, `(bs, sl)`
+    idxs, # the texts so far, `(bs, sl)`, or a list of texts of any length
     n:int, # number of tokens
     *,
+    n_samples:int=1, # continuations of each text
     stop_idx=None, # id, or ids, of tokens that end a text
     max_len:int=None, # tokens that the model can read at once; default `model.config.max_len` where there is one
+    cache:bool=True, # read each token once, where the model can
     seed=None, # a number, or a `torch.Generator`, for a repeatable sample
     **kwargs
-): # yields token ids, `(bs,)`, until `n` or until every text has ended
+): # yields token ids, `(bs*n_samples,)`, until `n` or until every text has ended
     "Generate token by token. Settings out of range raise a ValueError before the first one."
     inspect.signature(filter_logits).bind(None, **kwargs)
-    max_len = ifnone(max_len, getattr(getattr(model, 'config', None), 'max_len', None))
-    _check(n=n, max_len=max_len, **kwargs)
-    idxs = _prepare(model, idxs)
-    stop = torch.as_tensor(ifnone(stop_idx, []), dtype=torch.long, device=idxs.device)
-    return _steps(model, idxs, n, stop, max_len, _as_generator(seed, idxs.device), kwargs)
+    _check(n=n, n_samples=n_samples, max_len=max_len, **kwargs)
+    reader = _make_reader(model, idxs, max_len, cache)
+    stop = torch.as_tensor(listify(stop_idx), dtype=torch.long, device=reader.idxs.device)
+    return _steps(reader, n, n_samples, stop, _as_generator(seed, reader.idxs.device), kwargs)
 
-# %% ../nbs/06_generate.ipynb #82367a06
+# %% ../nbs/06_generate.ipynb #52052c5f
 @delegates(stream_tokens)
 def generate(
     model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or a tuple that begins with them
-    idxs, # the texts so far, `(bs, sl)`
+    idxs, # the texts so far, `(bs, sl)`, or a list of texts of any length
     n:int, # number of tokens
+    *,
+    n_samples:int=1, # continuations of each text, one below the other
     **kwargs
-): # `(bs, sl+n)`, shorter if every text has ended before
+): # `(bs*n_samples, sl+n)`, or a list of texts if `idxs` is one; shorter if every text has ended before
     "The texts with `n` tokens more."
-    new = [o[:,None] for o in stream_tokens(model, idxs, n, **kwargs)]
-    return torch.cat([_prepare(model, idxs), *new], 1)
+    idxs,as_list = (list(idxs),True) if isinstance(idxs, (list,tuple)) else (idxs,False)
+    new = [o[:,None] for o in stream_tokens(model, idxs, n, n_samples=n_samples, **kwargs)]
+    texts,start = _flush_right(idxs)
+    texts = torch.cat([texts.repeat_interleave(n_samples, 0).to(new[0].device if new else texts.device), *new], 1)
+    return [t[i:] for t,i in zip(texts, start.repeat_interleave(n_samples).tolist())] if as_list else texts
+
+# %% ../nbs/06_generate.ipynb #516294a2
+def _part_ended(total, texts, stop, is_end, n_prompt, num_beams):
+    "Of candidates from the best down: which have ended, and the first `num_beams` of the others."
+    ended,live = [],[]
+    for j,(s,t) in enumerate(zip(total.tolist(), texts.tolist())):
+        if s == -math.inf: break
+        if t[-1] in stop or is_end is not None and is_end(t[n_prompt:]): ended.append(j)
+        elif len(live) < num_beams: live.append(j)
+    return ended, live
+
+def _search(reader, n, num_beams, length_penalty, stop, is_end, opts):
+    "The loop of `beam_search`: ended texts as (score, ids)."
+    n_prompt,live,ended = reader.idxs.shape[1], torch.zeros(1, device=reader.idxs.device), []
+    for i in range(1, n+1):
+        logp = filter_logits(_checked(reader.logits()), reader.idxs, **opts).log_softmax(-1)
+        total = (live[:,None]+logp).flatten()                               # (beams*vocab_sz,)
+        total,flat = total.topk(min(num_beams*(1+max(1, len(stop))), len(total)))
+        rows,new = flat//logp.shape[1], flat%logp.shape[1]
+        texts = torch.cat([reader.idxs[rows], new[:,None]], 1)
+        done,go_on = _part_ended(total, texts, stop, is_end, n_prompt, num_beams)
+        ended += [(total[j].item()/i**length_penalty, texts[j]) for j in done]
+        live = total[go_on]
+        if not go_on: return ended
+        best = sorted((s for s,_ in ended), reverse=True)[:num_beams]
+        if len(best) == num_beams and best[-1] >= max(live[0].item()/l**length_penalty for l in (i,n)): return ended
+        reader.select(rows[go_on]); reader.append(new[go_on])
+    return ended + [(s/max(n, 1)**length_penalty, t) for s,t in zip(live.tolist(), reader.idxs)]
+
+@torch.no_grad()
+def beam_search(
+    model, # as in `stream_tokens`
+    idxs, # one text, `(1, sl)`
+    n:int, # number of tokens at most
+    *,
+    num_beams:int=4, # texts to follow
+    length_penalty:float=1., # power of the length that divides a text's log-probability
+    stop_idx=None, # id, or ids, of tokens that end a text
+    is_end=None, # other ends: a function of the new token ids so far
+    max_len:int=None, # as in `stream_tokens`
+    cache:bool=True, # as in `stream_tokens`
+    rep_penalty:float=1., # as in `filter_logits`
+    barred=None, # ids of tokens that must not come
+): # token ids `(num_beams, sl+n)`, best first, and their scores `(num_beams,)`; a text that ends before repeats its last token
+    "The likeliest continuations that a search over `num_beams` beginnings finds."
+    _check(n=n, num_beams=num_beams, length_penalty=length_penalty, max_len=max_len, rep_penalty=rep_penalty)
+    reader = _make_reader(model, idxs, max_len, cache)
+    if len(reader.idxs) != 1: raise ValueError(f'{len(reader.idxs)} texts: beam search takes one, e.g. `idxs[:1]`')
+    with _decoding(model, isinstance(reader, _CachedReader)):
+        ended = _search(reader, n, num_beams, length_penalty, set(listify(stop_idx)), is_end, dict(barred=barred, rep_penalty=rep_penalty))
+    scores,texts = zip(*sorted(ended, key=lambda o: -o[0])[:num_beams])
+    width = max(map(len, texts))
+    return torch.stack([torch.cat([t, t[-1:].expand(width-len(t))]) for t in texts]), torch.tensor(scores)
 
 # %% ../nbs/06_generate.ipynb #8090ea25
 _max_rep = 1000
@@ -245,76 +397,228 @@ def decode_specials(
             case = rule = n = None
     return res
 
-# %% ../nbs/06_generate.ipynb #3a7b1b2d
-def _text_list(dls):
-    "The `TfmdLists` of the texts of `dls`."
-    ds = dls.train_ds
-    return ds.tls[0] if hasattr(ds, 'tls') else ds
+# %% ../nbs/06_generate.ipynb #49165a92
+def _pieces(model, idxs, max_len):
+    "Logits for consecutive stretches of `idxs`, `(bs, ·, vocab_sz)`."
+    if _cacheable(model) and model.encoder.positions.max_len is None:
+        cache = KVCache(max_len)
+        for x in idxs.split(max_len, dim=1): yield model(x, cache)
+        return
+    sl,seen = idxs.shape[1],0
+    for start in range(0, sl, max_len and max(1, max_len//2) or sl):
+        if callable(reset := getattr(model, 'reset', None)): reset()
+        out = model(idxs[:,start:start+max_len] if max_len else idxs)
+        if isinstance(out, (tuple,list)): out = out[0]
+        yield out[:,seen-start:]
+        seen = start + out.shape[1]
+        if seen >= sl: return
 
-def _tokenizer(dls):
-    "The `Tokenizer` of `dls`, or None."
-    return first(f for f in _text_list(dls).tfms.fs if isinstance(f, Tokenizer))
+@torch.no_grad()
+def token_logprobs(
+    model, # as in `stream_tokens`
+    idxs, # texts, `(bs, sl)`
+    max_len:int=None, # as in `stream_tokens`
+): # `(bs, sl-1)`
+    "The log-probability of every token but the first, given those before."
+    _check(max_len=max_len)
+    reader = _make_reader(model, idxs, max_len, True)
+    if reader.start.any(): raise ValueError(f'texts that begin in the columns {reader.start.tolist()}: give texts of one length')
+    targets,res,n = reader.idxs[:,1:], [], 0
+    with _decoding(model, False):
+        for logits in _pieces(model, reader.idxs[:,:-1], reader.max_len) if targets.numel() else ():
+            new = targets[:,n:n+logits.shape[1],None]
+            res.append(_checked(logits).float().log_softmax(-1).gather(-1, new)[...,0])
+            n += logits.shape[1]
+    return torch.cat(res, 1) if res else torch.zeros(targets.shape, device=targets.device)
 
-def _encode(dls, text, vocab):
-    "The ids of `text`, `(sl,)`."
-    tl = _text_list(dls)
-    if tok := _tokenizer(dls): text = first(tokenize_texts([text], n_workers=0, rules=tok.rules, tok=tok.tok))
-    ids = tl.infer(text).as_subclass(torch.Tensor).long()
-    while len(ids) > 1 and vocab[ids[-1]] in (EOS,PAD): ids = ids[:-1]
-    if len(ids): return ids
-    if BOS not in vocab: raise ValueError(f'the prompt is empty, and the vocabulary has no {BOS!r} to begin with: give a first word')
-    return ids.new_tensor([vocab.index(BOS)])
+# %% ../nbs/06_generate.ipynb #08f705fa
+def _encode(dls, texts, vocab):
+    "The ids of each of `texts`, `(sl,)`."
+    tl = text_list(dls)
+    res = [tl.infer(t).as_subclass(torch.Tensor).long() for t in tokenize_like(dls, texts)]
+    for i,ids in enumerate(res):
+        while len(ids) > 1 and vocab[ids[-1]] in (EOS,PAD): ids = ids[:-1]
+        if not len(ids):
+            if BOS not in vocab: raise ValueError(f'the prompt is empty, and the vocabulary has no {BOS!r} to begin with: give a first word')
+            ids = ids.new_tensor([vocab.index(BOS)])
+        res[i] = ids
+    return res
 
-# %% ../nbs/06_generate.ipynb #817f8858
+# %% ../nbs/06_generate.ipynb #83c8e189
+def _joiner(dls, decoder):
+    "From tokens to text, and what stands between two tokens."
+    tok = first(f for f in text_list(dls).tfms.fs if isinstance(f, Tokenizer))
+    sep = getattr(tok, 'sep', ' ')
+    if hasattr(join := getattr(tok, 'tok', None), 'detokenize'): return join.detokenize, ''
+    return (lambda toks: sep.join(decoder(toks))), sep
+
 def _after_words(text, n):
     "Where the `n`th word of `text` ends, or None if no space follows it yet."
     ends = [m.end() for m in re.finditer(r'\S+', text) if any(map(str.isalnum, m[0]))]
     return ends[n-1] if len(ends) >= n and ends[n-1] < len(text) else None
 
-def _texts(steps, vocab, decode, sep, n_words):
-    "The generated text as it grows, up to an end token or, unless None, to `n_words` words."
-    toks,text,cut = [],'',None
-    for i in steps:
-        ended = vocab[i.item()] in (BOS,EOS)
-        if not ended:
-            toks.append(vocab[i.item()])
-            text = decode(toks)
-            if n_words is not None: cut = _after_words(text+sep, n_words)
-        yield text[:cut]
-        if ended or cut is not None: return
+def _ender(n_words, sep, stop):
+    "A function that says where a text ends, None as long as it goes on; None if nothing but the number of tokens ends it."
+    stop = listify(stop)
+    for s in stop:
+        if not isinstance(s, str) or not s: raise ValueError(f'stop={s!r} cannot end a text: give strings of at least one character')
+    def end(text):
+        ends = [] if n_words is None else [_after_words(text+sep, n_words)]
+        return min([e for e in [*ends, *(text.find(s) for s in stop)] if e is not None and e >= 0], default=None)
+    return end if stop or n_words is not None else None
+
+def _grown(steps, n_rows, vocab, decode, end):
+    "The new texts after each step until all have ended; without an `end` only the last of them."
+    toks,texts,done = [[] for _ in range(n_rows)], ['']*n_rows, [False]*n_rows
+    for new in steps:
+        for r,i in enumerate(new.tolist()):
+            if done[r]: continue
+            done[r] = vocab[i] in (BOS,EOS)
+            if not done[r]: toks[r].append(vocab[i])
+            if end is None: continue
+            text = decode(toks[r])
+            cut = end(text)
+            texts[r],done[r] = text[:cut], done[r] or cut is not None
+        if end is not None: yield texts
+        if all(done): break
+    if end is None: yield [decode(t) for t in toks]
 
 def _append(text, new, sep):
     "`new` behind `text`, with one space or none between."
     if not text or not new: return text + new
     return text + (new.lstrip(' ') if text[-1].isspace() else sep + new)
 
-# %% ../nbs/06_generate.ipynb #8f4e5c1f
-_nothing,_no_text,_max_per_word,_long = (PAD,'xxfake'), (PAD,'xxfake',UNK,FLD), 20, 100
+# %% ../nbs/06_generate.ipynb #af869aef
+_bar_after = 2. # seconds
 
+def _with_bar(steps, total):
+    "`steps`, with a progress bar once they take long."
+    start,bar = perf_counter(),None
+    for i,o in enumerate(steps, 1):
+        yield o
+        if bar is None and perf_counter()-start > _bar_after: bar = progress_bar(range(total), leave=False)
+        if bar is not None: bar.update(i)
+
+_nothing,_no_text,_max_per_word = (PAD,'xxfake'), (PAD,'xxfake',UNK,FLD), 20
+
+class _Job:
+    "What `predict` asks of the functions above: ids and options on one side, the way back to text on the other."
+    def __init__(self, learn, prompts, n_words, n_tokens, no_unk, decoder, stop):
+        _check(n_words=n_words, n_tokens=n_tokens)
+        self.model,self.vocab = learn.model,text_vocab(learn.dls)
+        self.decode,self.sep = _joiner(learn.dls, decoder)
+        self.end = _ender(n_words if n_tokens is None else None, self.sep, stop)
+        self.n = ifnone(n_tokens, _max_per_word*n_words)
+        self.stop_idx,self.barred = [[i for i,t in enumerate(self.vocab) if t in ts] for ts in ((BOS,EOS), _no_text if no_unk else _nothing)]
+        self.ids = _encode(learn.dls, prompts, self.vocab)
+
+    def sample(self, bar, n_samples=1, **kwargs):
+        "The new texts as they grow, text by text and sample by sample."
+        steps = stream_tokens(self.model, self.ids, self.n, n_samples=n_samples, stop_idx=self.stop_idx, barred=self.barred, **kwargs)
+        return _grown(_with_bar(steps, self.n) if bar else steps, len(self.ids)*n_samples, self.vocab, self.decode, self.end)
+
+    def beams(self, **kwargs):
+        "The best new text of each prompt."
+        to_text = lambda ids: self.decode([t for t in map(self.vocab.__getitem__, ids) if t not in (BOS,EOS)])
+        is_end = None if self.end is None else lambda ids: self.end(to_text(ids)) is not None
+        for ids in self.ids:
+            best,_ = beam_search(self.model, ids[None], self.n, stop_idx=self.stop_idx, barred=self.barred, is_end=is_end, **kwargs)
+            text = to_text(best[0,len(ids):].tolist())
+            yield text[:self.end(text)] if self.end else text
+
+def _beam_options(num_beams, length_penalty, **kwargs):
+    "The options of `beam_search`; a ValueError for those of sampling."
+    sampling = {k:v for k,v in kwargs.items() if k not in ('max_len','cache','rep_penalty') and v != (1 if k in ('temperature','n_samples') else None)}
+    if sampling: raise ValueError(f'{num_beams=} searches and does not sample: leave out {", ".join(f"{k}={v}" for k,v in sampling.items())}')
+    return dict(num_beams=num_beams, length_penalty=length_penalty, **{k:v for k,v in kwargs.items() if k in ('max_len','cache','rep_penalty')})
+
+# %% ../nbs/06_generate.ipynb #26c51b76
 @delegates(stream_tokens, but='stop_idx,barred')
 def predict(
     learn, # any learner of a language model: this library's, fastai's, or a `Learner` around one's own module
-    text:str, # the prompt
+    text, # the prompt; or a list of them, a series, a data frame
     n_words:int=1, # words to add: what stands between spaces and has a letter or digit in it; punctuation comes on top
     no_unk:bool=True, # never `xxunk` or `xxfld`; `xxpad` and `xxfake` never come, `xxbos` and `xxeos` end the text unprinted
     temperature:float=1., # 0 is greedy, below 1 sharper, above 1 flatter
     min_p:float=None, # keep tokens of this probability or more, and always the likeliest
-    no_bar:bool=False, # no progress bar, even for more than 100 words or tokens
+    no_bar:bool=False, # no progress bar, even if it takes long
     decoder=decode_specials, # from the new tokens to strings
     only_last_word:bool=False, # accepted for fastai's sake: the context is always kept
     n_tokens:int=None, # tokens to add, instead of `n_words`
+    stop=None, # string, or strings, before which a text ends
+    n_samples:int=1, # continuations of each prompt
+    num_beams:int=1, # above 1: beam search instead of sampling
+    length_penalty:float=1., # of the beam search
+    stream:bool=False, # print the text while it is made (of one prompt)
+    text_col:str='text', # the data frame's column
     **kwargs
-)->str: # the prompt as given and what comes after
+): # the prompt as given and what comes after; a list of these for several prompts or samples (for both, a list of lists)
     "Go on with `text`, up to `n_words` words or `n_tokens` tokens, or to the end of the text if the model says so before."
-    if not isinstance(text, str): raise TypeError(f'{text!r} is a {type(text).__name__}: the prompt is one str')
-    _check(n_words=n_words, n_tokens=n_tokens)
-    vocab,tok = text_vocab(learn.dls), _tokenizer(learn.dls)
-    stop,barred = [[i for i,t in enumerate(vocab) if t in ts] for ts in ((BOS,EOS), _no_text if no_unk else _nothing)]
-    steps = stream_tokens(learn.model, _encode(learn.dls, text, vocab)[None], ifnone(n_tokens, _max_per_word*n_words), stop_idx=stop,
-                          barred=barred, temperature=temperature, min_p=min_p, **kwargs)
-    sep = getattr(tok, 'sep', ' ')
-    texts = _texts(steps, vocab, lambda toks: sep.join(decoder(toks)), sep, n_words if n_tokens is None else None)
-    if ifnone(n_tokens, n_words) > _long and not no_bar and hasattr(learn, 'progress'): texts = progress_bar(texts, total='noinfer', leave=False)
-    new = ''
-    for new in texts: pass
-    return _append(text, new, sep)
+    options = dict(temperature=temperature, min_p=min_p, n_samples=n_samples, **kwargs)
+    inspect.signature(stream_tokens).bind(None, None, None, **options)
+    _check(num_beams=num_beams, length_penalty=length_penalty, **options)
+    prompts = as_texts(text, text_col)
+    if stream: return _print_stream(learn, prompts, num_beams, n_words=n_words, no_unk=no_unk, decoder=decoder, n_tokens=n_tokens, stop=stop, **options)
+    job = _Job(learn, prompts, n_words, n_tokens, no_unk, decoder, stop)
+    if num_beams > 1: new = list(job.beams(**_beam_options(num_beams, length_penalty, **options)))
+    else:
+        new = ['']*(len(prompts)*n_samples)
+        for new in job.sample(not no_bar and hasattr(learn, 'progress'), **options): pass
+    texts = [_append(prompts[i//n_samples], t, job.sep) for i,t in enumerate(new)]
+    if n_samples > 1: texts = [texts[i:i+n_samples] for i in range(0, len(texts), n_samples)]
+    return texts[0] if isinstance(text, str) else texts
+
+# %% ../nbs/06_generate.ipynb #44778732
+def text_logprobs(
+    learn, # as in `predict`
+    text:str, # tokenized as in training
+    max_len:int=None, # as in `stream_tokens`
+)->pd.DataFrame: # columns `token` and `logprob`, a row for each token after the first
+    "How likely each token of a text is, given those before. A ValueError for a text of fewer than two tokens."
+    vocab = text_vocab(learn.dls)
+    ids, = _encode(learn.dls, as_texts([text]), vocab)
+    if len(ids) < 2: raise ValueError(f'{text!r} has {len(ids)} token: there is nothing before which it could be likely or not')
+    logp = token_logprobs(learn.model, ids[None], max_len)[0]
+    return pd.DataFrame(dict(token=[vocab[i] for i in ids[1:]], logprob=logp.tolist()))
+
+# %% ../nbs/06_generate.ipynb #5f87e18c
+def _settled(text, stop):
+    "How many characters of a growing text can be handed out."
+    held = max((n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
+    return min(len(text)-held, len(text.rstrip('\ufffd')))
+
+@delegates(predict, but='stream,no_bar,num_beams,length_penalty,n_samples,text_col')
+def stream_text(
+    learn, # as in `predict`
+    text:str, # the prompt
+    n_words:int=1, # as in `predict`
+    no_unk:bool=True, # as in `predict`
+    decoder=decode_specials, # as in `predict`
+    n_tokens:int=None, # as in `predict`
+    stop=None, # as in `predict`
+    **kwargs
+): # yields strings: together, what `predict` adds to the prompt
+    "Generate text piece by piece."
+    if not isinstance(text, str): raise TypeError(f'{text!r} is a {type(text).__name__}: a stream goes on with one str')
+    kwargs.pop('only_last_word', None)
+    job = _Job(learn, [text], n_words, n_tokens, no_unk, decoder, stop)
+    job.end,stop = ifnone(job.end, lambda text: None),listify(stop)
+    texts = job.sample(False, **kwargs)
+    def pieces():
+        sent,new = '',''
+        for new, in texts:
+            piece = _append(text, new[:_settled(new, stop)], job.sep)[len(text)+len(sent):]
+            sent += piece
+            if piece: yield piece
+        if piece := _append(text, new, job.sep)[len(text)+len(sent):]: yield piece
+    return pieces()
+
+def _print_stream(learn, prompts, num_beams, n_samples, **options):
+    "`predict(stream=True)`"
+    if len(prompts) > 1 or num_beams > 1 or n_samples > 1: raise ValueError(f'stream=True prints one text as it grows: with {len(prompts)} prompts, {num_beams=} and {n_samples=} there is none to print')
+    print(text := prompts[0], end='', flush=True)
+    for piece in stream_text(learn, text, **options):
+        print(piece, end='', flush=True)
+        text += piece
+    print()
+    return text

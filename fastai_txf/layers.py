@@ -85,7 +85,7 @@ class PostNorm(PreNorm):
 # %% ../nbs/02_layers.ipynb #dee49635
 WIRINGS = dict(pre=PreNorm, post=PostNorm)
 
-# %% ../nbs/02_layers.ipynb #897a8f1c
+# %% ../nbs/02_layers.ipynb #1eb5a16f
 @delegates(SelfAttention, but=['p'])
 class TransformerBlock(Module):
     "Self-attention, optional cross-attention, feed-forward; each with its residual, norm and dropout."
@@ -114,9 +114,10 @@ class TransformerBlock(Module):
         pos=None, # positions, `(sl,)` or `(bs, sl)`
         context=None, # what cross-attention reads, `(bs, k_len, d_model)`
         context_mask=None, # boolean, broadcastable to `(bs, n_heads, sl, k_len)`
+        cache=None, # `KVCache` of the tokens before `x`
     ): # `(bs, sl, d_model)`
         "One layer of a transformer."
-        x = self.attn(x, mask=mask, pos=pos)
+        x = self.attn(x, mask=mask, pos=pos, cache=cache)
         if (self.cross is None) != (context is None): raise ValueError(f'a block with cross={self.cross is not None} got {"no" if context is None else "a"} context: the two go together')
         if self.cross is not None: x = self.cross(x, context, mask=context_mask)
         return self.ff(x)

@@ -6,25 +6,26 @@
 __all__ = ['remap_rows', 'TransformerLearner', 'TransformerClassifierLearner', 'TransformerLMLearner',
            'transformer_classifier_learner', 'transformer_lm_learner', 'show_results']
 
-# %% ../nbs/08_learner.ipynb #4c74cd0c
-import dataclasses, difflib, inspect, pandas as pd, torch
+# %% ../nbs/08_learner.ipynb #71f432d1
+import dataclasses, difflib, inspect, math, pandas as pd, torch
 from contextlib import contextmanager
 from pathlib import Path
 from plum import dispatch
 from fastcore.basics import ifnone
 from fastcore.imports import IN_NOTEBOOK
-
+from fastcore.foundation import L
 from fastcore.meta import delegates
+from fastcore.xtras import ContextManagers
 from fastai.callback.fp16 import AMPMode
 from fastai.data.transforms import get_c
 from fastai.learner import Learner, Recorder
 from fastai.losses import CrossEntropyLossFlat
 from fastai.text.data import LMDataLoader, TensorText
 from fastai.torch_core import display_df, get_empty_df, to_cpu, trainable_params
-from .data import check_dls, pad_index, text_vocab, tokenize_like
-from .generate import predict
+from .data import as_texts, check_dls, pad_index, text_vocab, tokenize_like
+from .generate import predict, stream_text, text_logprobs
 from .models import TransformerClassifier, TransformerConfig, TransformerLM, classifier_splitter, lm_splitter, make_config
-from .train import DeviceMixedPrecision
+from .train import DeviceMixedPrecision, GatherLogProbs
 
 # %% ../nbs/08_learner.ipynb #13262c1d
 _shape_fields = ('d_model','n_heads','n_layers','mode','positions','ff','norm','wiring','scale_emb')
@@ -110,18 +111,7 @@ class TransformerLearner(Learner):
         print(f'{found:,} of {len(vocab):,} tokens found in the encoder\'s vocabulary of {len(saved["vocab"]):,}')
         return self
 
-# %% ../nbs/08_learner.ipynb #06526fd3
-def _texts(item, text_col):
-    "The texts in a string, a list or a data frame, as a list."
-    if isinstance(item, pd.DataFrame):
-        if text_col not in item.columns: raise ValueError(f'there is no column {text_col!r} among {list(item.columns)}: name the one with the texts, `text_col=…`')
-        item = item[text_col]
-    texts = [item] if isinstance(item, str) else list(item)
-    if not texts: raise ValueError('there is no text to predict: the list or data frame is empty')
-    for i,t in enumerate(texts):
-        if not isinstance(t, str): raise TypeError(f'text number {i} is {t!r}: a {type(t).__name__}, not a str')
-    return texts
-
+# %% ../nbs/08_learner.ipynb #2de2c57e
 @contextmanager
 def _record_kept(learn):
     "The recorder is at the end as it was before."
@@ -138,7 +128,7 @@ class TransformerClassifierLearner(TransformerLearner):
         bs:int=None, # batch size; default: that of validation
     ): # (decoded prediction, its index or activation, probabilities), as lists and stacked tensors for several texts
         "Prediction for one text, as fastai returns it, or for many at once."
-        dl = self.dls.test_dl(tokenize_like(self.dls, _texts(item, text_col)), num_workers=0, **({} if bs is None else dict(bs=bs)))
+        dl = self.dls.test_dl(tokenize_like(self.dls, as_texts(item, text_col)), num_workers=0, **({} if bs is None else dict(bs=bs)))
         with self.no_bar(), _record_kept(self): preds,_,dec = self.get_preds(dl=dl, with_decoded=True)
         target = self.dls.train_ds.tls[-1]
         labels = [target.decode(d) for d in dec]
@@ -146,7 +136,29 @@ class TransformerClassifierLearner(TransformerLearner):
 
 class TransformerLMLearner(TransformerLearner):
     "A `TransformerLearner` that continues texts."
-    predict = predict
+    predict,stream_text,text_logprobs = predict,stream_text,text_logprobs
+
+    def perplexity(self,
+        text, # a text; or a list of them, a series, a data frame
+        text_col:str='text', # the data frame's column
+    ): # a number, or a list of them
+        "How many equally likely tokens the model hesitates between, on average: `exp` of the mean negative log-probability."
+        res = [math.exp(-self.text_logprobs(t).logprob.mean()) for t in as_texts(text, text_col)]
+        return res[0] if isinstance(text, str) else res
+
+    def get_preds(self,
+        ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
+        dl=None, # a loader of a language model
+        with_input:bool=False, # return the inputs too, first
+        with_loss:bool=False, # return the loss of each stream too, last
+        inner:bool=False, # as in `Learner.get_preds`
+        cbs=None, # more callbacks
+    ): # log-probabilities of the targets and the targets, each `(bs, n_tokens)`: a row for each of the loader's streams of text
+        "How likely the model found each token. (Probabilities of all tokens would take `vocab_sz` times the memory.)"
+        dl,cb = (self.dls[ds_idx] if dl is None else dl).new(shuffle=False, drop_last=False), GatherLogProbs(with_input=with_input, concat_dim=1)
+        with ContextManagers(self.validation_context(cbs=L(cbs)+[cb], inner=inner)): self._do_epoch_validate(dl=dl)
+        res = cb.all_tensors()
+        return tuple(res + [-res[int(with_input)].mean(1)]*with_loss)
 
 # %% ../nbs/08_learner.ipynb #7ed06cb2
 def _split_options(kwargs):

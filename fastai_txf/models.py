@@ -117,7 +117,7 @@ def _named(value, table, field):
     "Check that `value` is a key of `table`."
     if value not in table: raise ValueError(f'{field}={value!r} is not one of {list(table)}')
 
-# %% ../nbs/03_models.ipynb #065bbb1a
+# %% ../nbs/03_models.ipynb #c4a6f19f
 LONG = 'window', 'head', 'tail', 'head+tail'
 
 @dataclass(frozen=True)
@@ -157,6 +157,7 @@ class TransformerConfig:
     def __post_init__(self):
         for f,table in dict(positions=POSITIONS, ff=FEED_FORWARDS, norm=NORMS, wiring=WIRINGS, init=INITS, pool=[*POOLS,'max_logits'], long=LONG).items():
             _named(getattr(self, f), table, f)
+        if self.causal and self.positions == 'conv': raise ValueError("positions='conv' sees the next token, which a causal model must not: choose another scheme")
         for f in ('d_model','n_heads','n_layers','max_len'):
             if getattr(self, f) < 1: raise ValueError(f'{f}={getattr(self, f)}: at least 1 is needed')
         for f in ('p','attn_p','ff_p','emb_p','head_p','token_p','word_p'):
@@ -207,7 +208,7 @@ def _make_block(block, parts):
     given = getattr(block, 'keywords', {})
     return block(**{k:v for k,v in parts.items() if k in names and k not in given})
 
-# %% ../nbs/03_models.ipynb #4726a176
+# %% ../nbs/03_models.ipynb #910fd914
 class TransformerEncoder(Module):
     "Token ids to one vector for each token."
     def __init__(self,
@@ -228,18 +229,22 @@ class TransformerEncoder(Module):
     def forward(self,
         x, # token ids, `(bs, sl)`
         mask=None, # boolean, broadcastable to `(bs, 1, sl, sl)`; default: hide padding (causal: nothing, as padding comes last)
+        cache=None, # `KVCache` of the tokens before `x`, which makes positions and mask itself
     ): # `(bs, sl, d_model)`
         "Embed, add positions, run the blocks."
         x = x.as_subclass(torch.Tensor)
+        kept = {} if cache is None else dict(cache=cache)                   # a user's block need not know of caches
+        if kept: pos,mask = cache.open(x)
+        else: pos = torch.arange(x.shape[1], device=x.device)
         if mask is None and not self.config.causal: mask = padding_mask(x, self.config.pad_idx)
-        pos = torch.arange(x.shape[1], device=x.device)
         h = self.emb(x)                                                     # (bs, sl, d_model)
         if self.config.scale_emb: h = h*math.sqrt(self.config.d_model)
+        if not self.config.causal: h = h.masked_fill((x == self.config.pad_idx)[...,None], 0.) # padding has no vector that a convolution could see
         h = self.drop(self.positions.embed(h, pos))
-        for block in self.blocks: h = block(h, mask=mask, pos=pos)
+        for block in self.blocks: h = block(h, mask=mask, pos=pos, **kept)
         return self.norm(h)
 
-# %% ../nbs/03_models.ipynb #89b67c71
+# %% ../nbs/03_models.ipynb #f1cf3559
 class TransformerLM(Module):
     "Autoregressive language model: for each token, the logits of the next."
     def __init__(self,
@@ -256,15 +261,17 @@ class TransformerLM(Module):
 
     def hidden(self,
         x, # token ids, `(bs, sl)`
+        cache=None, # `KVCache` of the tokens before `x`
     ): # `(bs, sl, d_model)`
         "The vectors that `head` turns into logits."
-        return self.encoder(x)
+        return self.encoder(x, cache=cache)
 
     def forward(self,
         x, # token ids, `(bs, sl)`
+        cache=None, # `KVCache` of the tokens before `x`
     ): # `(bs, sl, vocab_sz)`
         "Raw logits of each next token."
-        return self.head(self.hidden(x))
+        return self.head(self.hidden(x, cache))
 
 # %% ../nbs/03_models.ipynb #295a6c56
 class TransformerClassifier(Module):
