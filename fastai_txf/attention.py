@@ -95,14 +95,14 @@ def attend(
     out = F.dropout(w, p) @ v
     return (out,w) if need_weights else out
 
-# %% ../nbs/00_attention.ipynb #b4cf4a2b
+# %% ../nbs/00_attention.ipynb #76028e76
 def split_heads(
     x, # `(bs, sl, n_heads*d_head)`
     n_heads:int, # number of heads
 ): # `(bs, n_heads, sl, d_head)`
     "Cut the last dimension into heads. Inverse of `concat_heads`."
     if x.shape[-1] % n_heads: raise ValueError(f'a width of {x.shape[-1]} cannot be split into {n_heads=}: choose a divisor')
-    return x.unflatten(-1, (n_heads,-1)).transpose(1, 2)
+    return x.view(*x.shape[:2], n_heads, -1).transpose(1, 2)
 
 # %% ../nbs/00_attention.ipynb #37b79f92
 def concat_heads(
@@ -187,10 +187,11 @@ class PerHeadLinear(Module):
         h = x.unflatten(-1, (self.weight.shape[1],-1))                      # (bs, sl, n_heads, d_head)
         return torch.einsum('bshi,mhoi->bsmho', h, self.weight).flatten(2)
 
-# %% ../nbs/00_attention.ipynb #2f28b17a
+# %% ../nbs/00_attention.ipynb #151241b1
 class NoPositions(Module):
     "No position information: the base of every scheme, with three hooks that change nothing."
-    max_len = None # the scheme has no last position
+    max_len = None   # the scheme has no last position
+    per_token = True # `embed` looks at no other token
 
     def embed(self,
         x, # token embeddings, `(bs, sl, d_model)`

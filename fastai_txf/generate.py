@@ -186,10 +186,10 @@ class _Reader:
     def append(self, new): self.idxs = torch.cat([self.idxs, new[:,None]], 1)
     def select(self, rows): self.idxs,self.start = self.idxs[rows],self.start[rows]
 
-# %% ../nbs/06_generate.ipynb #9724c267
+# %% ../nbs/06_generate.ipynb #7ba85970
 def _cacheable(model):
-    "Whether `model` is a causal `TransformerLM` (with its own `forward`) of blocks that take a `cache`."
-    return (isinstance(model, TransformerLM) and model.config.causal
+    "Whether `model` is a causal `TransformerLM` (with its own `forward`) whose blocks take a `cache` and whose embeddings look at no other token."
+    return (isinstance(model, TransformerLM) and model.config.causal and model.encoder.positions.per_token
             and all(getattr(type(model), f) is getattr(TransformerLM, f) for f in ('forward','hidden'))
             and all('cache' in inspect.signature(b.forward).parameters for b in model.encoder.blocks))
 

@@ -117,7 +117,7 @@ def _named(value, table, field):
     "Check that `value` is a key of `table`."
     if value not in table: raise ValueError(f'{field}={value!r} is not one of {list(table)}')
 
-# %% ../nbs/03_models.ipynb #c4a6f19f
+# %% ../nbs/03_models.ipynb #065bbb1a
 LONG = 'window', 'head', 'tail', 'head+tail'
 
 @dataclass(frozen=True)
@@ -157,7 +157,6 @@ class TransformerConfig:
     def __post_init__(self):
         for f,table in dict(positions=POSITIONS, ff=FEED_FORWARDS, norm=NORMS, wiring=WIRINGS, init=INITS, pool=[*POOLS,'max_logits'], long=LONG).items():
             _named(getattr(self, f), table, f)
-        if self.causal and self.positions == 'conv': raise ValueError("positions='conv' sees the next token, which a causal model must not: choose another scheme")
         for f in ('d_model','n_heads','n_layers','max_len'):
             if getattr(self, f) < 1: raise ValueError(f'{f}={getattr(self, f)}: at least 1 is needed')
         for f in ('p','attn_p','ff_p','emb_p','head_p','token_p','word_p'):
@@ -170,10 +169,10 @@ class TransformerConfig:
         fields = ('p','attn_p','ff_p','emb_p','head_p','token_p','word_p')
         return dataclasses.replace(self, **{f:getattr(self, f)*mult for f in fields})
 
-# %% ../nbs/03_models.ipynb #36e80a8b
+# %% ../nbs/03_models.ipynb #40281b05
 PRESETS = dict(
     default={},
-    reviews=dict(n_layers=1, d_ff=256, positions='learned', max_len=256, scale_emb=True, p=0.1, emb_p=0., head_p=0.5, token_p=0.5, word_p=0.2),
+    reviews=dict(n_layers=1, d_ff=256, positions='conv', max_len=256, scale_emb=True, p=0.4, emb_p=0., head_p=0.5, token_p=0.3, word_p=0.2),
     bloem  =dict(mode='wide', positions='learned', wiring='post', ff='relu', pool='mean', n_heads=8, p=0., emb_p=0., head_p=0., init='torch', tie=False, long='head'),
     vaswani=dict(positions='sinusoidal', wiring='post', ff='relu', init='xavier', scale_emb=True),
     gpt2   =dict(positions='learned', wiring='pre', ff='gelu', attn_p=0.1, init='gpt2'),
@@ -208,7 +207,7 @@ def _make_block(block, parts):
     given = getattr(block, 'keywords', {})
     return block(**{k:v for k,v in parts.items() if k in names and k not in given})
 
-# %% ../nbs/03_models.ipynb #910fd914
+# %% ../nbs/03_models.ipynb #f9bd3287
 class TransformerEncoder(Module):
     "Token ids to one vector for each token."
     def __init__(self,
@@ -232,14 +231,13 @@ class TransformerEncoder(Module):
         cache=None, # `KVCache` of the tokens before `x`, which makes positions and mask itself
     ): # `(bs, sl, d_model)`
         "Embed, add positions, run the blocks."
-        x = x.as_subclass(torch.Tensor)
+        if type(x) is not torch.Tensor: x = x.as_subclass(torch.Tensor)    # fastai's method would break a compiled graph
         kept = {} if cache is None else dict(cache=cache)                   # a user's block need not know of caches
         if kept: pos,mask = cache.open(x)
         else: pos = torch.arange(x.shape[1], device=x.device)
         if mask is None and not self.config.causal: mask = padding_mask(x, self.config.pad_idx)
         h = self.emb(x)                                                     # (bs, sl, d_model)
         if self.config.scale_emb: h = h*math.sqrt(self.config.d_model)
-        if not self.config.causal: h = h.masked_fill((x == self.config.pad_idx)[...,None], 0.) # padding has no vector that a convolution could see
         h = self.drop(self.positions.embed(h, pos))
         for block in self.blocks: h = block(h, mask=mask, pos=pos, **kept)
         return self.norm(h)

@@ -109,21 +109,23 @@ class ALiBiPositions(NoPositions):
         dist = (q_pos[...,:,None] - k_pos[...,None,:]).abs()                # (q_len, k_len) or (bs, q_len, k_len)
         return -self.slopes[:,None,None] * dist[...,None,:,:]
 
-# %% ../nbs/01_positions.ipynb #3687ded2
+# %% ../nbs/01_positions.ipynb #bb5a7ee9
 class ConvPositions(AbsolutePositions):
-    "A convolution over neighbouring tokens added to their embeddings; no last position. Looks both ways."
+    "A convolution over each token and those before it, added to the embeddings; no last position."
+    per_token = False
+
     def __init__(self,
         d_model:int, # width of the embeddings
-        width:int=3, # tokens that it sees, an odd number
+        width:int=3, # tokens that it sees
     ):
-        if width % 2 == 0: raise ValueError(f'{width=} has no token in the middle: choose an odd number')
+        if width < 1: raise ValueError(f'{width=}: at least 1, the token itself')
         store_attr('width')
         self.mix = nn.Linear(width*d_model, d_model)
 
     def embed(self, x, pos):
-        "`x + conv(x)`; padding in `x` is zero."
-        edges = F.pad(x, (0,0,self.width//2,self.width//2))
-        return x + self.mix(edges.unfold(1, self.width, 1).transpose(2, 3).flatten(2))  # (bs, sl, width*d_model)
+        "`x + conv(x)`"
+        before = F.pad(x, (0,0,self.width-1,0))                             # (bs, width-1+sl, d_model)
+        return x + self.mix(before.unfold(1, self.width, 1).transpose(2, 3).flatten(2))
 
 # %% ../nbs/01_positions.ipynb #15f0a342
 POSITIONS = dict(

@@ -8,6 +8,8 @@ from functools import partial
 from hypothesis import assume, given, settings, strategies as st
 from scipy.stats import chisquare
 from torch import nn
+from types import SimpleNamespace
+from fastai_txf.attention import causal_mask
 from fastai_txf.generate import *
 from fastai_txf.models import TransformerLM
 
@@ -126,22 +128,49 @@ def tiny(config='default', **kwargs):
         for p in model.parameters(): p.mul_(4)
     return model
 
+def banded(model, x, width):
+    "All logits of one forward in which a token sees the `width` tokens up to itself: what endless positions mean"
+    return model.head(model.encoder(x, mask=causal_mask(x.shape[1]).triu(1-width)))
+
+def remembered(sl, n_prompt, width):
+    "Where a text of `sl` tokens, the first `n_prompt` given, begins for a model whose learned positions end at `width`"
+    start = max(0, n_prompt-width)
+    for n in range(n_prompt, sl+1):
+        if n-start > width: start += max(1, width//2)
+    return start
+
+def by_hand(model, x, n_prompt, width):
+    "The logits of the token after `x`, from one forward"
+    if model.encoder.positions.max_len is None: return banded(model, x, width)[:,-1]
+    return model(x[:,remembered(x.shape[1], n_prompt, width):])[:,-1]
+
 @pytest.mark.parametrize('config', ['default','bloem','vaswani','llama'])
 def test_greedy_loop(config):
-    "`generate` is the explicit loop, past `max_len` with a sliding window; a batch is its rows"
+    "`generate` is the explicit loop, past `max_len` too; a batch is its rows"
     model,x = tiny(config), torch.randint(0, 30, (3,5))
     want = x
-    for _ in range(15): want = torch.cat([want, model(want[:,-12:])[:,-1].argmax(-1, keepdim=True)], 1)
-    got = generate(model, TensorText(x), 15, temperature=0)
+    for _ in range(25): want = torch.cat([want, by_hand(model, want, 5, 12).argmax(-1, keepdim=True)], 1)
+    got = generate(model, TensorText(x), 25, temperature=0)
     assert torch.equal(got, want) and type(got) is torch.Tensor
-    for i in range(3): assert torch.equal(generate(model, x[i:i+1], 15, temperature=0)[0], want[i])
-    assert torch.equal(torch.stack(list(stream_tokens(model, x, 15, temperature=0)), 1), want[:,5:])
+    for i in range(3): assert torch.equal(generate(model, x[i:i+1], 25, temperature=0)[0], want[i])
+    assert torch.equal(torch.stack(list(stream_tokens(model, x, 25, temperature=0)), 1), want[:,5:])
+
+def test_sliding_window():
+    "Other modules read the last `max_len` tokens anew each time"
+    model,x = tiny(), torch.randint(0, 30, (3,5))
+    want = x
+    for _ in range(15): want = torch.cat([want, model(want[:,-7:])[:,-1].argmax(-1, keepdim=True)], 1)
+    foreign = nn.Sequential(model)
+    assert torch.equal(generate(foreign, x, 15, temperature=0, max_len=7), want)
+    foreign.config = SimpleNamespace(max_len=7)
+    assert torch.equal(generate(foreign, x, 15, temperature=0), want)
+    assert not torch.equal(generate(foreign, x, 15, temperature=0, max_len=3), want)
 
 def test_max_len():
-    "Given, it is the window; a prompt beyond it is read to its end"
+    "Given, a token sees no further; a prompt beyond it is read to its end"
     model,x = tiny(), torch.randint(0, 30, (1,40))
     assert torch.equal(next_logits(model, x, 4), model(x[:,-4:])[:,-1])
-    assert torch.equal(generate(model, x, 1, temperature=0, max_len=4)[0,-1:], model(x[:,-4:])[:,-1].argmax(-1))
+    assert torch.equal(generate(model, x, 1, temperature=0, max_len=4)[0,-1:], banded(model, x, 4)[:,-1].argmax(-1))
     assert generate(model, x, 3).shape == (1,43)
 
 def test_stop():
@@ -189,6 +218,7 @@ def test_wrong_calls():
         with pytest.raises(ValueError, match=r'idxs\[None\]'): generate(model, bad, 1)
     with pytest.raises(ValueError, match=r'\(1, 2\)'): generate(nn.Identity(), x, 1)
     with torch.no_grad(): model.encoder.emb.weight.fill_(math.nan)
+    assert next_logits(model, x).isnan().all()                              # the loop looks at them
     with pytest.raises(ValueError, match='diverged'): generate(model, x, 1)
 
 def test_signatures():
@@ -311,8 +341,9 @@ def test_prompts(dls):
     assert predict(learn, '', 2, temperature=0) == 'a very'
     assert predict(learn, 'It was ', 1, temperature=0) == 'It was a'
     assert predict(learn, '  ', 1, temperature=0) == '  a'
-    for bad in (None, ['a'], 3):
-        with pytest.raises(TypeError, match='one str'): predict(learn, bad)
+    for bad in (None, 3, [3]):
+        with pytest.raises(TypeError, match=f'{bad}' if bad != [3] else 'number 0'): predict(learn, bad)
+    assert predict(learn, ['a'], 2, temperature=0) == ['a very good']
     learn.model.lens.clear()
     predict(learn, 'a cat '*50, 3, max_len=7)
     assert set(learn.model.lens) == {7}
@@ -422,13 +453,20 @@ def test_transformed_lists(dls):
     assert predict(scripted(dls2, 'xxbos xxmaj it was a bad'), 'It was', 2, temperature=0) == 'It was a bad'
 
 def test_bar(dls, monkeypatch):
-    "A bar from 101 on, and only if wanted"
-    made = []
-    def bar(gen, **kwargs): made.append(1); return gen
-    monkeypatch.setitem(predict.__globals__, 'progress_bar', bar)
+    "A bar for those who have waited, and only if wanted"
+    made,seen = [],[]
+    def bar(gen, **kwargs):
+        made.append(len(gen))
+        return SimpleNamespace(update=seen.append)
     learn = scripted(dls, 'xxbos a very good')
-    for n,no_bar,want in ((100,False,0), (101,True,0), (101,False,1)):
-        made.clear(); predict(learn, 'It', n_tokens=n, no_bar=no_bar)
-        assert len(made) == want
+    for after in (0,-1):
+        monkeypatch.setitem(predict.__globals__, '_bar_after', after)
+        predict(learn, 'It', n_tokens=5)                                    # fastprogress's own
+    monkeypatch.setitem(predict.__globals__, 'progress_bar', bar)
+    for after,no_bar,want in ((1e9,False,[]), (-1,True,[]), (-1,False,[7])):
+        monkeypatch.setitem(predict.__globals__, '_bar_after', after)
+        made.clear(); predict(learn, ['It','a very'], n_tokens=7, no_bar=no_bar)
+        assert made == want
+    assert seen == [1,2,3,4,5,6,7]
     with learn.no_bar(): made.clear(); predict(learn, 'It', 101)
     assert not made

@@ -1,0 +1,133 @@
+"""Tokens per second of generation: this library beside Hugging Face GPT-2 and x-transformers (both with their caches) and the workshop's loop.
+
+One shape for all: 4 layers, d_model 256, 8 heads, vocabulary 10,000, random weights; a prompt of 16 tokens. Needs `pip install -e '.[bench]'`.
+The candidates take turns in one process; each figure is a median over the rounds, each ratio the median of the rounds' ratios."""
+from common import *
+import statistics
+sys.modules.setdefault('torchvision', None) # transformers would import it for pictures; the CPU builds of the two need not fit
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.utils import logging
+from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
+from fastai_txf.models import TransformerLM
+from fastai_txf.generate import generate, stream_tokens
+
+VOCAB,WIDTH,HEADS,LAYERS,PROMPT = 10_000,256,8,4,16
+
+# Candidates
+
+def ours(max_len=2048, **kw): return TransformerLM('gpt2', vocab_sz=VOCAB, d_model=WIDTH, n_heads=HEADS, n_layers=LAYERS, max_len=max_len, **kw).eval()
+
+def hugging_face(n):
+    "`GPT2LMHeadModel.generate`, eager, with its cache."
+    logging.set_verbosity_error()
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_embd=WIDTH, n_head=HEADS, n_layer=LAYERS, n_positions=2048, bos_token_id=None, eos_token_id=None)).eval()
+    return lambda x: model.generate(x, attention_mask=torch.ones_like(x), max_new_tokens=n, min_new_tokens=n, do_sample=True, top_k=0, pad_token_id=0)
+
+def x_transformers(n):
+    "`AutoregressiveWrapper.generate` with its cache."
+    model = TransformerWrapper(num_tokens=VOCAB, max_seq_len=2048, attn_layers=Decoder(dim=WIDTH, depth=LAYERS, heads=HEADS, attn_dim_head=WIDTH//HEADS, attn_flash=True))
+    model = AutoregressiveWrapper(model).eval()
+    return lambda x: torch.cat([x, model.generate(x, n, cache_kv=True, filter_logits_fn=lambda l: l)], 1)
+
+def workshop(n):
+    "The workshop's loop: the whole text again for each token, its table of positions long enough."
+    model = WorkshopModel(VOCAB, VOCAB, k=WIDTH, heads=HEADS, depth=LAYERS, max_len=2048, causal=True).eval()
+    def run(x):
+        for _ in range(n): x = torch.cat([x, model(x)[:,-1].softmax(-1).multinomial(1)], 1)
+        return x
+    return run
+
+def library(n, dtype=torch.float32, **kw):
+    model = ours(**kw).to(dtype)
+    return lambda x: generate(model, x, n)
+
+NAMES = {'hf':'Hugging Face GPT-2 `generate`', 'x':'x-transformers `generate`', 'workshop':"the workshop's loop", 'ours':'`generate`, learned positions', 'rotary':'`generate`, rotary positions',
+         'bf16':'`generate`, bf16 weights'}
+
+def candidates(n, names):
+    make = dict(hf=hugging_face, x=x_transformers, workshop=workshop, ours=library, rotary=lambda n: library(n, positions='rotary'), bf16=lambda n: library(n, torch.bfloat16))
+    return {k:make[k](n) for k in names}
+
+# Measuring
+
+def seconds(f, *args):
+    start = time.perf_counter()
+    f(*args)
+    return time.perf_counter() - start
+
+@torch.no_grad()
+def race(runs, x, rounds, n):
+    "Seconds of each run in each round, in turns, after one call each."
+    for name,f in runs.items(): assert f(x).shape == (len(x), x.shape[1]+n), name
+    res = {k:[] for k in runs}
+    for _ in range(rounds):
+        for k,f in runs.items(): res[k].append(seconds(f, x))
+    return res
+
+def bandwidth():
+    "Bytes a second that one matrix-vector product reads, from 23 MB of weights as a token does."
+    w,x = torch.randn(256, 22_500),torch.randn(1, 256)
+    return w.nbytes/statistics.median(seconds(lambda: x @ w) for _ in range(200))
+
+def per_token(model, n, rounds):
+    "Median milliseconds of each token, the prompt's own step left out."
+    times = []
+    for _ in range(rounds):
+        start,ts = None,[]
+        for _ in stream_tokens(model, torch.randint(2, VOCAB, (1,PROMPT)), n):
+            now = time.perf_counter()
+            if start is not None: ts.append(1000*(now-start))
+            start = now
+        times.append(ts)
+    return torch.tensor(times).median(0)[0]
+
+def around(ts, i): return ts[max(0, i-9):i+8].median().item() # the i-th new token and its neighbours
+
+# Results
+
+def throughput(args, names, bs):
+    "Rows of one race."
+    x = torch.randint(2, VOCAB, (bs,PROMPT))
+    secs = race(candidates(args.n, names), x, args.rounds, args.n)
+    read = {k:sum(p.nbytes for p in ours().parameters())*(0.5 if k=='bf16' else 1) for k in names}
+    limit = bandwidth()
+    for k,ts in secs.items():
+        per_s = args.n/statistics.median(ts)
+        yield dict(candidate=k, bs=bs, tokens_per_s=round(bs*per_s), ratio=statistics.median(a/b for a,b in zip(secs['hf'], ts)) if 'hf' in secs else None,
+                   limit=per_s*read[k]/limit, rounds=args.rounds, n=args.n, **about(args.threads))
+
+def growth(args):
+    "The time of the 16th and of the 1,000th token, and of the 16th with a short `max_len`."
+    long,short = per_token(ours(), 1010, 3),per_token(ours(max_len=64), 40, 9)
+    return dict(candidate='growth', ms_16=around(long, 16), ms_1000=around(long, 1000), ms_16_short=around(short, 16), **about(args.threads))
+
+COLS = {'candidate':lambda r: NAMES[r['candidate']], 'batch':'bs', 'tokens/s':'tokens_per_s', 'times Hugging Face':'ratio', "share of the bandwidth limit":lambda r: f"{100*r['limit']:.0f} %"}
+
+def render(rows):
+    "The results as markdown."
+    speed,grown = [r for r in rows if r['candidate'] != 'growth'],[r for r in rows if r['candidate'] == 'growth']
+    res = f'# Generation\n\nWritten by `python benchmarks/generate.py`. {LAYERS} layers, d_model {WIDTH}, {HEADS} heads, vocabulary {VOCAB:,}; a prompt of {PROMPT} tokens, {speed[0]["n"]} new ones, ' \
+          f'sampled from the whole distribution. Medians of {speed[0]["rounds"]} rounds in which the candidates take turns. The bandwidth limit is what reading all weights once per step would allow.\n\n{table(speed, COLS)}\n'
+    for r in grown: res += f"The 16th token takes {r['ms_16']:.2f} ms, the 1,000th {r['ms_1000']:.2f} ms ({r['ms_1000']/r['ms_16']:.2f} times), the 16th with `max_len=64` {r['ms_16_short']:.2f} ms.\n\n"
+    return res + ran_with(rows)
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    p.add_argument('--only', nargs='+', choices=NAMES, default=list(NAMES), help='candidates')
+    p.add_argument('--n', type=int, default=256, help='new tokens')
+    p.add_argument('--rounds', type=int, default=7, help='rounds of batch 1; of batch 32 a third')
+    p.add_argument('--threads', type=int, default=torch.get_num_threads(), help='threads of torch')
+    p.add_argument('--out', type=Path, default=HERE/'results', help='folder of the results')
+    args = p.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    rows = list(throughput(args, args.only, 1))
+    args.rounds = max(1, args.rounds//3)
+    rows += throughput(args, [k for k in args.only if k != 'workshop'], 32)
+    rows.append(growth(args))
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out/'generate.jsonl').write_text('\n'.join(map(json.dumps, rows)) + '\n')
+    (args.out/'generate.md').write_text(text := render(rows))
+    print(text)
+
+if __name__ == '__main__': main()
