@@ -137,7 +137,7 @@ def filter_logits(
         if value is not None: logits = f(logits, value)
     return logits
 
-# %% ../nbs/06_generate.ipynb #ad74684c
+# %% ../nbs/06_generate.ipynb #7a832e67
 def sample(
     logits, # `(bs, vocab_sz)`, −inf for what is out
     generator=None, # `torch.Generator` for a repeatable draw; default: torch's global one
@@ -147,7 +147,8 @@ def sample(
     edges = probs.cumsum(-1)
     u = torch.rand(len(probs), 1, generator=generator, device=probs.device) * edges[:,-1:]
     i = torch.searchsorted(edges, u, right=True).clamp(max=probs.shape[-1]-1)
-    return torch.where(probs.gather(-1, i) > 0, i, probs.argmax(-1, keepdim=True)).squeeze(-1)
+    if (missed := probs.gather(-1, i) <= 0).any(): i = torch.where(missed, probs.argmax(-1, keepdim=True), i)
+    return i.squeeze(-1)
 
 # %% ../nbs/06_generate.ipynb #b3f166eb
 @torch.no_grad()
@@ -261,10 +262,10 @@ def _make_reader(model, idxs, max_len, cache):
     if not _cacheable(model): return _Reader(model, idxs, start, max_len)
     return _CachedReader(model, idxs, start, min(max_len, ifnone(ends, max_len)), cache)
 
-# %% ../nbs/06_generate.ipynb #763d941e
+# %% ../nbs/06_generate.ipynb #2d93078e
 def _checked(logits):
     "`logits`; a ValueError if there is a NaN among them."
-    if logits.isnan().any(): raise ValueError('the model returns NaN: it has diverged, so train it again, with a lower learning rate')
+    if logits.sum().isnan(): raise ValueError('the model returns NaN: it has diverged, so train it again, with a lower learning rate')
     return logits
 
 @torch.no_grad()

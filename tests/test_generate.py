@@ -4,6 +4,7 @@ import numpy as np, pandas as pd, pytest, torch
 from fastai.text.all import (AWD_LSTM, ColReader, CrossEntropyLossFlat, DataBlock, IndexSplitter, Learner, LMDataLoader, Numericalize, SpacyTokenizer,
     TensorText, TextBlock, TfmdLists, TK_MAJ, TK_REP, TK_UP, TK_WREP, Tokenizer, awd_lstm_lm_config, compose, defaults, language_model_learner,
     load_learner, lowercase, set_seed)
+from fastprogress.fastprogress import ConsoleProgressBar
 from functools import partial
 from hypothesis import assume, given, settings, strategies as st
 from scipy.stats import chisquare
@@ -453,20 +454,19 @@ def test_transformed_lists(dls):
     assert predict(scripted(dls2, 'xxbos xxmaj it was a bad'), 'It was', 2, temperature=0) == 'It was a bad'
 
 def test_bar(dls, monkeypatch):
-    "A bar for those who have waited, and only if wanted"
-    made,seen = [],[]
-    def bar(gen, **kwargs):
-        made.append(len(gen))
-        return SimpleNamespace(update=seen.append)
-    learn = scripted(dls, 'xxbos a very good')
-    for after in (0,-1):
+    "A bar for those who have waited, if wanted, and gone in the end"
+    seen,gone = [],[]
+    class Bar(ConsoleProgressBar):
+        def on_update(self, val, text): seen.append((val,self.total))
+        def on_iter_end(self): gone.append(True)
+    monkeypatch.setitem(predict.__globals__, 'progress_bar', Bar)
+    learn = scripted(dls, 'xxbos a very good xxbos')
+    def shown(after, text, n, **kwargs):
         monkeypatch.setitem(predict.__globals__, '_bar_after', after)
-        predict(learn, 'It', n_tokens=5)                                    # fastprogress's own
-    monkeypatch.setitem(predict.__globals__, 'progress_bar', bar)
-    for after,no_bar,want in ((1e9,False,[]), (-1,True,[]), (-1,False,[7])):
-        monkeypatch.setitem(predict.__globals__, '_bar_after', after)
-        made.clear(); predict(learn, ['It','a very'], n_tokens=7, no_bar=no_bar)
-        assert made == want
-    assert seen == [1,2,3,4,5,6,7]
-    with learn.no_bar(): made.clear(); predict(learn, 'It', 101)
-    assert not made
+        seen.clear(); gone.clear()
+        predict(learn, text, n_tokens=n, **kwargs)
+        return bool(seen)
+    assert not shown(1e9, 'It', 2) and not shown(-1, 'It', 2, no_bar=True)
+    with learn.no_bar(): assert not shown(-1, 'It', 2)
+    for after in (0,-1): assert shown(after, ['a','It'], 2) and seen[-1] == (2,2) and gone
+    assert shown(-1, 'It', 200) and seen[-1][1] == 200 and gone             # ends after two tokens
