@@ -262,15 +262,15 @@ class SelfAttention(_Heads):
         k,v = cache.append(self, k, v)                                      # (bs, n_kv_heads, k_len, d_head)
         return self.mix(q, k, v, mask, self.positions.bias(pos, cache.k_pos), need_weights)
 
-# %% ../nbs/00_attention.ipynb #72bfecba
+# %% ../nbs/00_attention.ipynb #f52e7186
 class _Columns:
-    "A tensor that grows along dimension 2; the last `max_len` columns (None: all) are kept."
-    def __init__(self, max_len): self.max_len,self.data,self.n = max_len,None,0
+    "A tensor that grows along dimension 2, at first to `room` columns; the last `max_len` (None: all) are kept."
+    def __init__(self, max_len, room): self.max_len,self.room,self.data,self.n = max_len,room,None,0
 
     def _grow(self, new):
-        "Room for twice what is kept and `new`."
+        "Twice what is kept and `new`."
         kept = self.n if self.max_len is None else min(self.n, self.max_len-1)
-        data = new.new_empty(*new.shape[:2], 2*(kept+new.shape[2]), new.shape[3])
+        data = new.new_empty(*new.shape[:2], max(self.room, 2*(kept+new.shape[2])), new.shape[3])
         if kept: data[:,:,:kept] = self.data[:,:,self.n-kept:self.n]
         self.data,self.n = data,kept
 
@@ -289,8 +289,9 @@ class KVCache:
     def __init__(self,
         max_len:int=None, # tokens that a query sees at most, its own included; default: all
         real=None, # which of the first tokens are text and not the padding before it, boolean, `(bs, sl)`; default: all
+        room:int=0, # tokens to make room for at the start
     ):
-        store_attr('max_len,real')
+        store_attr('max_len,real,room')
         self.n,self.layers = 0,{}
         self.n_pad = None if real is None else (~real).sum(1, keepdim=True) # (bs, 1)
 
@@ -319,7 +320,7 @@ class KVCache:
         v, # their values, likewise
     ): # all keys and values that these tokens can see, `(bs, n_kv_heads, k_len, d_head)`
         "Add the keys and values of a layer."
-        if layer not in self.layers: self.layers[layer] = _Columns(self.max_len),_Columns(self.max_len)
+        if layer not in self.layers: self.layers[layer] = _Columns(self.max_len, self.room),_Columns(self.max_len, self.room)
         return [c.append(t, self.k_len) for c,t in zip(self.layers[layer], (k,v))]
 
     def select(self,

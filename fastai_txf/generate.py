@@ -7,8 +7,8 @@ __all__ = ['apply_temperature', 'filter_top_k', 'filter_top_p', 'filter_min_p', 
            'bar_tokens', 'filter_logits', 'sample', 'next_logits', 'stream_tokens', 'generate', 'beam_search',
            'decode_specials', 'token_logprobs', 'predict', 'text_logprobs', 'stream_text']
 
-# %% ../nbs/06_generate.ipynb #06860d5c
-import inspect, math, pandas as pd, re, torch
+# %% ../nbs/06_generate.ipynb #d11300fd
+import inspect, math, pandas as pd, re, torch, torch.nn.functional as F
 from contextlib import contextmanager
 from numbers import Integral
 from time import perf_counter
@@ -16,6 +16,7 @@ from fastai.text.core import BOS, EOS, FLD, PAD, TK_MAJ, TK_REP, TK_UP, TK_WREP,
 from fastcore.basics import first, ifnone, listify, store_attr
 from fastcore.meta import delegates
 from fastprogress.fastprogress import progress_bar
+from torch.overrides import TorchFunctionMode
 from .attention import KVCache
 from .data import as_texts, text_list, text_vocab, tokenize_like
 from .models import TransformerLM
@@ -187,7 +188,22 @@ class _Reader:
     def append(self, new): self.idxs = torch.cat([self.idxs, new[:,None]], 1)
     def select(self, rows): self.idxs,self.start = self.idxs[rows],self.start[rows]
 
-# %% ../nbs/06_generate.ipynb #7ba85970
+# %% ../nbs/06_generate.ipynb #c27cf803
+class _RowSums(TorchFunctionMode):
+    "Linear maps of a single row as elementwise products and sums, which a compiler fuses with what stands around them."
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is not F.linear or args[0].numel() != args[0].shape[-1]: return func(*args, **(kwargs or {}))
+        x,w,b = (*args, None)[:3]
+        y = (x.reshape(-1)*w).sum(-1)
+        return (y if b is None else y+b).view(*x.shape[:-1], -1)
+
+def _last_logits(model, x, cache): return model.head(model.hidden(x, cache)[:,-1])
+
+def _row_logits(model, x, cache):
+    with _RowSums(): return _last_logits(model, x, cache)
+
+_compiled_logits = torch.compile(_row_logits, fullgraph=True)
+
 def _cacheable(model):
     "Whether `model` is a causal `TransformerLM` (with its own `forward`) whose blocks take a `cache` and whose embeddings look at no other token."
     return (isinstance(model, TransformerLM) and model.config.causal and model.encoder.positions.per_token
@@ -195,10 +211,10 @@ def _cacheable(model):
             and all('cache' in inspect.signature(b.forward).parameters for b in model.encoder.blocks))
 
 class _CachedReader(_Reader):
-    "A `_Reader` that reads each token of a `TransformerLM` once; `cache=False` reads all again, for comparison."
-    def __init__(self, model, idxs, start, max_len, cache=True):
+    "A `_Reader` that reads each token of a `TransformerLM` once; `keep=False` reads all again, for comparison."
+    def __init__(self, model, idxs, start, max_len, keep=True, compile=False, room=0):
         super().__init__(model, idxs, start, max_len)
-        self.keep,self.cache = cache,None
+        self.keep,self.compile,self.room,self.cache = keep,compile,room,None
         self.ends = model.encoder.positions.max_len is not None
         if self.ends: self.start = self.start.clamp(min=idxs.shape[1]-max_len)
         self.longest = idxs.shape[1] - int(self.start.min())
@@ -215,13 +231,13 @@ class _CachedReader(_Reader):
         if self.keep and self.cache is not None: return self.idxs[:,-1:]
         x = self.idxs[:,-self.longest:]
         real = torch.arange(self.longest, device=x.device) >= (self.start - self.start.min())[:,None]
-        self.cache = KVCache(self.max_len, None if real.all() else real)
+        self.cache = KVCache(self.max_len, None if real.all() else real, min(self.longest+self.room, 2*self.max_len))
         return x
 
     def logits(self):
         "`(bs, vocab_sz)`"
         x = self._unread()                                                  # first: it may make another cache
-        return self.model.head(self.model.hidden(x, self.cache)[:,-1])
+        return (_compiled_logits if self.compile and x.shape[1] == 1 else _last_logits)(self.model, x, self.cache)
 
     def append(self, new):
         super().append(new)
@@ -231,7 +247,7 @@ class _CachedReader(_Reader):
         super().select(rows)
         self.cache.select(rows)
 
-# %% ../nbs/06_generate.ipynb #9b3fbcb9
+# %% ../nbs/06_generate.ipynb #4513e2e0
 def _lay_out(model, by_columns):
     "Store the weights of the linear maps of a model on a CPU by columns or by rows."
     for w in {m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)}:
@@ -253,16 +269,25 @@ def _as_generator(seed, device):
     if seed is None or isinstance(seed, torch.Generator): return seed
     return torch.Generator(device).manual_seed(int(seed))
 
-def _make_reader(model, idxs, max_len, cache):
-    "The fastest reader that `model` allows."
-    idxs,start = [t.to(getattr(first(model.parameters()), 'device', t.device)) for t in _flush_right(idxs)]
-    config,ends = getattr(model, 'config', None),None
-    if _cacheable(model): ends = model.encoder.positions.max_len
-    max_len = ifnone(max_len, getattr(config, 'max_len', None))
-    if not _cacheable(model): return _Reader(model, idxs, start, max_len)
-    return _CachedReader(model, idxs, start, min(max_len, ifnone(ends, max_len)), cache)
+def _place(model, idxs):
+    "`_flush_right`, beside the model."
+    return [t.to(getattr(first(model.parameters()), 'device', t.device)) for t in _flush_right(idxs)]
 
-# %% ../nbs/06_generate.ipynb #2d93078e
+def _max_len(model, max_len):
+    "How many tokens `model` may see at once: `max_len`, by default what its configuration says, but no more than it has positions."
+    max_len = ifnone(max_len, getattr(getattr(model, 'config', None), 'max_len', None))
+    ends = model.encoder.positions.max_len if isinstance(model, TransformerLM) else None
+    return max_len if ends is None else min(max_len, ends)
+
+def _make_reader(model, idxs, max_len, cache=True, compile=False, room=0):
+    "The fastest reader that `model` allows; a ValueError if it has nothing to compile."
+    able = _cacheable(model)
+    if compile and not (cache and able): raise ValueError(f'compile=True is for the one-token step with a cache: {type(model).__name__} with {cache=} has none')
+    idxs,start = _place(model, idxs)
+    if not able: return _Reader(model, idxs, start, _max_len(model, max_len))
+    return _CachedReader(model, idxs, start, _max_len(model, max_len), cache, compile, room)
+
+# %% ../nbs/06_generate.ipynb #269112bb
 def _checked(logits):
     "`logits`; a ValueError if there is a NaN among them."
     if logits.sum().isnan(): raise ValueError('the model returns NaN: it has diverged, so train it again, with a lower learning rate')
@@ -271,7 +296,7 @@ def _checked(logits):
 @torch.no_grad()
 def _steps(reader, n, n_samples, stop, generator, opts):
     "The loop of `stream_tokens`."
-    with _decoding(reader.model, isinstance(reader, _CachedReader)):
+    with _decoding(reader.model, isinstance(reader, _CachedReader) and not reader.compile):
         done = torch.zeros(len(reader.idxs)*n_samples, dtype=torch.bool, device=reader.idxs.device)
         for i in range(n):
             logits = _checked(reader.logits())
@@ -287,7 +312,7 @@ def _steps(reader, n, n_samples, stop, generator, opts):
             done |= torch.isin(new, stop)
             if done.all(): return
 
-# %% ../nbs/06_generate.ipynb #938c137b
+# %% ../nbs/06_generate.ipynb #4babcc22
 @delegates(filter_logits)
 def stream_tokens(
     model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or a tuple that begins with them
@@ -298,13 +323,14 @@ def stream_tokens(
     stop_idx=None, # id, or ids, of tokens that end a text
     max_len:int=None, # tokens that the model can read at once; default `model.config.max_len` where there is one
     cache:bool=True, # read each token once, where the model can
+    compile:bool=False, # compile the step with `torch.compile`: takes up to a minute the first time, then pays for long texts
     seed=None, # a number, or a `torch.Generator`, for a repeatable sample
     **kwargs
 ): # yields token ids, `(bs*n_samples,)`, until `n` or until every text has ended
     "Generate token by token. Settings out of range raise a ValueError before the first one."
     inspect.signature(filter_logits).bind(None, **kwargs)
     _check(n=n, n_samples=n_samples, max_len=max_len, **kwargs)
-    reader = _make_reader(model, idxs, max_len, cache)
+    reader = _make_reader(model, idxs, max_len, cache, compile, n)
     stop = torch.as_tensor(listify(stop_idx), dtype=torch.long, device=reader.idxs.device)
     return _steps(reader, n, n_samples, stop, _as_generator(seed, reader.idxs.device), kwargs)
 
@@ -398,7 +424,7 @@ def decode_specials(
             case = rule = n = None
     return res
 
-# %% ../nbs/06_generate.ipynb #49165a92
+# %% ../nbs/06_generate.ipynb #b2cac1a1
 def _pieces(model, idxs, max_len):
     "Logits for consecutive stretches of `idxs`, `(bs, ·, vocab_sz)`."
     if _cacheable(model) and model.encoder.positions.max_len is None:
@@ -422,11 +448,11 @@ def token_logprobs(
 ): # `(bs, sl-1)`
     "The log-probability of every token but the first, given those before."
     _check(max_len=max_len)
-    reader = _make_reader(model, idxs, max_len, True)
-    if reader.start.any(): raise ValueError(f'texts that begin in the columns {reader.start.tolist()}: give texts of one length')
-    targets,res,n = reader.idxs[:,1:], [], 0
+    idxs,start = _place(model, idxs)
+    if start.any(): raise ValueError(f'texts that begin in the columns {start.tolist()}: give texts of one length')
+    targets,res,n = idxs[:,1:], [], 0
     with _decoding(model, False):
-        for logits in _pieces(model, reader.idxs[:,:-1], reader.max_len) if targets.numel() else ():
+        for logits in _pieces(model, idxs[:,:-1], _max_len(model, max_len)) if targets.numel() else ():
             new = targets[:,n:n+logits.shape[1],None]
             res.append(_checked(logits).float().log_softmax(-1).gather(-1, new)[...,0])
             n += logits.shape[1]

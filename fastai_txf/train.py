@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['TimeBudget', 'DeviceMixedPrecision', 'SampleText', 'GatherLogProbs']
 
-# %% ../nbs/07_train.ipynb #a266d1f8
-import time, torch
+# %% ../nbs/07_train.ipynb #973b2647
+import inspect, time, torch
 from fastcore.basics import patch, store_attr
 from fastcore.foundation import L
 from fastcore.meta import delegates
@@ -79,7 +79,7 @@ class DeviceMixedPrecision(MixedPrecision):
         self.leave()
         super().after_fit()
 
-# %% ../nbs/07_train.ipynb #056f01e6
+# %% ../nbs/07_train.ipynb #7c829432
 class SampleText(Callback):
     "After each epoch, a column with how the language model goes on with `prompt`."
     order = 55 # after the recorder, before the table
@@ -89,20 +89,22 @@ class SampleText(Callback):
         n_words:int=15, # words to add
         seed:int=0, # of the sample
         **kwargs
-    ): self.prompt,self.options = prompt,dict(n_words=n_words, seed=seed, no_bar=True, **kwargs)
+    ):
+        self.prompt,self.options = prompt,dict(n_words=n_words, seed=seed, no_bar=True, **kwargs)
+        inspect.signature(predict).bind(None, prompt, **self.options)      # a misspelt option is a TypeError now
 
-    @property
-    def idle(self): return hasattr(self, 'lr_finder') or hasattr(self, 'gather_preds') or not hasattr(self, 'recorder')
     def before_fit(self):
-        if self.idle: return
+        self.writes = hasattr(self, 'recorder') and not hasattr(self, 'lr_finder')
+        if not self.writes: return
         names = self.recorder.metric_names
         self.recorder.metric_names = names[:-1] + ['sample'] + names[-1:] if self.recorder.add_time else names + ['sample']
     def after_validate(self):
-        if not self.idle: self.recorder.log.append(predict(self.learn, self.prompt, **self.options))
+        if getattr(self, 'writes', False): self.recorder.log.append(predict(self.learn, self.prompt, **self.options))
     def after_epoch(self):
-        if not self.idle: self.recorder.values[-1].items.pop()              # the record is for numbers
+        if self.writes: self.recorder.values[-1].items.pop()                # the record is for numbers
     def after_fit(self):
-        if not self.idle: self.recorder.metric_names = self.recorder.metric_names.filter(lambda o: o != 'sample')
+        if self.writes: self.recorder.metric_names = self.recorder.metric_names.filter(lambda o: o != 'sample')
+        self.writes = False
 
 # %% ../nbs/07_train.ipynb #5372a675
 class GatherLogProbs(GatherPredsCallback):

@@ -28,9 +28,9 @@ def assert_same(got, want, eps=1e-4):
 
 # Cached against read again
 
-def causal(preset): return dict(positions='learned') if make_config(preset).positions == 'conv' else {} # looks both ways
+def cached(preset): return dict(positions='learned') if make_config(preset).positions == 'conv' else {} # a convolution is not per token
 
-cases = {**{k: dict(config=k, **causal(k)) for k in PRESETS}, **{f'{k} positions': dict(positions=k) for k in POSITIONS if k != 'conv'},
+cases = {**{k: dict(config=k, **cached(k)) for k in PRESETS}, **{f'{k} positions': dict(positions=k) for k in POSITIONS if k != 'conv'},
          'one key head': dict(n_kv_heads=1), 'two key heads, alibi': dict(n_kv_heads=2, positions='alibi'), 'two key heads, learned': dict(config='llama', n_kv_heads=2, positions='learned'),
          'narrow': dict(mode='narrow'), 'one layer': dict(n_layers=1), 'four layers': dict(n_layers=4, positions='learned'),
          'width 1': dict(max_len=1), 'learned, width 1': dict(max_len=1, positions='learned'), 'learned, width 2': dict(max_len=2, positions='learned'),
@@ -59,7 +59,7 @@ def walk_by_hand(model, prompts, more, width):
 @pytest.mark.parametrize('case', cases)
 def test_logits(case):
     "Ragged prompts, one of them beyond `max_len`, and on until the cache has rolled over several times"
-    model,more = tiny(**{**dict(max_len=W), **cases[case]}), torch.randint(0, V, (3,40))
+    model,more = tiny(**{**dict(max_len=W), **cases[case]}), torch.randint(0, V, (3,30))
     prompts = ids(1, 7, 20)
     want = walk_by_hand(model, prompts, more, model.config.max_len)
     assert_same(walk(model, prompts, more), want)
@@ -68,8 +68,8 @@ def test_logits(case):
 @pytest.mark.parametrize('positions', ['rotary','learned'])
 def test_logits_in_step(positions):
     "Texts of one length, narrower than the model allows, and wider"
-    model,x,more = tiny(positions=positions, max_len=W), torch.randint(0, V, (2,6)), torch.randint(0, V, (2,30))
-    for given,width in ((5,5), (1,1), (W,W), (None,W), (20, 20 if positions=='rotary' else W)):
+    model,x,more = tiny(positions=positions, max_len=8), torch.randint(0, V, (2,4)), torch.randint(0, V, (2,16))
+    for given,width in ((3,3), (None,8), (11, 11 if positions=='rotary' else 8)):
         want = walk_by_hand(model, x, more, width)
         for cache in (True,False): assert_same(walk(model, x, more, given, cache), want)
 
@@ -80,14 +80,9 @@ def test_references_differ():
         a,b,c = banded(model, x, W)[:,-1], model(x)[:,-1], model(x[:,-W:])[:,-1]
         assert_same(banded(model, x[:,:W], W), model(x[:,:W]))
         model = tiny(positions='learned', max_len=W)
-        d,e = by_hand(model, x, 5, W), model(x[:,-W:])[:,-1]
+        d,e = by_hand(model, x[:,:-1], 5, W), model(x[:,-1-W:-1])[:,-1]
     for p,q in ((a,b), (a,c), (b,c), (d,e)): assert not torch.allclose(p, q, atol=0.05*p.abs().max().item())
-    assert [remembered(n, 5, 12)for n in (5,12,13,18,19,25)] == [0,0,6,6,12,18] and remembered(30, 30, 12) == 18
-
-def test_conv():
-    "Convolutions see the next token"
-    for kwargs in (dict(), dict(causal=True)):
-        with pytest.raises(ValueError, match='conv'): TransformerLM(vocab_sz=V, positions='conv', **kwargs)
+    assert [remembered(n, 5, 12) for n in (5,12,13,18,19,25)] == [0,0,6,6,12,18] and remembered(30, 30, 12) == 18
 
 @torch.no_grad()
 def test_half_precision():
@@ -99,10 +94,10 @@ def test_half_precision():
 
 # Batches
 
-models = {k: tiny(positions=k, max_len=8).double() for k in POSITIONS if k != 'conv'} # double: no near ties
+models = {k: tiny(positions=k, max_len=8).double() for k in POSITIONS} # double: no near ties
 
 @some
-@given(st.sampled_from(sorted(models)), st.lists(st.lists(st.integers(0, V-1), min_size=1, max_size=20), min_size=1, max_size=5), st.integers(0, 20), st.booleans())
+@given(st.sampled_from(sorted(models)), st.lists(st.lists(st.integers(0, V-1), min_size=1, max_size=20), min_size=1, max_size=4), st.integers(0, 14), st.booleans())
 def test_batch_is_its_rows(positions, prompts, n, cache):
     "Greedy texts do not know of each other"
     model = models[positions]
@@ -111,9 +106,11 @@ def test_batch_is_its_rows(positions, prompts, n, cache):
     assert [t.tolist() for t in got] == [t.tolist() for t in want]
     assert all(t[:len(p)].tolist() == p and len(t) == len(p)+n for p,t in zip(prompts, got))
 
-def test_foreign_batch():
+def awd_learner(dls, width=16): return language_model_learner(dls, AWD_LSTM, pretrained=False, config={**awd_lstm_lm_config, 'emb_sz':width, 'n_hid':width, 'n_layers':2})
+
+def test_foreign_batch(dls):
     "Nor do they with other modules, those with a state among them, or with end tokens"
-    awd = language_model_learner(lm_dls(), AWD_LSTM, pretrained=False, config={**awd_lstm_lm_config, 'emb_sz':8, 'n_hid':8, 'n_layers':2}).model
+    awd = awd_learner(dls).model
     for model in (Own(V), awd):
         got = generate(model, ids(1, 6, 3), 9, temperature=0)
         for t,n in zip(got, (1,6,3)): assert t.tolist() == generate(model, t[None,:n], 9, temperature=0)[0].tolist()
@@ -166,13 +163,13 @@ def test_select(positions, width, sizes, n, rows, data):
         feed(model, b, x[rows], sizes)
         assert_same(got, feed(model, b, more, sizes), 1e-9)
 
-@pytest.mark.parametrize('width,chunk', [(1,1), (8,1), (8,3), (8,30)])
+@pytest.mark.parametrize('width,chunk', [(1,1), (8,1), (8,3), (5,20)])
 def test_bounded(width, chunk):
     "A rolling cache takes no more than twice what it must hold, and gives back what a long prompt took"
     model,cache = models['alibi'], KVCache(width)
     columns = lambda: [c.data.shape[2] for kv in cache.layers.values() for c in kv]
     with torch.no_grad():
-        for _ in range(30):
+        for _ in range(12):
             feed(model, cache, torch.zeros(1, chunk).long(), [chunk])
             assert len(columns()) == 2*model.config.n_layers and max(columns()) <= 2*(width+chunk) and cache.k_len <= width+chunk-1
         for _ in range(2*(width+chunk)): model(torch.zeros(1, 1).long(), cache)
@@ -183,7 +180,7 @@ def test_bounded_reader():
     for positions in ('rotary','learned'):
         reader = _make_reader(models[positions], ids(2, 5), None, True)
         with torch.no_grad():
-            for _ in range(60): reader.logits(); reader.append(torch.tensor([1,2]))
+            for _ in range(35): reader.logits(); reader.append(torch.tensor([1,2]))
         assert all(c.data.shape[2] <= 2*(8+5) for kv in reader.cache.layers.values() for c in kv)
 
 # Models that cannot use it
@@ -215,7 +212,7 @@ def small(cls=TransformerLM, **kwargs):
 
 fallbacks = {'block without a cache': lambda: small(block=NoCacheBlock), 'block without a cache, learned': lambda: small(block=NoCacheBlock, positions='learned'),
              'block from scratch': lambda: small(block=OwnBlock), 'own forward': lambda: small(OwnForward), 'own hidden': lambda: small(OwnHidden),
-             'not causal': lambda: small(causal=False), 'not causal, conv': lambda: small(causal=False, positions='conv'), 'inside another module': lambda: nn.Sequential(small())}
+             'conv': lambda: small(positions='conv'), 'conv, preset': lambda: small(config='reviews'), 'not causal': lambda: small(causal=False), 'not causal, conv': lambda: small(causal=False, positions='conv'), 'inside another module': lambda: nn.Sequential(small())}
 
 @pytest.mark.parametrize('case', fallbacks)
 def test_fallbacks(case):
@@ -223,9 +220,9 @@ def test_fallbacks(case):
     model = fallbacks[case]()
     if not hasattr(model, 'config'): model.config = model[0].config
     assert not isinstance(_make_reader(model, torch.zeros(1,1), None, True), _CachedReader)
-    prompts = ids(3, 1, 15)
-    for got,x in zip(generate(model, prompts, 20, temperature=0), prompts):
-        for _ in range(20): x = torch.cat([x, model(x[None,-W:])[0,-1].argmax(-1, keepdim=True)])
+    prompts = ids(3, 15)
+    for got,x in zip(generate(model, prompts, 12, temperature=0), prompts):
+        for _ in range(12): x = torch.cat([x, model(x[None,-W:])[0,-1].argmax(-1, keepdim=True)])
         assert got.tolist() == x.tolist()
 
 def test_subclass_is_cached():
@@ -255,14 +252,14 @@ def test_abandoned(kwargs):
     model,x = in_training(**kwargs), torch.randint(0, V, (2,3))
     before = state(model)
     for i,o in enumerate(stream_tokens(model, x, 50, seed=1, n_samples=2)):
-        if i == 9: break
+        if i == 5: break
     del o; gc.collect()
     assert_untouched(model, before)
     steps = stream_tokens(model, x, 50, seed=1)
     assert_untouched(model, before)                                         # before the first token
     next(steps); steps.close()
     assert_untouched(model, before)
-    generate(model, x, 9, seed=1); beam_search(model, x[:1], 9, num_beams=2); token_logprobs(model, x)
+    generate(model, x, 5, seed=1); beam_search(model, x[:1], 5, num_beams=2); token_logprobs(model, x)
     assert_untouched(model, before)
     bad = lambda ids: 1/0
     with pytest.raises(ZeroDivisionError): beam_search(model, x[:1], 9, is_end=bad)
@@ -283,11 +280,13 @@ def test_trains_on():
     def run(between):
         torch.manual_seed(0)
         model = tiny(p=0.1, max_len=6).train()
-        opt,x = torch.optim.Adam(model.parameters(), lr=1e-2), torch.randint(0, V, (4,6))
+        x = torch.randint(0, V, (4,6))
         for _ in range(3):
             if between: generate(model, x, 5, seed=1); next(stream_tokens(model, x, 5, seed=2))
             nn.functional.cross_entropy(model(x[:,:-1]).flatten(0,1), x[:,1:].flatten()).backward()
-            opt.step(); opt.zero_grad()
+            with torch.no_grad():
+                for p in model.parameters(): p -= 1e-3*p.grad
+            model.zero_grad()
         return model.state_dict()
     a,b = run(False),run(True)
     assert all(torch.equal(v, b[k]) for k,v in a.items())
@@ -446,20 +445,20 @@ def test_long_logprobs(positions, width):
     model,x = models[positions], torch.randint(0, V, (2,35))
     assert_same(token_logprobs(model, x, width), logprobs(banded(model, x[:,:-1], width or 8), x).float(), 1e-5)
 
-@pytest.mark.parametrize('width,n', [(None,35), (1,9), (2,9), (3,20), (5,33), (8,9), (8,10), (8,13)])
-def test_window_logprobs(width, n):
-    "Windows that overlap by half, for learned positions and for other modules"
-    x = torch.randint(0, V, (2,n))
-    foreign = nn.Sequential(models['rotary'])
-    foreign.config = models['rotary'].config
-    assert_same(token_logprobs(foreign, x, width), logprobs(by_windows(foreign, x, width or 8), x).float(), 1e-5)
-    assert_same(token_logprobs(models['learned'], x, width), logprobs(by_windows(models['learned'], x, width or 8), x).float(), 1e-5)
+@pytest.mark.parametrize('kind', ['learned','conv','foreign'])
+def test_window_logprobs(kind):
+    "Windows that overlap by half, where there is no cache that rolls"
+    model = models.get(kind, nn.Sequential(models['rotary']))
+    if kind == 'foreign': model.config = models['rotary'].config
+    for width,n in ((None,35), (1,9), (2,9), (3,20), (5,33), (8,9), (8,10), (8,13)):
+        x = torch.randint(0, V, (2,n))
+        assert_same(token_logprobs(model, x, width), logprobs(by_windows(model, x, width or 8), x).float(), 1e-5)
 
-def test_logprobs_of_others():
+def test_logprobs_of_others(dls):
     "A module without `max_len` reads all; AWD_LSTM from a clean state; texts of different length are refused"
     own,x = Own(V), torch.randint(0, V, (2,20))
     assert_same(token_logprobs(own, x), logprobs(own(x[:,:-1]), x))
-    awd = language_model_learner(lm_dls(), AWD_LSTM, pretrained=False, config={**awd_lstm_lm_config, 'emb_sz':8, 'n_hid':8, 'n_layers':2}).model.eval()
+    awd = awd_learner(dls).model.eval()
     a = token_logprobs(awd, x)
     awd.reset()
     assert_same(a, logprobs(awd(x[:,:-1])[0], x))
@@ -475,8 +474,7 @@ def learner(dls, model): return Learner(dls, model, loss_func=CrossEntropyLossFl
 @pytest.fixture(scope='module')
 def learners(dls):
     "Untrained, but decided"
-    n = len(dls.vocab)
-    awd = language_model_learner(dls, AWD_LSTM, pretrained=False, config={**awd_lstm_lm_config, 'emb_sz':16, 'n_hid':16, 'n_layers':2})
+    n,awd = len(dls.vocab),awd_learner(dls)
     with torch.no_grad():
         for p in awd.model.parameters(): p.mul_(3)
     return dict(rotary=learner(dls, tiny(vocab_sz=n, max_len=8).double()), learned=learner(dls, tiny(vocab_sz=n, max_len=8, positions='learned').double()),
@@ -489,13 +487,12 @@ prompts = ['It was', '', 'The cat sat on the mat. '*4, 'zyx', 'a']
 def test_lists(learners, kind):
     "A list, a series, a data frame, a tuple: what each text gives alone; samples, beams and options too"
     learn = learners[kind]
-    for opts in (dict(n_words=4), dict(n_tokens=12), dict(n_words=3, stop=['a','e']), dict(n_tokens=9, max_len=5, no_unk=False, rep_penalty=1.5)):
-        opts['temperature'] = 0
-        want = [predict(learn, t, **opts) for t in prompts]
+    df = pd.DataFrame(dict(text='no', said=prompts), index=[7,7,1,0,'a'])
+    for texts,opts in ((prompts, dict(n_words=4)), (df, dict(n_tokens=12, text_col='said')), (df.said, dict(n_words=3, stop=['a','e'])),
+                       (tuple(prompts), dict(n_tokens=9, max_len=5, no_unk=False, rep_penalty=1.5))):
+        want = [predict(learn, t, temperature=0, **opts) for t in prompts]
         assert all(w.startswith(t) for w,t in zip(want, prompts)) and len(set(want)) == len(want)
-        df = pd.DataFrame(dict(text='no', said=prompts), index=[7,7,1,0,'a'])
-        for texts in (prompts, tuple(prompts), df.said): assert predict(learn, texts, **opts) == want
-        assert predict(learn, df, text_col='said', **opts) == want
+        assert predict(learn, texts, temperature=0, **opts) == want
     assert predict(learn, df, 1, temperature=0) == [predict(learn, 'no', 1, temperature=0)]*5
     for bad in ([], df[:0]):
         with pytest.raises(ValueError, match='no text'): predict(learn, bad)
@@ -540,15 +537,19 @@ def test_best_beam(dls):
 
 @kinds
 def test_edges(learners, kind):
-    "No words wanted, none given, none known, more than the model reads: alone, in a list, as samples, by beams and as a stream"
+    "No words given, none known, more than the model reads: alone, in a list, by beams and as a stream"
     learn = learners[kind]
     for opts in (dict(), dict(num_beams=2), dict(temperature=0)):
-        for none in (dict(n_words=0), dict(n_tokens=0), dict(n_words=5, n_tokens=0), dict(n_words=0, stop='a')):
-            assert predict(learn, 'It was', **none, **opts) == 'It was' and predict(learn, prompts, **none, **opts) == prompts
-        for t in ('', 'zyx qwq', ' ', 'the cat sat '*30):
-            assert predict(learn, t, n_tokens=3, **opts).startswith(t) and predict(learn, [t], n_words=2, **opts)[0].startswith(t)
-    assert predict(learn, 'It', n_words=0, n_samples=2) == ['It','It'] and list(stream_text(learn, 'It', 0)) == []
+        for t in ('', 'zyx qwq', ' ', 'the cat sat '*9): assert predict(learn, t, n_tokens=3, **opts).startswith(t)
+        assert all(t.startswith(p) for t,p in zip(predict(learn, prompts, n_words=2, **opts), prompts))
     for t in prompts: assert t + ''.join(stream_text(learn, t, 3, seed=1)) == predict(learn, t, 3, seed=1)
+
+@pytest.mark.parametrize('opts', [dict(), dict(temperature=0), dict(num_beams=2)], ids=str)
+def test_no_words(learners, opts):
+    "None wanted: the prompt"
+    for none in (dict(n_words=0), dict(n_tokens=0), dict(n_words=5, n_tokens=0), dict(n_words=0, stop='a')):
+        assert predict(learners['rotary'], 'It was', **none, **opts) == 'It was' and predict(learners['own'], prompts, **none, **opts) == prompts
+    assert predict(learners['awd'], 'It', 0, n_samples=2) == ['It','It'] and list(stream_text(learners['learned'], 'It', 0)) == []
 
 # Where a text ends
 
@@ -559,8 +560,8 @@ def test_stop(dls):
     full = 'It was a very , very bad idea to watch'
     assert end(None) == end([]) == end('film') == end(['film','sat']) == full
     assert end('bad') == end(['watch','bad']) == end(['bad','watch']) == end('bad idea') == 'It was a very , very '
-    assert end('d id') == 'It was a very , very ba' and end(' a') == 'It was' and end('was') == 'It ' == end(['w','was'])
-    assert end('very', 2) == 'It was a ' and end('very', 3) == 'It was a ' and end('a very') == 'It was '
+    assert end('d id') == 'It was a very , very ba' and end(' a') == 'It was' and end('was') == 'It' == end(['w','was'])
+    assert end('very', 2) == 'It was a' and end('very', 3) == 'It was a ' and end('a very') == 'It was '
     assert end('bad', 3) == 'It was a very' and end('bad', 5) == 'It was a very , very ' and end('bad', 4) == 'It was a very , very'
     assert predict(learn, 'It', n_tokens=4, temperature=0, stop='bad') == 'It was a very ,'
     assert predict(learn, ['It','It was','It was a very ,'], n_tokens=20, temperature=0, stop='ver') == ['It was a ', 'It was a ', 'It was a very , ']
@@ -571,7 +572,9 @@ def test_stop(dls):
 @pytest.fixture(scope='module')
 def chars(): return lm_dls(tok=Chars(), rules=[], sep='')
 
-def recite(dls, text): return scripted(dls, ' '.join(['xxbos', *('▁' if c == ' ' else c for c in text), 'xxbos']))
+def recite(dls, prompt, text):
+    "A learner that ends `prompt` as `text` does"
+    return scripted(dls, ' '.join([*([] if prompt else ['xxbos']), *text.replace(' ', '▁'), 'xxbos'])) # only an empty prompt is xxbos
 
 text_of = st.text('ab .', min_size=1, max_size=15).filter(str.strip)
 
@@ -582,12 +585,12 @@ text_of = st.text('ab .', min_size=1, max_size=15).filter(str.strip)
 def test_stop_by_characters(chars, text, stop, n_words, n_given):
     "The first end that the growing text reaches, a word or a string, whichever begins before; the stream says the same"
     prompt,new = text[:n_given],text[n_given:]
-    if prompt.endswith(' '): prompt,new = prompt+'a', new                   # a space between the two is another matter
+    if prompt.endswith(' '): prompt += 'a'                                  # a space at the joint is another matter
     def ends(t):
         words = [] if n_words is None else [m.end() for m in re.finditer(r'\S+(?=\s)', t) if any(map(str.isalnum, m[0]))]
         return [t.index(s) for s in stop if s in t] + words[(n_words or 1)-1:][:1]
     want = next((new[:min(ends(new[:i]))] for i in range(len(new)+1) if ends(new[:i])), new)
-    learn = recite(chars, prompt + new)
+    learn = recite(chars, prompt, prompt+new)
     opts = dict(n_words=n_words) if n_words else dict(n_tokens=50)
     assert predict(learn, prompt, temperature=0, stop=stop, **opts) == prompt + want
     sent = ''
@@ -623,7 +626,7 @@ def test_pieces(dls):
     pieces = lambda **kw: list(stream_text(learn, 'It', n_tokens=50, temperature=0, **kw))
     assert pieces() == [' was',' a',' Very',' ,',' very',' !!!',' bad',' idea']
     assert pieces(stop='bad idea') == [' was',' a',' Very',' ,',' very',' !!!',' ']
-    assert ''.join(pieces(stop='very !!! bad boy')) == ' was a Very , very !!! bad idea' and pieces(stop='was') == [' ']
+    assert ''.join(pieces(stop='very !!! bad boy')) == ' was a Very , very !!! bad idea' and pieces(stop='was') == []
     assert pieces(decoder=lambda toks: [t.upper() for t in toks])[:3] == [' WAS',' A',' XXMAJ']
     learn.model.lens.clear()
     first = next(stream_text(learn, 'It', 50, temperature=0))
@@ -655,7 +658,7 @@ def byte_learner(request):
     "`byte_learner(text, given)`: the text, but for the first tokens, is what the model says"
     tok = Bytes(request.param)
     dls = lm_dls(odd*3, tok=tok, rules=[], sep='', bs=2)
-    def make(text): return scripted(dls, ' '.join(['xxbos', *tok.tokens(text), 'xxbos']))
+    def make(text, bos=['xxbos']): return scripted(dls, ' '.join([*bos, *tok.tokens(text), 'xxbos']))
     return make, tok
 
 @pytest.mark.parametrize('text', odd)
@@ -667,7 +670,7 @@ def test_bytes(byte_learner, text):
     pieces = list(stream_text(learn, '', n_tokens=200, temperature=0))
     assert ''.join(pieces) == text and sum(p.count('\ufffd') for p in pieces) == text.count('\ufffd') and all(pieces)
     if tok.size == 1: assert max(map(len, pieces)) <= 2
-    for n in range(len(tok.tokens(text))):                                  # cut anywhere, even inside a character
+    for n in range(1, len(tok.tokens(text)), 1 + len(text)//9):             # cut anywhere, even inside a character
         want = tok.detokenize(tok.tokens(text)[:n])
         assert predict(learn, '', n_tokens=n, temperature=0) == want == ''.join(stream_text(learn, '', n_tokens=n, temperature=0))
 
@@ -675,9 +678,8 @@ def test_bytes_given(byte_learner, capsys):
     "After a prompt, up to a word, before a string of many bytes"
     make,tok = byte_learner
     text = odd[0]
-    given,new = text[:6],text[6:]                                           # 'Ça va,', and seven bytes: no whole token
-    if tok.size == 3: given,new = text[:5],text[5:]
-    learn = make(text)
+    given = text[:5]                                                        # six bytes
+    learn = make(text, bos=[])
     run = lambda **kw: predict(learn, given, temperature=0, **kw)
     assert run(n_tokens=200) == text and run(n_words=50) == text
     assert run(n_words=1).removeprefix(given).strip(' ,') == 'le' and run(n_words=2).endswith('café?')
@@ -688,12 +690,12 @@ def test_bytes_given(byte_learner, capsys):
 @pytest.mark.parametrize('text', ['It was a bad idea.', ' a  b ', 'I', '.  .', 'Very, very good!!!'])
 def test_characters_round_trip(chars, text):
     "Spaces at either end and in a row"
-    learn = recite(chars, text)
+    learn = recite(chars, '', text)
     assert predict(learn, '', n_tokens=50, temperature=0) == text == ''.join(stream_text(learn, '', n_tokens=50, temperature=0))
     for i in range(1, len(text)):
-        if text[i-1] != ' ': assert predict(learn, text[:i], n_tokens=50, temperature=0) == text
+        if text[i-1] != ' ': assert predict(recite(chars, text[:i], text), text[:i], n_tokens=50, temperature=0) == text
 
-@pytest.mark.parametrize('text', ['I think its a very good film . Very , very good !!!', 'It was a bad idea to watch IT at night .', 'The cat the cat the cat sat .'])
+@pytest.mark.parametrize('text', ['The cat think its a very good film . Very , very good !!!', 'It was a bad idea to watch IT at night .', 'The cat the cat the cat sat .'])
 def test_words_round_trip(dls, text):
     "fastai's tokens and back, from nothing and from every beginning"
     toks = [*tokenize_like(dls, [text])[0], 'xxbos']

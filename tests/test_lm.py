@@ -1,0 +1,99 @@
+"What only language models do in a learner: predictions that fit into memory, the likelihood of a text, samples in the fit's table"
+import math, numpy as np, pandas as pd, pytest, torch
+from fastai.text.all import CSVLogger, CrossEntropyLossFlat, Learner, SaveModelCallback, accuracy, set_seed
+from fastai_txf.generate import predict, text_logprobs
+from fastai_txf.train import SampleText
+from fixtures import *
+
+# Predictions
+
+@pytest.mark.parametrize('ds_idx', [0,1])
+def test_get_preds(make, ds_idx):
+    "A log-probability for each target, stream by stream, and nothing as large as the vocabulary"
+    learn = make('lm')
+    learn.fit(1)
+    logp,targs = learn.get_preds(ds_idx=ds_idx)
+    dl = learn.dls[ds_idx].new(shuffle=False, drop_last=False)
+    assert logp.shape == targs.shape == (dl.bs, dl.bl) and dl.last_len not in (0,dl.seq_len)
+    learn.model.eval()
+    with torch.no_grad(): want = [(learn.model(x).log_softmax(-1).gather(-1, y[...,None])[...,0],y) for x,y in dl] if ds_idx else None
+    if want:
+        assert torch.allclose(logp, torch.cat([w for w,_ in want], 1), atol=1e-5)
+        assert torch.equal(targs, torch.cat([y for _,y in want], 1))
+
+def test_get_preds_extras(make):
+    "Inputs come first and losses last; the inputs are the targets one step before"
+    learn = make('lm')
+    x,logp,targs,loss = learn.get_preds(with_input=True, with_loss=True)
+    assert x.shape == targs.shape and torch.equal(x[:,1:], targs[:,:-1]) and torch.allclose(loss, -logp.mean(1))
+    with pytest.raises(TypeError, match='with_decoded'): learn.get_preds(with_decoded=True)
+    assert len(learn.get_preds(dl=learn.dls.train)[0]) == learn.dls.train.bs
+
+# Likelihood
+
+def test_perplexity(make):
+    "The exponential of the mean negative log-probability, for one text, several and a frame"
+    learn = make('lm', p=0., emb_p=0.)
+    learn.fit_one_cycle(8, 1e-2)
+    lp = learn.text_logprobs('music warm film')
+    ids = torch.tensor([[learn.dls.vocab.index(t) for t in 'xxbos music warm film'.split()]])
+    learn.model.eval()
+    want = learn.model(ids)[:,:-1].log_softmax(-1).gather(-1, ids[:,1:,None])[0,:,0].tolist()
+    assert list(lp.token) == 'music warm film'.split() and np.allclose(lp.logprob, want, atol=1e-5)
+    one = learn.perplexity('music warm film')
+    assert one == pytest.approx(math.exp(-np.mean(want)), rel=1e-4)
+    assert learn.perplexity(['music warm film']*2) == [one]*2 == learn.perplexity(pd.DataFrame(dict(t=['music warm film']*2)), text_col='t')
+    for bad,error in (([],ValueError), (None,TypeError), ([None],TypeError)):
+        with pytest.raises(error): learn.perplexity(bad)
+
+def test_long_text(make):
+    "A text of many times `max_len` tokens is read whole"
+    for positions in ('rotary','learned'):
+        learn = make('lm', max_len=16, positions=positions)
+        lp = learn.text_logprobs('a warm film '*100)
+        assert len(lp) == 300 and np.isfinite(lp.logprob).all()
+
+def test_plain_learner(make, dls_lm):
+    "The free functions serve any learner"
+    model = make('lm').model
+    learn = Learner(dls_lm, model, loss_func=CrossEntropyLossFlat())
+    assert len(text_logprobs(learn, 'a warm film')) == 3
+
+# Samples in the table
+
+def rows(learn):
+    "What the fit logs"
+    res = []
+    learn.logger = lambda row: res.append(list(row))
+    return res
+
+def test_sample_text(df, make):
+    "A column of text in the table and in the CSV; the record keeps numbers alone; training is the same with and without"
+    cb = SampleText('a warm', n_words=3, temperature=0.5)
+    def fit(cbs):
+        set_seed(1)
+        learn = make('lm', dls=make_dls(df, is_lm=True, seq_len=16), metrics=accuracy)
+        log = rows(learn)
+        learn.fit_one_cycle(2, 1e-3, cbs=cbs)
+        return learn,log
+    (a,log),(b,_) = fit(cb),fit(None)
+    assert [len(r) for r in log] == [6,6] and all(r[-2].startswith('a warm ') for r in log)
+    assert log[1][-2] == predict(a, 'a warm', n_words=3, temperature=0.5, seed=0)
+    assert [len(v) for v in a.recorder.values] == [3,3] and np.allclose(np.array(a.recorder.values, dtype=float), np.array(b.recorder.values, dtype=float))
+    assert list(a.recorder.metric_names) == list(b.recorder.metric_names) == ['epoch','train_loss','valid_loss','accuracy','time']
+    assert all(torch.equal(p, q) for p,q in zip(a.model.parameters(), b.model.parameters()))
+
+def test_sample_text_beside_others(make, tmp_path):
+    "With the callbacks that read the record or the log"
+    learn = make('lm', metrics=accuracy)
+    learn.fit(2, cbs=[SampleText(n_words=2), SaveModelCallback('valid_loss', fname='best'), CSVLogger()])
+    table = pd.read_csv(learn.path/'history.csv')
+    assert list(table.columns) == ['epoch','train_loss','valid_loss','accuracy','sample','time'] and len(table) == 2
+    assert (learn.path/learn.model_dir/'best.pth').exists()
+    learn.add_cb(SampleText())
+    learn.lr_find(num_it=3, show_plot=False)
+    assert len(learn.validate()) == 2 and len(learn.get_preds()) == 2
+
+def test_sample_text_options():
+    "A misspelt option is refused when the callback is made"
+    with pytest.raises(TypeError, match='temprature'): SampleText('a', temprature=1.)
