@@ -152,6 +152,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastai_txf.generate._cacheable': ('generate.html#_cacheable', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._check': ('generate.html#_check', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._checked': ('generate.html#_checked', 'fastai_txf/generate.py'),
+                                     'fastai_txf.generate._compiled_logits': ('generate.html#_compiled_logits', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._decoding': ('generate.html#_decoding', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._encode': ('generate.html#_encode', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._ender': ('generate.html#_ender', 'fastai_txf/generate.py'),

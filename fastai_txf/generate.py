@@ -7,9 +7,10 @@ __all__ = ['apply_temperature', 'filter_top_k', 'filter_top_p', 'filter_min_p', 
            'bar_tokens', 'filter_logits', 'sample', 'next_logits', 'stream_tokens', 'generate', 'beam_search',
            'decode_specials', 'token_logprobs', 'predict', 'text_logprobs', 'stream_text']
 
-# %% ../nbs/06_generate.ipynb #d11300fd
+# %% ../nbs/06_generate.ipynb #87c3b343
 import inspect, math, pandas as pd, re, torch, torch.nn.functional as F
 from contextlib import contextmanager
+from functools import cache
 from numbers import Integral
 from time import perf_counter
 from fastai.text.core import BOS, EOS, FLD, PAD, TK_MAJ, TK_REP, TK_UP, TK_WREP, UNK, Tokenizer
@@ -188,7 +189,7 @@ class _Reader:
     def append(self, new): self.idxs = torch.cat([self.idxs, new[:,None]], 1)
     def select(self, rows): self.idxs,self.start = self.idxs[rows],self.start[rows]
 
-# %% ../nbs/06_generate.ipynb #c27cf803
+# %% ../nbs/06_generate.ipynb #c4a66ddb
 class _RowSums(TorchFunctionMode):
     "Linear maps of a single row as elementwise products and sums, which a compiler fuses with what stands around them."
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -202,7 +203,8 @@ def _last_logits(model, x, cache): return model.head(model.hidden(x, cache)[:,-1
 def _row_logits(model, x, cache):
     with _RowSums(): return _last_logits(model, x, cache)
 
-_compiled_logits = torch.compile(_row_logits, fullgraph=True)
+@cache
+def _compiled_logits(): return torch.compile(_row_logits, fullgraph=True)
 
 def _cacheable(model):
     "Whether `model` is a causal `TransformerLM` (with its own `forward`) whose blocks take a `cache` and whose embeddings look at no other token."
@@ -237,7 +239,8 @@ class _CachedReader(_Reader):
     def logits(self):
         "`(bs, vocab_sz)`"
         x = self._unread()                                                  # first: it may make another cache
-        return (_compiled_logits if self.compile and x.shape[1] == 1 else _last_logits)(self.model, x, self.cache)
+        step = _compiled_logits() if self.compile and self.cache.n else _last_logits
+        return step(self.model, x, self.cache)
 
     def append(self, new):
         super().append(new)
