@@ -7,9 +7,9 @@ __all__ = ['apply_temperature', 'filter_top_k', 'filter_top_p', 'filter_min_p', 
            'bar_tokens', 'filter_logits', 'sample', 'next_logits', 'stream_tokens', 'generate', 'beam_search',
            'decode_specials', 'token_logprobs', 'predict', 'text_logprobs', 'stream_text']
 
-# %% ../nbs/06_generate.ipynb #87c3b343
+# %% ../nbs/06_generate.ipynb #3e2defed
 import inspect, math, pandas as pd, re, torch, torch.nn.functional as F
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from numbers import Integral
 from time import perf_counter
@@ -474,7 +474,7 @@ def _encode(dls, texts, vocab):
         res[i] = ids
     return res
 
-# %% ../nbs/06_generate.ipynb #83c8e189
+# %% ../nbs/06_generate.ipynb #92eb7050
 def _joiner(dls, decoder):
     "From tokens to text, and what stands between two tokens."
     tok = first(f for f in text_list(dls).tfms.fs if isinstance(f, Tokenizer))
@@ -484,6 +484,7 @@ def _joiner(dls, decoder):
 
 def _after_words(text, n):
     "Where the `n`th word of `text` ends, or None if no space follows it yet."
+    if n == 0: return 0
     ends = [m.end() for m in re.finditer(r'\S+', text) if any(map(str.isalnum, m[0]))]
     return ends[n-1] if len(ends) >= n and ends[n-1] < len(text) else None
 
@@ -500,17 +501,18 @@ def _ender(n_words, sep, stop):
 def _grown(steps, n_rows, vocab, decode, end):
     "The new texts after each step until all have ended; without an `end` only the last of them."
     toks,texts,done = [[] for _ in range(n_rows)], ['']*n_rows, [False]*n_rows
-    for new in steps:
-        for r,i in enumerate(new.tolist()):
-            if done[r]: continue
-            done[r] = vocab[i] in (BOS,EOS)
-            if not done[r]: toks[r].append(vocab[i])
-            if end is None: continue
-            text = decode(toks[r])
-            cut = end(text)
-            texts[r],done[r] = text[:cut], done[r] or cut is not None
-        if end is not None: yield texts
-        if all(done): break
+    with closing(steps): # also if `decode` fails: the model gets its modes back
+        for new in steps:
+            for r,i in enumerate(new.tolist()):
+                if done[r]: continue
+                done[r] = vocab[i] in (BOS,EOS)
+                if not done[r]: toks[r].append(vocab[i])
+                if end is None: continue
+                text = decode(toks[r])
+                cut = end(text)
+                texts[r],done[r] = text[:cut], done[r] or cut is not None
+            if end is not None: yield texts
+            if all(done): break
     if end is None: yield [decode(t) for t in toks]
 
 def _append(text, new, sep):
@@ -518,16 +520,22 @@ def _append(text, new, sep):
     if not text or not new: return text + new
     return text + (new.lstrip(' ') if text[-1].isspace() else sep + new)
 
-# %% ../nbs/06_generate.ipynb #af869aef
+# %% ../nbs/06_generate.ipynb #e8921e8e
 _bar_after = 2. # seconds
 
 def _with_bar(steps, total):
     "`steps`, with a progress bar once they take long."
     start,bar = perf_counter(),None
-    for i,o in enumerate(steps, 1):
-        yield o
-        if bar is None and perf_counter()-start > _bar_after: bar = progress_bar(range(total), leave=False)
-        if bar is not None: bar.update(i)
+    try:
+        for i,o in enumerate(steps, 1):
+            yield o
+            if bar is None and perf_counter()-start > _bar_after:
+                bar = progress_bar(range(total), leave=False)
+                bar.update(0)
+            if bar is not None: bar.update(i)
+    finally:
+        steps.close()
+        if bar is not None: bar.on_iter_end()
 
 _nothing,_no_text,_max_per_word = (PAD,'xxfake'), (PAD,'xxfake',UNK,FLD), 20
 
@@ -611,11 +619,11 @@ def text_logprobs(
     logp = token_logprobs(learn.model, ids[None], max_len)[0]
     return pd.DataFrame(dict(token=[vocab[i] for i in ids[1:]], logprob=logp.tolist()))
 
-# %% ../nbs/06_generate.ipynb #5f87e18c
+# %% ../nbs/06_generate.ipynb #f466f920
 def _settled(text, stop):
     "How many characters of a growing text can be handed out."
-    held = max((n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
-    return min(len(text)-held, len(text.rstrip('\ufffd')))
+    text = text.rstrip('\ufffd')
+    return len(text) - max((n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
 
 @delegates(predict, but='stream,no_bar,num_beams,length_penalty,n_samples,text_col')
 def stream_text(

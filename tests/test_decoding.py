@@ -1,5 +1,5 @@
 "What is read once against what is read again: caches, ragged batches, beams, streams, lists"
-import gc, itertools, math, re
+import gc, itertools, math, re, shutil
 import pandas as pd, pytest, torch
 from fastai.text.all import AWD_LSTM, CrossEntropyLossFlat, Learner, awd_lstm_lm_config, language_model_learner
 from hypothesis import example, given, settings, strategies as st
@@ -712,3 +712,16 @@ def test_words_round_trip(dls, text):
     assert predict(learn, '', n_tokens=50, temperature=0) == text == ''.join(stream_text(learn, '', 50, temperature=0))
     starts = [' '.join(words[:i]) for i in range(1, len(words)) if 'the cat' not in text]
     if starts: assert predict(learn, starts, 50, temperature=0) == [text]*len(starts)
+
+# Compiled
+
+@pytest.mark.skipif(shutil.which('g++') is None, reason='torch.compile needs a C++ compiler on a CPU')
+@pytest.mark.parametrize('positions', ['learned','rotary'])
+def test_compiled(positions):
+    "The same text, past `max_len` too; without a cache there is nothing to compile"
+    model = TransformerLM(vocab_sz=V, d_model=8, n_heads=2, n_layers=1, max_len=12, positions=positions)
+    x = torch.tensor([[1,2,3]])
+    want = generate(model, x, 30, temperature=0)
+    assert torch.equal(generate(model, x, 30, temperature=0, compile=True), want)
+    with pytest.raises(ValueError, match='compile=True'): generate(model, x, 3, compile=True, cache=False)
+    with pytest.raises(ValueError, match='Own'): generate(Own(V), x, 3, compile=True)
