@@ -716,10 +716,9 @@ def test_words_round_trip(dls, text):
 # Compiled
 
 @pytest.mark.skipif(shutil.which('g++') is None, reason='torch.compile needs a C++ compiler on a CPU')
-@pytest.mark.parametrize('positions', ['learned','rotary'])
-def test_compiled(positions):
+def test_compiled():
     "The same text, past `max_len` too; without a cache there is nothing to compile"
-    model = TransformerLM(vocab_sz=V, d_model=8, n_heads=2, n_layers=1, max_len=12, positions=positions)
+    model = TransformerLM(vocab_sz=V, d_model=8, n_heads=2, n_layers=1, max_len=12, positions='learned')
     x = torch.tensor([[1,2,3]])
     want = generate(model, x, 30, temperature=0)
     assert torch.equal(generate(model, x, 30, temperature=0, compile=True), want)
