@@ -383,6 +383,18 @@ def test_is_end():
     stopped,s = beam_search(model, x, 4, num_beams=125, length_penalty=0.5, stop_idx=2)
     assert torch.equal(texts, stopped) and torch.equal(scores, s)
 
+class Chain(nn.Module):
+    "From 0 to 1 or to 2, and from 2 to 2 for ever"
+    def forward(self, x): return torch.tensor([[0.,.6,.4], [1.,0.,0.], [0.,0.,1.]]).clamp(min=1e-9).log()[x]
+
+def test_beams_outlive_an_end():
+    "An ended text takes no beam from those that go on, and wins if length does not count"
+    start = torch.zeros(1, 1).long()
+    texts,scores = beam_search(Chain(), start, 4, num_beams=1, stop_idx=1)
+    assert texts.tolist() == [[0,2,2,2,2]] and scores.item() == pytest.approx(math.log(.4)/4, abs=1e-5)
+    texts,scores = beam_search(Chain(), start, 4, num_beams=1, stop_idx=1, length_penalty=0)
+    assert texts.tolist() == [[0,1]] and scores.item() == pytest.approx(math.log(.6), abs=1e-5)
+
 @pytest.mark.parametrize('model', [*models.values(), Own(V)], ids=[*models, 'foreign'])
 def test_one_beam(model):
     "One beam is the greedy text, past `max_len` too"
