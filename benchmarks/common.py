@@ -161,8 +161,9 @@ def tried(row):
     "A mark for a run on a part of the texts."
     return f" **on {row['n']} texts only**" if row['n'] else ''
 
-def ran_with(rows):
-    "The machines, versions and commits of `rows`, as lines of a list."
+def ran_with(rows, env=MALLOC):
+    "The machines, versions and commits of `rows`, and the environment of their runs, as lines of a list."
     keys = dict.fromkeys((r['machine'], r['versions'], r['commit'], r['date']) for r in rows)
-    env = ' '.join(f'`{k}={v}`' for k,v in MALLOC.items())
-    return '\n'.join(f'- {m}; {v}; commit {c}; {d}' for m,v,c,d in keys) + f'\n- in the environment of every run: {env}\n'
+    lines = [f'- {m}; {v}; commit {c}; {d}\n' for m,v,c,d in keys]
+    if env: lines.append('- in the environment of every run: ' + ' '.join(f'`{k}={v}`' for k,v in env.items()) + '\n')
+    return ''.join(lines)

@@ -37,15 +37,15 @@ def workshop(n):
         return x
     return run
 
-def library(n, dtype=torch.float32, **kw):
+def library(n, dtype=torch.float32, compile=False, **kw):
     model = ours(**kw).to(dtype)
-    return lambda x: generate(model, x, n)
+    return lambda x: generate(model, x, n, compile=compile)
 
 NAMES = {'hf':'Hugging Face GPT-2 `generate`', 'x':'x-transformers `generate`', 'workshop':"the workshop's loop", 'ours':'`generate`, learned positions', 'rotary':'`generate`, rotary positions',
-         'bf16':'`generate`, bf16 weights'}
+         'bf16':'`generate`, bf16 weights', 'compiled':'`generate(compile=True)`'}
 
 def candidates(n, names):
-    make = dict(hf=hugging_face, x=x_transformers, workshop=workshop, ours=library, rotary=lambda n: library(n, positions='rotary'), bf16=lambda n: library(n, torch.bfloat16))
+    make = dict(hf=hugging_face, x=x_transformers, workshop=workshop, ours=library, rotary=lambda n: library(n, positions='rotary'), bf16=lambda n: library(n, torch.bfloat16), compiled=lambda n: library(n, compile=True))
     return {k:make[k](n) for k in names}
 
 # Measuring
@@ -57,12 +57,13 @@ def seconds(f, *args):
 
 @torch.no_grad()
 def race(runs, x, rounds, n):
-    "Seconds of each run in each round, in turns, after one call each."
+    "Seconds of each run in each round, in turns, and of the call before the first one."
+    warm = {k:seconds(f, x) for k,f in runs.items()}
     for name,f in runs.items(): assert f(x).shape == (len(x), x.shape[1]+n), name
     res = {k:[] for k in runs}
     for _ in range(rounds):
         for k,f in runs.items(): res[k].append(seconds(f, x))
-    return res
+    return res, warm
 
 def bandwidth():
     "Bytes a second that one matrix-vector product reads, from 23 MB of weights as a token does."
@@ -88,20 +89,20 @@ def around(ts, i): return ts[max(0, i-9):i+8].median().item() # the i-th new tok
 def throughput(args, names, bs):
     "Rows of one race."
     x = torch.randint(2, VOCAB, (bs,PROMPT))
-    secs = race(candidates(args.n, names), x, args.rounds, args.n)
+    secs,warm = race(candidates(args.n, names), x, args.rounds, args.n)
     read = {k:sum(p.nbytes for p in ours().parameters())*(0.5 if k=='bf16' else 1) for k in names}
     limit = bandwidth()
     for k,ts in secs.items():
         per_s = args.n/statistics.median(ts)
         yield dict(candidate=k, bs=bs, tokens_per_s=round(bs*per_s), ratio=statistics.median(a/b for a,b in zip(secs['hf'], ts)) if 'hf' in secs else None,
-                   limit=per_s*read[k]/limit, rounds=args.rounds, n=args.n, **about(args.threads))
+                   limit=per_s*read[k]/limit, first=round(warm[k], 1), rounds=args.rounds, n=args.n, **about(args.threads))
 
 def growth(args):
     "The time of the 16th and of the 1,000th token, and of the 16th with a short `max_len`."
     long,short = per_token(ours(), 1010, 3),per_token(ours(max_len=64), 40, 9)
     return dict(candidate='growth', ms_16=around(long, 16), ms_1000=around(long, 1000), ms_16_short=around(short, 16), **about(args.threads))
 
-COLS = {'candidate':lambda r: NAMES[r['candidate']], 'batch':'bs', 'tokens/s':'tokens_per_s', 'times Hugging Face':'ratio', "share of the bandwidth limit":lambda r: f"{100*r['limit']:.0f} %"}
+COLS = {'candidate':lambda r: NAMES[r['candidate']], 'batch':'bs', 'tokens/s':'tokens_per_s', 'times Hugging Face':'ratio', "share of the bandwidth limit":lambda r: f"{100*r['limit']:.0f} %", 'seconds of the first call':'first'}
 
 def render(rows):
     "The results as markdown."
@@ -109,7 +110,7 @@ def render(rows):
     res = f'# Generation\n\nWritten by `python benchmarks/generate.py`. {LAYERS} layers, d_model {WIDTH}, {HEADS} heads, vocabulary {VOCAB:,}; a prompt of {PROMPT} tokens, {speed[0]["n"]} new ones, ' \
           f'sampled from the whole distribution. Medians of {speed[0]["rounds"]} rounds in which the candidates take turns. The bandwidth limit is what reading all weights once per step would allow.\n\n{table(speed, COLS)}\n'
     for r in grown: res += f"The 16th token takes {r['ms_16']:.2f} ms, the 1,000th {r['ms_1000']:.2f} ms ({r['ms_1000']/r['ms_16']:.2f} times), the 16th with `max_len=64` {r['ms_16_short']:.2f} ms.\n\n"
-    return res + ran_with(rows)
+    return res + ran_with(rows, env=None)
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -123,7 +124,7 @@ def main():
     torch.manual_seed(0)
     rows = list(throughput(args, args.only, 1))
     args.rounds = max(1, args.rounds//3)
-    rows += throughput(args, [k for k in args.only if k != 'workshop'], 32)
+    rows += throughput(args, [k for k in args.only if k not in ('workshop','compiled')], 32)
     rows.append(growth(args))
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out/'generate.jsonl').write_text('\n'.join(map(json.dumps, rows)) + '\n')

@@ -111,7 +111,7 @@ class TransformerLearner(Learner):
         print(f'{found:,} of {len(vocab):,} tokens found in the encoder\'s vocabulary of {len(saved["vocab"]):,}')
         return self
 
-# %% ../nbs/08_learner.ipynb #2de2c57e
+# %% ../nbs/08_learner.ipynb #f722e833
 @contextmanager
 def _record_kept(learn):
     "The recorder is at the end as it was before."
@@ -153,8 +153,11 @@ class TransformerLMLearner(TransformerLearner):
         with_loss:bool=False, # return the loss of each stream too, last
         inner:bool=False, # as in `Learner.get_preds`
         cbs=None, # more callbacks
+        **kwargs, # options of fastai's own, which a list of batches is left to (`show_results` and `summary` give one)
     ): # log-probabilities of the targets and the targets, each `(bs, n_tokens)`: a row for each of the loader's streams of text
         "How likely the model found each token. (Probabilities of all tokens would take `vocab_sz` times the memory.)"
+        if isinstance(dl, list): return super().get_preds(dl=dl, with_input=with_input, with_loss=with_loss, inner=inner, cbs=cbs, **kwargs)
+        if kwargs: raise TypeError(f'get_preds of a language model has no {", ".join(kwargs)}: it returns log-probabilities and targets')
         dl,cb = (self.dls[ds_idx] if dl is None else dl).new(shuffle=False, drop_last=False), GatherLogProbs(with_input=with_input, concat_dim=1)
         with ContextManagers(self.validation_context(cbs=L(cbs)+[cb], inner=inner)): self._do_epoch_validate(dl=dl)
         res = cb.all_tensors()
