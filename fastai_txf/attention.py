@@ -220,7 +220,7 @@ class NoPositions(Module):
         "The part of the scheme that attention needs: here all of it."
         return self
 
-# %% ../nbs/00_attention.ipynb #ccf573ce
+# %% ../nbs/00_attention.ipynb #7e0fb17d
 _modes = 'standard', 'wide', 'narrow'
 
 class SelfAttention(_Heads):
@@ -241,7 +241,8 @@ class SelfAttention(_Heads):
         if mode == 'wide': d_head = ifnone(d_head, d_model)
         d_head,n_kv_heads = _head_width(d_model, n_heads, d_head), _kv_heads(n_heads, n_kv_heads)
         store_attr('n_heads,n_kv_heads,causal,p')
-        self.widths = [n*d_head for n in (n_heads, n_kv_heads, n_kv_heads)]
+        self.heads = n_heads,n_kv_heads,n_kv_heads                          # of queries, keys and values
+        self.widths = [n*d_head for n in self.heads]
         self.positions = ifnone(positions, NoPositions())
         if mode == 'narrow': self.qkv = PerHeadLinear(d_model, n_heads)
         else: self.qkv = nn.Linear(d_model, sum(self.widths), bias=ifnone(bias, mode=='standard'))
@@ -256,34 +257,13 @@ class SelfAttention(_Heads):
     ): # `(bs, sl, d_model)`, and the weights `(bs, n_heads, sl, k_len)` if `need_weights`
         "Attend from every token to every token: those of `x`, and those in `cache`."
         if pos is None: pos = torch.arange(x.shape[1], device=x.device)
-        q,k,v = [split_heads(t, n) for t,n in zip(self.qkv(x).split(self.widths, -1), (self.n_heads,self.n_kv_heads,self.n_kv_heads))]
+        q,k,v = split_heads(self.qkv(x), sum(self.heads)).split(self.heads, 1)
         q,k = self.positions.rotate(q, k, pos)
         if cache is None: return self.mix(q, k, v, mask, self.positions.bias(pos, pos), need_weights)
         k,v = cache.append(self, k, v)                                      # (bs, n_kv_heads, k_len, d_head)
         return self.mix(q, k, v, mask, self.positions.bias(pos, cache.k_pos), need_weights)
 
-# %% ../nbs/00_attention.ipynb #f52e7186
-class _Columns:
-    "A tensor that grows along dimension 2, at first to `room` columns; the last `max_len` (None: all) are kept."
-    def __init__(self, max_len, room): self.max_len,self.room,self.data,self.n = max_len,room,None,0
-
-    def _grow(self, new):
-        "Twice what is kept and `new`."
-        kept = self.n if self.max_len is None else min(self.n, self.max_len-1)
-        data = new.new_empty(*new.shape[:2], max(self.room, 2*(kept+new.shape[2])), new.shape[3])
-        if kept: data[:,:,:kept] = self.data[:,:,self.n-kept:self.n]
-        self.data,self.n = data,kept
-
-    def append(self, new, k_len):
-        "Add columns; the last `k_len` of them."
-        sl = new.shape[2]
-        if self.data is None or self.n + sl > self.data.shape[2]: self._grow(new)
-        self.data.narrow(2, self.n, sl).copy_(new)
-        self.n += sl
-        return self.data.narrow(2, self.n-k_len, k_len)
-
-    def select(self, rows): self.data = self.data.index_select(0, rows)
-
+# %% ../nbs/00_attention.ipynb #da380fd5
 class KVCache:
     "Keys and values of the tokens that a causal model has read, layer by layer."
     def __init__(self,
@@ -292,8 +272,21 @@ class KVCache:
         room:int=0, # tokens to make room for at the start
     ):
         store_attr('max_len,real,room')
-        self.n,self.layers = 0,{}
+        self.n,self.end,self.size,self.layers = 0,0,0,{}                    # tokens read, columns filled, columns there are
         self.n_pad = None if real is None else (~real).sum(1, keepdim=True) # (bs, 1)
+
+    def _make_room(self, sl):
+        "Twice the columns that are kept and `sl` more."
+        kept = self.end if self.max_len is None else min(self.end, self.max_len-1)
+        self.size = max(self.room, 2*(kept+sl))
+        for layer,kv in self.layers.items(): self.layers[layer] = [self._columns(t, t[:,:,self.end-kept:self.end]) for t in kv]
+        self.end = kept
+
+    def _columns(self, like, kept=None):
+        "Memory for `size` columns like those of `like`, which begins with `kept`."
+        t = like.new_empty(*like.shape[:2], self.size, like.shape[3])
+        if kept is not None: t[:,:,:kept.shape[2]] = kept
+        return t
 
     def open(self,
         x, # token ids that will be read, `(bs, sl)`, those of the first call with their padding
@@ -301,7 +294,8 @@ class KVCache:
         "Make room for `x`: called once, before the layers append."
         sl = x.shape[1]
         if self.real is not None and self.n: self.real = torch.cat([self.real, self.real.new_ones(x.shape)], 1)
-        self.n += sl
+        if self.end + sl > self.size: self._make_room(sl)
+        self.n,self.end = self.n+sl,self.end+sl
         self.k_len = self.n if self.max_len is None else min(self.n, self.max_len+sl-1)
         k_pos = torch.arange(self.n-self.k_len, self.n, device=x.device)
         self.k_pos = k_pos if self.n_pad is None else (k_pos-self.n_pad).clamp(min=0)
@@ -320,13 +314,15 @@ class KVCache:
         v, # their values, likewise
     ): # all keys and values that these tokens can see, `(bs, n_kv_heads, k_len, d_head)`
         "Add the keys and values of a layer."
-        if layer not in self.layers: self.layers[layer] = _Columns(self.max_len, self.room),_Columns(self.max_len, self.room)
-        return [c.append(t, self.k_len) for c,t in zip(self.layers[layer], (k,v))]
+        if layer not in self.layers: self.layers[layer] = [self._columns(t) for t in (k,v)]
+        sl = k.shape[2]
+        for t,new in zip(self.layers[layer], (k,v)): t.narrow(2, self.end-sl, sl).copy_(new)
+        return [t.narrow(2, self.end-self.k_len, self.k_len) for t in self.layers[layer]]
 
     def select(self,
         rows, # row numbers, one may come several times
     ): # `self`
         "Keep these texts, in this order."
-        for c in [c for kv in self.layers.values() for c in kv]: c.select(rows)
+        for layer,kv in self.layers.items(): self.layers[layer] = [t.index_select(0, rows) for t in kv]
         if self.real is not None: self.real,self.n_pad = self.real[rows],self.n_pad[rows]
         return self

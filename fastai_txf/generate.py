@@ -7,8 +7,8 @@ __all__ = ['apply_temperature', 'filter_top_k', 'filter_top_p', 'filter_min_p', 
            'bar_tokens', 'filter_logits', 'sample', 'next_logits', 'stream_tokens', 'generate', 'beam_search',
            'decode_specials', 'token_logprobs', 'predict', 'text_logprobs', 'stream_text']
 
-# %% ../nbs/06_generate.ipynb #3e2defed
-import inspect, math, pandas as pd, re, torch, torch.nn.functional as F
+# %% ../nbs/06_generate.ipynb #b130e7e6
+import inspect, itertools, math, pandas as pd, re, torch, torch.nn.functional as F
 from contextlib import closing, contextmanager
 from functools import cache
 from numbers import Integral
@@ -46,14 +46,16 @@ def _check(**values):
         ok,remedy = _settings.get(k, (lambda v: True, ''))
         if v is not None and not ok(v): raise ValueError(f'{k}={v} is out of range: {remedy}')
 
-# %% ../nbs/06_generate.ipynb #59a6836b
+# %% ../nbs/06_generate.ipynb #bcf4aa77
 def apply_temperature(
     logits, # `(bs, vocab_sz)`
     temperature:float=1., # 0 keeps the likeliest token only
 ): # `(bs, vocab_sz)`
     "Sharpen (below 1) or flatten (above 1) the distribution."
     _check(temperature=temperature)
-    if temperature == 0: return torch.full_like(logits, -math.inf).scatter(-1, logits.argmax(-1, keepdim=True), 0.)
+    if temperature == 0:
+        top,i = logits.max(-1, keepdim=True)
+        return torch.full_like(logits, -math.inf).scatter(-1, i, top)
     return logits if temperature == 1 else (logits - logits.amax(-1, keepdim=True)) / temperature
 
 # %% ../nbs/06_generate.ipynb #acee20b8
@@ -139,20 +141,33 @@ def filter_logits(
         if value is not None: logits = f(logits, value)
     return logits
 
-# %% ../nbs/06_generate.ipynb #7a832e67
+# %% ../nbs/06_generate.ipynb #cfbc2c81
+_diverged = 'there is a NaN among the logits: the model has diverged, so train it again, with a lower learning rate'
+
 def sample(
     logits, # `(bs, vocab_sz)`, −inf for what is out
     generator=None, # `torch.Generator` for a repeatable draw; default: torch's global one
 ): # token ids, `(bs,)`
-    "Draw a token from each row's softmax."
+    "Draw a token from each row's softmax. A ValueError for NaN."
     probs = logits.softmax(-1)
     edges = probs.cumsum(-1)
     u = torch.rand(len(probs), 1, generator=generator, device=probs.device) * edges[:,-1:]
-    i = torch.searchsorted(edges, u, right=True).clamp(max=probs.shape[-1]-1)
-    if (missed := probs.gather(-1, i) <= 0).any(): i = torch.where(missed, probs.argmax(-1, keepdim=True), i)
-    return i.squeeze(-1)
+    i = torch.searchsorted(edges, u, right=True)
+    if i.max().item() == probs.shape[-1]:                                   # past the last piece: rounding, or NaN
+        if edges.isnan().any(): raise ValueError(_diverged)
+        i = torch.where(i < probs.shape[-1], i, probs.argmax(-1, keepdim=True))
+    if i.is_cuda: i = torch.where(probs.gather(-1, i) > 0, i, probs.argmax(-1, keepdim=True)) # sums made in parallel need not grow
+    return i[:,0]
 
-# %% ../nbs/06_generate.ipynb #b3f166eb
+# %% ../nbs/06_generate.ipynb #10e1b3e2
+def _all_logits(model, x):
+    "The logits of the token after each of `x`, `(bs, sl, vocab_sz)`, from a model without memory of earlier calls."
+    if callable(reset := getattr(model, 'reset', None)): reset()
+    out = model(x)
+    if isinstance(out, (tuple,list)): out = out[0]
+    if out.ndim != 3: raise ValueError(f'the model returns the shape {tuple(out.shape)} for ids {tuple(x.shape)}: a language model returns (bs, sl, vocab_sz)')
+    return out
+
 @torch.no_grad()
 def next_logits(
     model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or a tuple that begins with them
@@ -160,11 +175,7 @@ def next_logits(
     max_len:int=None, # read this many of the last tokens at most
 ): # `(bs, vocab_sz)`
     "The logits of the token after `idxs`. A ValueError for another shape."
-    if callable(reset := getattr(model, 'reset', None)): reset()
-    out = model(idxs if max_len is None else idxs[:,-max_len:])
-    if isinstance(out, (tuple,list)): out = out[0]
-    if out.ndim != 3: raise ValueError(f'the model returns the shape {tuple(out.shape)} for ids {tuple(idxs.shape)}: a language model returns (bs, sl, vocab_sz)')
-    return out[:,-1]
+    return _all_logits(model, idxs if max_len is None else idxs[:,-max_len:])[:,-1]
 
 # %% ../nbs/06_generate.ipynb #e631e112
 def _flush_right(idxs):
@@ -189,22 +200,103 @@ class _Reader:
     def append(self, new): self.idxs = torch.cat([self.idxs, new[:,None]], 1)
     def select(self, rows): self.idxs,self.start = self.idxs[rows],self.start[rows]
 
-# %% ../nbs/06_generate.ipynb #c4a66ddb
-class _RowSums(TorchFunctionMode):
-    "Linear maps of a single row as elementwise products and sums, which a compiler fuses with what stands around them."
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is not F.linear or args[0].numel() != args[0].shape[-1]: return func(*args, **(kwargs or {}))
-        x,w,b = (*args, None)[:3]
-        y = (x.reshape(-1)*w).sum(-1)
-        return (y if b is None else y+b).view(*x.shape[:-1], -1)
-
+# %% ../nbs/06_generate.ipynb #9401c08d
 def _last_logits(model, x, cache): return model.head(model.hidden(x, cache)[:,-1])
 
-def _row_logits(model, x, cache):
-    with _RowSums(): return _last_logits(model, x, cache)
+def _fixed(model):
+    "Whether a step is the same list of calls for every token: all parts are torch's or this library's, and without hooks."
+    return all(type(m).__module__.split('.')[0] in ('torch','fastai_txf') and not (m._forward_hooks or m._forward_pre_hooks) for m in model.modules())
 
+def _row_linear(x, w, b=None):
+    "`F.linear` of a single row."
+    y = torch.mv(w, x.reshape(-1)) if b is None else torch.addmv(b, w, x.reshape(-1))
+    return y.view(*x.shape[:-1], -1)
+
+class _Tape(TorchFunctionMode):
+    "Writes the calls of torch functions down as lines of Python, with the objects they refer to in `scope`."
+    def __init__(self): self.lines,self.done,self.names,self.scope,self.count,self.on = [],{},{},{},itertools.count(),True
+
+    def name(self, o, stem):
+        "A name for `o`, which is kept so that nothing else gets its `id`."
+        name = stem if stem not in ('c','t',*self.scope) else f'{stem}{next(self.count)}'
+        self.names[id(o)] = name, o
+        return name
+
+    def write(self, o):
+        "`o` as a literal, a variable, or a constant in `scope`."
+        if id(o) in self.names: return self.names[id(o)][0]
+        if type(o) in (tuple,list): return ('[{}]' if type(o) is list else '({})').format(''.join(f'{self.write(i)}, ' for i in o))
+        if o is None or type(o) in (bool,int,str): return repr(o)
+        if isinstance(o, torch.device): return repr(str(o))
+        name = self.name(o, getattr(o, '__name__', 'c'))
+        self.scope[name] = o
+        return name
+
+    def add(self, out, call, args, kwargs={}):
+        "A line that calls `call`, unless it gives no tensor or is there already."
+        outs = out if isinstance(out, (tuple,list)) else [out]
+        if not any(isinstance(o, torch.Tensor) for o in outs): return
+        args = [*map(self.write, args), *(f'{k}={self.write(v)}' for k,v in kwargs.items())]
+        line = f'{call}({", ".join(args)})'
+        if line in self.done: return self.names.update({id(o):(n, o) for n,o in zip(self.done[line], outs)})
+        names = self.done[line] = ['_' if o is None else self.name(o, 't') for o in outs]
+        left = ', '.join(names)
+        self.lines.append(f'{f"[{left}]" if outs is out else left} = {line}')
+
+    def whole(self, func, *args):
+        "The result of `func`, without what it calls."
+        self.on = False
+        try: return func(*args)
+        finally: self.on = True
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if self.on and func is F.linear and args[0].numel() == args[0].shape[-1]:
+            with self: return _row_linear(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if self.on: self.add(out, self.write(func), args, kwargs)
+        return out
+
+class _TapedCache:
+    "A `KVCache` whose methods are lines on a tape."
+    def __init__(self, cache, tape): self.cache,self.tape = cache,tape
+
+    def open(self, x):
+        out = self.tape.whole(self.cache.open, x)
+        self.k_pos = self.cache.k_pos
+        self.tape.add(out, 'cache.open', [x])
+        self.tape.lines.append(self.tape.name(self.k_pos, 't') + ' = cache.k_pos')
+        return out
+
+    def append(self, layer, k, v):
+        out = self.tape.whole(self.cache.append, layer, k, v)
+        self.tape.add(out, 'cache.append', [layer, k, v])
+        return out
+
+def _program(model, x, cache):
+    "The logits of the token after `x`, the source of a function that gives them for the next one, and what it refers to."
+    tape = _Tape()
+    head = f"def step(model, {tape.name(x, 't')}, cache):"
+    with tape: logits = _last_logits(model, x, _TapedCache(cache, tape))
+    return logits, '\n    '.join([head, *tape.lines, f'return {tape.write(logits)}']), tape.scope
+
+def _record(model, x, cache):
+    "The logits of the token after `x`, and a function that gives them for the next one."
+    logits,source,scope = _program(model, x, cache)
+    exec(source, scope)
+    return logits, scope['step']
+
+# %% ../nbs/06_generate.ipynb #db494fa3
 @cache
-def _compiled_logits(): return torch.compile(_row_logits, fullgraph=True)
+def _compiled_logits(): return torch.compile(_last_logits, fullgraph=True, options=dict(cpp_wrapper=True))
+
+@contextmanager
+def _without_onednn(model):
+    "torch's own kernels for fp32: oneDNN takes longer to set up its GELU for a row than to compute it."
+    flags = torch.backends.mkldnn
+    enabled,flags.enabled = flags.enabled,flags.enabled and model.head.weight.dtype != torch.float32
+    try: yield
+    finally: flags.enabled = enabled
 
 def _cacheable(model):
     "Whether `model` is a causal `TransformerLM` (with its own `forward`) whose blocks take a `cache` and whose embeddings look at no other token."
@@ -217,6 +309,7 @@ class _CachedReader(_Reader):
     def __init__(self, model, idxs, start, max_len, keep=True, compile=False, room=0):
         super().__init__(model, idxs, start, max_len)
         self.keep,self.compile,self.room,self.cache = keep,compile,room,None
+        self.fixed,self.step = _fixed(model),None
         self.ends = model.encoder.positions.max_len is not None
         if self.ends: self.start = self.start.clamp(min=idxs.shape[1]-max_len)
         self.longest = idxs.shape[1] - int(self.start.min())
@@ -233,36 +326,44 @@ class _CachedReader(_Reader):
         if self.keep and self.cache is not None: return self.idxs[:,-1:]
         x = self.idxs[:,-self.longest:]
         real = torch.arange(self.longest, device=x.device) >= (self.start - self.start.min())[:,None]
-        self.cache = KVCache(self.max_len, None if real.all() else real, min(self.longest+self.room, 2*self.max_len))
+        self.cache,self.step = KVCache(self.max_len, None if real.all() else real, min(self.longest+self.room, 2*self.max_len)),None
         return x
 
     def logits(self):
         "`(bs, vocab_sz)`"
         x = self._unread()                                                  # first: it may make another cache
-        step = _compiled_logits() if self.compile and self.cache.n else _last_logits
-        return step(self.model, x, self.cache)
+        with torch.inference_mode():
+            if self.compile and self.cache.n: return _compiled_logits()(self.model, x, self.cache)
+            with _without_onednn(self.model):
+                if not self.fixed or not self.cache.n: return _last_logits(self.model, x, self.cache)
+                if self.step: return self.step(self.model, x, self.cache)
+                logits,self.step = _record(self.model, x, self.cache)
+                return logits
 
     def append(self, new):
         super().append(new)
         self.longest += 1
 
     def select(self, rows):
+        if len(rows) != len(self.idxs): self.step = None
         super().select(rows)
         self.cache.select(rows)
 
-# %% ../nbs/06_generate.ipynb #4513e2e0
+# %% ../nbs/06_generate.ipynb #66d42d59
+_long = 64 # tokens for which another layout pays
+
 def _lay_out(model, by_columns):
-    "Store the weights of the linear maps of a model on a CPU by columns or by rows."
-    for w in {m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)}:
+    "Store the weights of the linear maps of a model on a CPU that widen their input by columns, or again by rows."
+    for w in {m.weight for m in model.modules() if isinstance(m, torch.nn.Linear) and m.out_features > m.in_features}:
         if w.device.type == 'cpu': w.data = w.data.t().contiguous().t() if by_columns else w.data.contiguous()
 
 @contextmanager
 def _decoding(model, by_columns):
-    "`model` in evaluation mode and, if `by_columns`, fast for single rows; its own modes and memory layout come back at the end."
+    "`model` in evaluation mode and, if `by_columns`, fast for single rows; its own modes and memory layout come back at the end. Yields the parts that were in training."
     training = [m for m in model.modules() if m.training]
     model.eval()
     if by_columns: _lay_out(model, True)
-    try: yield
+    try: yield training
     finally:
         if by_columns: _lay_out(model, False)
         for m in training: m.training = True
@@ -290,19 +391,22 @@ def _make_reader(model, idxs, max_len, cache=True, compile=False, room=0):
     if not able: return _Reader(model, idxs, start, _max_len(model, max_len))
     return _CachedReader(model, idxs, start, _max_len(model, max_len), cache, compile, room)
 
-# %% ../nbs/06_generate.ipynb #269112bb
+# %% ../nbs/06_generate.ipynb #32fed616
 def _checked(logits):
     "`logits`; a ValueError if there is a NaN among them."
-    if logits.sum().isnan(): raise ValueError('the model returns NaN: it has diverged, so train it again, with a lower learning rate')
+    if logits.sum().isnan(): raise ValueError(_diverged)
     return logits
 
 @torch.no_grad()
 def _steps(reader, n, n_samples, stop, generator, opts):
     "The loop of `stream_tokens`."
-    with _decoding(reader.model, isinstance(reader, _CachedReader) and not reader.compile):
+    with _decoding(reader.model, isinstance(reader, _CachedReader) and n >= _long) as training:
         done = torch.zeros(len(reader.idxs)*n_samples, dtype=torch.bool, device=reader.idxs.device)
         for i in range(n):
-            logits = _checked(reader.logits())
+            if reader.model.training:                                       # another stream on the same model has ended
+                training += [m for m in reader.model.modules() if m.training]
+                reader.model.eval()
+            logits = reader.logits()
             if i == 0 and n_samples > 1:
                 rows = torch.arange(len(logits), device=logits.device).repeat_interleave(n_samples)
                 reader.select(rows)
@@ -354,7 +458,7 @@ def generate(
     texts = torch.cat([texts.repeat_interleave(n_samples, 0).to(new[0].device if new else texts.device), *new], 1)
     return [t[i:] for t,i in zip(texts, start.repeat_interleave(n_samples).tolist())] if as_list else texts
 
-# %% ../nbs/06_generate.ipynb #516294a2
+# %% ../nbs/06_generate.ipynb #f19330b0
 def _part_ended(total, texts, stop, is_end, n_prompt, num_beams):
     "Of candidates from the best down: which have ended, and the first `num_beams` of the others."
     ended,live = [],[]
@@ -401,7 +505,7 @@ def beam_search(
     _check(n=n, num_beams=num_beams, length_penalty=length_penalty, max_len=max_len, rep_penalty=rep_penalty)
     reader = _make_reader(model, idxs, max_len, cache)
     if len(reader.idxs) != 1: raise ValueError(f'{len(reader.idxs)} texts: beam search takes one, e.g. `idxs[:1]`')
-    with _decoding(model, isinstance(reader, _CachedReader)):
+    with _decoding(model, isinstance(reader, _CachedReader) and n >= _long):
         ended = _search(reader, n, num_beams, length_penalty, set(listify(stop_idx)), is_end, dict(barred=barred, rep_penalty=rep_penalty))
     scores,texts = zip(*sorted(ended, key=lambda o: -o[0])[:num_beams])
     width = max(map(len, texts))
@@ -427,7 +531,7 @@ def decode_specials(
             case = rule = n = None
     return res
 
-# %% ../nbs/06_generate.ipynb #b2cac1a1
+# %% ../nbs/06_generate.ipynb #504ba103
 def _pieces(model, idxs, max_len):
     "Logits for consecutive stretches of `idxs`, `(bs, ·, vocab_sz)`."
     if _cacheable(model) and model.encoder.positions.max_len is None:
@@ -436,9 +540,7 @@ def _pieces(model, idxs, max_len):
         return
     sl,seen = idxs.shape[1],0
     for start in range(0, sl, max_len and max(1, max_len//2) or sl):
-        if callable(reset := getattr(model, 'reset', None)): reset()
-        out = model(idxs[:,start:start+max_len] if max_len else idxs)
-        if isinstance(out, (tuple,list)): out = out[0]
+        out = _all_logits(model, idxs[:,start:start+max_len] if max_len else idxs)
         yield out[:,seen-start:]
         seen = start + out.shape[1]
         if seen >= sl: return

@@ -16,7 +16,12 @@ from .attention import MultiHeadAttention, SelfAttention
 # %% ../nbs/02_layers.ipynb #d722144d
 NORMS = dict(layer=nn.LayerNorm, rms=nn.RMSNorm)
 
-# %% ../nbs/02_layers.ipynb #4dd5c34b
+# %% ../nbs/02_layers.ipynb #16ab706b
+def _drop(dropout, x):
+    "`dropout(x)`, at no cost outside training."
+    return dropout(x) if dropout.training else x
+
+# %% ../nbs/02_layers.ipynb #08b33f8a
 class FeedForward(Module):
     "Position-wise feed-forward (Vaswani et al. 2017, section 3.3)."
     def __init__(self,
@@ -33,9 +38,9 @@ class FeedForward(Module):
         x, # `(bs, sl, d_model)`
     ): # `(bs, sl, d_model)`
         "Each token alone."
-        return self.out(self.drop(self.act(self.up(x))))
+        return self.out(_drop(self.drop, self.act(self.up(x))))
 
-# %% ../nbs/02_layers.ipynb #fae46134
+# %% ../nbs/02_layers.ipynb #fa9227b9
 class SwiGLU(Module):
     "Gated feed-forward, `(silu(x W₁) * x W₃) W₂` (Shazeer 2020, eq. 6)."
     def __init__(self,
@@ -52,12 +57,12 @@ class SwiGLU(Module):
     ): # `(bs, sl, d_model)`
         "Each token alone."
         gate,h = self.up(x).chunk(2, -1)
-        return self.out(self.drop(F.silu(gate)*h))
+        return self.out(_drop(self.drop, F.silu(gate)*h))
 
 # %% ../nbs/02_layers.ipynb #fd5882b9
 FEED_FORWARDS = dict(relu=partial(FeedForward, act=nn.ReLU), gelu=FeedForward, swiglu=SwiGLU)
 
-# %% ../nbs/02_layers.ipynb #ecdf15ce
+# %% ../nbs/02_layers.ipynb #791d82ef
 class PreNorm(Module):
     "`x + drop(fn(norm(x)))`"
     def __init__(self,
@@ -73,14 +78,14 @@ class PreNorm(Module):
         **kwargs
     ): # `(bs, sl, d_model)`
         "Normalise, apply, add."
-        return x + self.drop(self.fn(self.norm(x), *args, **kwargs))
+        return x + _drop(self.drop, self.fn(self.norm(x), *args, **kwargs))
 
-# %% ../nbs/02_layers.ipynb #5198a6fb
+# %% ../nbs/02_layers.ipynb #d08347be
 class PostNorm(PreNorm):
     "`norm(x + drop(fn(x)))`"
     def forward(self, x, *args, **kwargs):
         "Apply, add, normalise."
-        return self.norm(x + self.drop(self.fn(x, *args, **kwargs)))
+        return self.norm(x + _drop(self.drop, self.fn(x, *args, **kwargs)))
 
 # %% ../nbs/02_layers.ipynb #dee49635
 WIRINGS = dict(pre=PreNorm, post=PostNorm)

@@ -7,7 +7,7 @@ __all__ = ['POOLS', 'INITS', 'LONG', 'PRESETS', 'compact', 'crop_index', 'window
            'init_scaled', 'init_gpt2', 'init_xavier', 'TransformerConfig', 'make_config', 'TransformerEncoder',
            'TransformerLM', 'TransformerClassifier', 'classifier_splitter', 'lm_splitter']
 
-# %% ../nbs/03_models.ipynb #44a33cee
+# %% ../nbs/03_models.ipynb #ef49572d
 import dataclasses, difflib, inspect, math, torch, torch.nn as nn
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from fastai.layers import SigmoidRange
 from fastcore.basics import ifnone
 from .attention import PerHeadLinear, _head_width, padding_mask
 from .positions import POSITIONS
-from .layers import FEED_FORWARDS, NORMS, WIRINGS, TransformerBlock
+from .layers import FEED_FORWARDS, NORMS, WIRINGS, TransformerBlock, _drop
 
 # %% ../nbs/03_models.ipynb #181f3392
 def compact(
@@ -207,7 +207,7 @@ def _make_block(block, parts):
     given = getattr(block, 'keywords', {})
     return block(**{k:v for k,v in parts.items() if k in names and k not in given})
 
-# %% ../nbs/03_models.ipynb #f9bd3287
+# %% ../nbs/03_models.ipynb #65aab883
 class TransformerEncoder(Module):
     "Token ids to one vector for each token."
     def __init__(self,
@@ -238,7 +238,7 @@ class TransformerEncoder(Module):
         if mask is None and not self.config.causal: mask = padding_mask(x, self.config.pad_idx)
         h = self.emb(x)                                                     # (bs, sl, d_model)
         if self.config.scale_emb: h = h*math.sqrt(self.config.d_model)
-        h = self.drop(self.positions.embed(h, pos))
+        h = _drop(self.drop, self.positions.embed(h, pos))
         for block in self.blocks: h = block(h, mask=mask, pos=pos, **kept)
         return self.norm(h)
 

@@ -74,7 +74,7 @@ def rotate_pairs(
     x1,x2 = x[...,0::2], x[...,1::2]
     return torch.stack([x1*cos - x2*sin, x1*sin + x2*cos], -1).flatten(-2)
 
-# %% ../nbs/01_positions.ipynb #ee1d6c80
+# %% ../nbs/01_positions.ipynb #5022809b
 class RotaryPositions(NoPositions):
     "Queries and keys turned by an angle that grows with the position; no parameters, no last position."
     def __init__(self,
@@ -86,7 +86,8 @@ class RotaryPositions(NoPositions):
 
     def rotate(self, q, k, pos):
         "`q` and `k`, both turned by `pos`."
-        return rotate_pairs(q, pos, self.base), rotate_pairs(k, pos, self.base)
+        both = rotate_pairs(torch.cat([q, k], 1), pos, self.base)
+        return both.split((q.shape[1],k.shape[1]), 1)
 
 # %% ../nbs/01_positions.ipynb #4682591b
 def alibi_slopes(

@@ -7,7 +7,7 @@ from torch import nn
 from fastai_txf.attention import KVCache, causal_mask
 from fastai_txf.data import tokenize_like
 from fastai_txf.generate import *
-from fastai_txf.generate import _CachedReader, _make_reader, _row_logits
+from fastai_txf.generate import _CachedReader, _last_logits, _make_reader
 from fastai_txf.layers import TransformerBlock
 from fastai_txf.models import PRESETS, TransformerLM, make_config
 from fastai_txf.positions import POSITIONS
@@ -122,9 +122,9 @@ def test_foreign_batch(dls):
         alone = generate(model, p[None], 25, temperature=0, stop_idx=stop)[0].tolist()
         assert t.tolist()[:len(alone)] == alone and set(t.tolist()[len(alone):]) <= {alone[-1]}
 
-def test_row_sums(monkeypatch):
-    "`compile=True` but for the compiler: the products of single rows taken apart give the same texts; who cannot is told"
-    monkeypatch.setitem(generate.__globals__, '_compiled_logits', lambda: _row_logits)
+def test_compile_but_for_the_compiler(monkeypatch):
+    "The same texts; who cannot is told"
+    monkeypatch.setitem(generate.__globals__, '_compiled_logits', lambda: _last_logits)
     for model in (models['learned'], models['alibi'], tiny('llama', max_len=8).double()):
         for prompts in (ids(5), ids(12), ids(3, 9)): # one text far past `max_len`, and two
             got,want = [generate(model, prompts, 14, temperature=0, compile=o) for o in (True,False)]
@@ -178,7 +178,7 @@ def test_select(positions, width, sizes, n, rows, data):
 def test_bounded(width, chunk):
     "A rolling cache takes no more than twice what it must hold, and gives back what a long prompt took"
     model,cache = models['alibi'], KVCache(width)
-    columns = lambda: [c.data.shape[2] for kv in cache.layers.values() for c in kv]
+    columns = lambda: [c.shape[2] for kv in cache.layers.values() for c in kv]
     with torch.no_grad():
         for _ in range(12):
             feed(model, cache, torch.zeros(1, chunk).long(), [chunk])
@@ -192,7 +192,7 @@ def test_bounded_reader():
         reader = _make_reader(models[positions], ids(2, 5), None, True)
         with torch.no_grad():
             for _ in range(35): reader.logits(); reader.append(torch.tensor([1,2]))
-        assert all(c.data.shape[2] <= 2*(8+5) for kv in reader.cache.layers.values() for c in kv)
+        assert all(c.shape[2] <= 2*(8+5) for kv in reader.cache.layers.values() for c in kv)
 
 # Models that cannot use it
 
