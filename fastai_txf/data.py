@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['docstrings', 'package_files', 'docstrings_df', 'label_kind', 'check_df', 'text_vocab', 'pad_index', 'check_dls',
-           'refresh_tokens', 'text_list', 'as_texts', 'tokenize_like', 'TransformerDataLoaders']
+           'refresh_tokens', 'text_list', 'as_texts', 'text_tokenizer', 'tokenize_like', 'TransformerDataLoaders']
 
 # %% ../nbs/05_data.ipynb #e2b85021
 import ast, csv, difflib, gc, importlib.util, inspect, random, re, warnings
@@ -338,7 +338,7 @@ def refresh_tokens(
     if n: (cache/'counter.pkl').unlink() # the file by which fastai knows a finished cache
     return n
 
-# %% ../nbs/05_data.ipynb #0bb9ea72
+# %% ../nbs/05_data.ipynb #6e58fcb2
 def text_list(
     dls # text `DataLoaders`
 )->TfmdLists:
@@ -366,12 +366,18 @@ def _all_texts(items):
     if bad: raise ValueError(f'{items[bad[0]]!r} (number {bad[0]} of {len(items)}) is no text: pass strings, paths or a data frame')
     return [o.read_text(encoding='utf8') if isinstance(o, Path) else o for o in items]
 
+def text_tokenizer(
+    dls, # text `DataLoaders`
+): # the `Tokenizer` in front of its vocabulary, or None
+    "What cut the training texts into tokens."
+    return first(f for f in text_list(dls).tfms.fs if isinstance(f, Tokenizer))
+
 def tokenize_like(
     dls, # text `DataLoaders`
     items # a text, a path, a list of them, a row, a data frame; tokens are passed on
 ): # for `dls.test_dl`
     "Tokenize `items` exactly as the training texts of `dls` were"
-    tok = first(f for f in text_list(dls).tfms.fs if isinstance(f, Tokenizer))
+    tok = text_tokenizer(dls)
     if isinstance(items, (str, Path)): items = [items]
     if not isinstance(items, pd.DataFrame): items = list(items)
     if not len(items): raise ValueError(f'there are no texts in {items!r}: pass at least one')

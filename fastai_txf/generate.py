@@ -5,21 +5,21 @@
 # %% auto #0
 __all__ = ['apply_temperature', 'filter_top_k', 'filter_top_p', 'filter_min_p', 'filter_rel_min_p', 'penalize_repeats',
            'bar_tokens', 'filter_logits', 'sample', 'next_logits', 'stream_tokens', 'generate', 'beam_search',
-           'decode_specials', 'token_logprobs', 'predict', 'text_logprobs', 'stream_text']
+           'decode_specials', 'target_logprobs', 'token_logprobs', 'predict', 'text_logprobs', 'stream_text']
 
-# %% ../nbs/06_generate.ipynb #b130e7e6
+# %% ../nbs/06_generate.ipynb #03788b43
 import inspect, itertools, math, pandas as pd, re, torch, torch.nn.functional as F
 from contextlib import closing, contextmanager
-from functools import cache
 from numbers import Integral
 from time import perf_counter
-from fastai.text.core import BOS, EOS, FLD, PAD, TK_MAJ, TK_REP, TK_UP, TK_WREP, UNK, Tokenizer
+from fastai.text.core import BOS, EOS, FLD, PAD, TK_MAJ, TK_REP, TK_UP, TK_WREP, UNK
 from fastcore.basics import first, ifnone, listify, store_attr
 from fastcore.meta import delegates
 from fastprogress.fastprogress import progress_bar
 from torch.overrides import TorchFunctionMode
+from weakref import WeakKeyDictionary
 from .attention import KVCache
-from .data import as_texts, text_list, text_vocab, tokenize_like
+from .data import as_texts, text_list, text_tokenizer, text_vocab, tokenize_like
 from .models import TransformerLM
 
 # %% ../nbs/06_generate.ipynb #13532cb2
@@ -200,7 +200,7 @@ class _Reader:
     def append(self, new): self.idxs = torch.cat([self.idxs, new[:,None]], 1)
     def select(self, rows): self.idxs,self.start = self.idxs[rows],self.start[rows]
 
-# %% ../nbs/06_generate.ipynb #9401c08d
+# %% ../nbs/06_generate.ipynb #1caf9d95
 def _last_logits(model, x, cache): return model.head(model.hidden(x, cache)[:,-1])
 
 def _fixed(model):
@@ -214,7 +214,7 @@ def _row_linear(x, w, b=None):
 
 class _Tape(TorchFunctionMode):
     "Writes the calls of torch functions down as lines of Python, with the objects they refer to in `scope`."
-    def __init__(self): self.lines,self.done,self.names,self.scope,self.count,self.on = [],{},{},{},itertools.count(),True
+    def __init__(self, by_row): self.by_row,self.lines,self.done,self.names,self.scope,self.count,self.on = by_row,[],{},{},{},itertools.count(),True
 
     def name(self, o, stem):
         "A name for `o`, which is kept so that nothing else gets its `id`."
@@ -251,7 +251,7 @@ class _Tape(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if self.on and func is F.linear and args[0].numel() == args[0].shape[-1]:
+        if self.on and self.by_row and func is F.linear and args[0].numel() == args[0].shape[-1] and args[0].dtype == torch.float32:
             with self: return _row_linear(*args, **kwargs)
         out = func(*args, **kwargs)
         if self.on: self.add(out, self.write(func), args, kwargs)
@@ -273,23 +273,34 @@ class _TapedCache:
         self.tape.add(out, 'cache.append', [layer, k, v])
         return out
 
-def _program(model, x, cache):
+def _program(model, x, cache, by_row=True):
     "The logits of the token after `x`, the source of a function that gives them for the next one, and what it refers to."
-    tape = _Tape()
+    tape = _Tape(by_row)
     head = f"def step(model, {tape.name(x, 't')}, cache):"
     with tape: logits = _last_logits(model, x, _TapedCache(cache, tape))
     return logits, '\n    '.join([head, *tape.lines, f'return {tape.write(logits)}']), tape.scope
 
-def _record(model, x, cache):
+def _record(model, x, cache, **kwargs):
     "The logits of the token after `x`, and a function that gives them for the next one."
-    logits,source,scope = _program(model, x, cache)
+    logits,source,scope = _program(model, x, cache, **kwargs)
     exec(source, scope)
     return logits, scope['step']
 
-# %% ../nbs/06_generate.ipynb #db494fa3
-@cache
-def _compiled_logits(): return torch.compile(_last_logits, fullgraph=True, options=dict(cpp_wrapper=True))
+_compiled = WeakKeyDictionary() # from models to their compiled steps
+_compiler = dict(cpp_wrapper=True)
+if hasattr(torch.compiler, 'skip_guard_on_globals_unsafe'):                 # safe here: what a step refers to is in its key
+    _compiler['guard_filter_fn'] = torch.compiler.skip_guard_on_globals_unsafe
 
+def _compile(model, x, cache):
+    "`_record`, and the function compiled; it is kept for the next time."
+    w = model.head.weight
+    known,key = _compiled.setdefault(model, {}), (len(x), cache.real is None, w.dtype, w.device, *map(id, model.parameters()))
+    if key in known: return known[key](model, x, cache), known[key]
+    logits,step = _record(model, x, cache, by_row=False)                    # a compiler takes products of rows apart
+    known[key] = torch.compile(step, fullgraph=True, dynamic=True, options=_compiler)
+    return logits, known[key]
+
+# %% ../nbs/06_generate.ipynb #bb5434d2
 @contextmanager
 def _without_onednn(model):
     "torch's own kernels for fp32: oneDNN takes longer to set up its GELU for a row than to compute it."
@@ -333,11 +344,10 @@ class _CachedReader(_Reader):
         "`(bs, vocab_sz)`"
         x = self._unread()                                                  # first: it may make another cache
         with torch.inference_mode():
-            if self.compile and self.cache.n: return _compiled_logits()(self.model, x, self.cache)
             with _without_onednn(self.model):
                 if not self.fixed or not self.cache.n: return _last_logits(self.model, x, self.cache)
                 if self.step: return self.step(self.model, x, self.cache)
-                logits,self.step = _record(self.model, x, self.cache)
+                logits,self.step = (_compile if self.compile else _record)(self.model, x, self.cache)
                 return logits
 
     def append(self, new):
@@ -348,6 +358,7 @@ class _CachedReader(_Reader):
         if len(rows) != len(self.idxs): self.step = None
         super().select(rows)
         self.cache.select(rows)
+        self.longest = self.idxs.shape[1] - int(self.start.min())
 
 # %% ../nbs/06_generate.ipynb #66d42d59
 _long = 64 # tokens for which another layout pays
@@ -391,7 +402,7 @@ def _make_reader(model, idxs, max_len, cache=True, compile=False, room=0):
     if not able: return _Reader(model, idxs, start, _max_len(model, max_len))
     return _CachedReader(model, idxs, start, _max_len(model, max_len), cache, compile, room)
 
-# %% ../nbs/06_generate.ipynb #32fed616
+# %% ../nbs/06_generate.ipynb #9c5d676c
 def _checked(logits):
     "`logits`; a ValueError if there is a NaN among them."
     if logits.sum().isnan(): raise ValueError(_diverged)
@@ -400,7 +411,7 @@ def _checked(logits):
 @torch.no_grad()
 def _steps(reader, n, n_samples, stop, generator, opts):
     "The loop of `stream_tokens`."
-    with _decoding(reader.model, isinstance(reader, _CachedReader) and n >= _long) as training:
+    with _decoding(reader.model, isinstance(reader, _CachedReader) and (n >= _long or reader.compile)) as training:
         done = torch.zeros(len(reader.idxs)*n_samples, dtype=torch.bool, device=reader.idxs.device)
         for i in range(n):
             if reader.model.training:                                       # another stream on the same model has ended
@@ -419,7 +430,7 @@ def _steps(reader, n, n_samples, stop, generator, opts):
             done |= torch.isin(new, stop)
             if done.all(): return
 
-# %% ../nbs/06_generate.ipynb #4babcc22
+# %% ../nbs/06_generate.ipynb #a960c63a
 @delegates(filter_logits)
 def stream_tokens(
     model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or a tuple that begins with them
@@ -430,7 +441,7 @@ def stream_tokens(
     stop_idx=None, # id, or ids, of tokens that end a text
     max_len:int=None, # tokens that the model can read at once; default `model.config.max_len` where there is one
     cache:bool=True, # read each token once, where the model can
-    compile:bool=False, # compile the step with `torch.compile`: takes up to a minute the first time, then pays for long texts
+    compile:bool=False, # hand the step to `torch.compile`: takes some twenty seconds, once for a model and a number of texts
     seed=None, # a number, or a `torch.Generator`, for a repeatable sample
     **kwargs
 ): # yields token ids, `(bs*n_samples,)`, until `n` or until every text has ended
@@ -531,7 +542,7 @@ def decode_specials(
             case = rule = n = None
     return res
 
-# %% ../nbs/06_generate.ipynb #504ba103
+# %% ../nbs/06_generate.ipynb #98f45e8a
 def _pieces(model, idxs, max_len):
     "Logits for consecutive stretches of `idxs`, `(bs, ·, vocab_sz)`."
     if _cacheable(model) and model.encoder.positions.max_len is None:
@@ -544,6 +555,13 @@ def _pieces(model, idxs, max_len):
         yield out[:,seen-start:]
         seen = start + out.shape[1]
         if seen >= sl: return
+
+def target_logprobs(
+    logits, # `(bs, sl, vocab_sz)`
+    targets, # token ids, `(bs, sl)`
+): # `(bs, sl)`, in fp32
+    "The log-probabilities of `targets`."
+    return logits.float().log_softmax(-1).gather(-1, targets.long()[...,None])[...,0]
 
 @torch.no_grad()
 def token_logprobs(
@@ -558,8 +576,8 @@ def token_logprobs(
     targets,res,n = idxs[:,1:], [], 0
     with _decoding(model, False):
         for logits in _pieces(model, idxs[:,:-1], _max_len(model, max_len)) if targets.numel() else ():
-            new = targets[:,n:n+logits.shape[1],None]
-            res.append(_checked(logits).float().log_softmax(-1).gather(-1, new)[...,0])
+            new = targets[:,n:n+logits.shape[1]]
+            res.append(target_logprobs(_checked(logits), new))
             n += logits.shape[1]
     return torch.cat(res, 1) if res else torch.zeros(targets.shape, device=targets.device)
 
@@ -576,12 +594,12 @@ def _encode(dls, texts, vocab):
         res[i] = ids
     return res
 
-# %% ../nbs/06_generate.ipynb #92eb7050
+# %% ../nbs/06_generate.ipynb #a7b1b151
 def _joiner(dls, decoder):
     "From tokens to text, and what stands between two tokens."
-    tok = first(f for f in text_list(dls).tfms.fs if isinstance(f, Tokenizer))
+    tok = text_tokenizer(dls)
     sep = getattr(tok, 'sep', ' ')
-    if hasattr(join := getattr(tok, 'tok', None), 'detokenize'): return join.detokenize, ''
+    if decoder is decode_specials and hasattr(join := getattr(tok, 'tok', None), 'detokenize'): return join.detokenize, ''
     return (lambda toks: sep.join(decoder(toks))), sep
 
 def _after_words(text, n):
@@ -622,7 +640,7 @@ def _append(text, new, sep):
     if not text or not new: return text + new
     return text + (new.lstrip(' ') if text[-1].isspace() else sep + new)
 
-# %% ../nbs/06_generate.ipynb #e8921e8e
+# %% ../nbs/06_generate.ipynb #eac1c8dc
 _bar_after = 2. # seconds
 
 def _with_bar(steps, total):
@@ -668,11 +686,12 @@ class _Job:
 
 def _beam_options(num_beams, length_penalty, **kwargs):
     "The options of `beam_search`; a ValueError for those of sampling."
-    sampling = {k:v for k,v in kwargs.items() if k not in ('max_len','cache','rep_penalty') and v != (1 if k in ('temperature','n_samples') else None)}
-    if sampling: raise ValueError(f'{num_beams=} searches and does not sample: leave out {", ".join(f"{k}={v}" for k,v in sampling.items())}')
+    defaults = dict(temperature=1, n_samples=1, compile=False)
+    extra = {k:v for k,v in kwargs.items() if k not in ('max_len','cache','rep_penalty') and v != defaults.get(k)}
+    if extra: raise ValueError(f'{num_beams=} searches and does not sample: leave out {", ".join(f"{k}={v}" for k,v in extra.items())}')
     return dict(num_beams=num_beams, length_penalty=length_penalty, **{k:v for k,v in kwargs.items() if k in ('max_len','cache','rep_penalty')})
 
-# %% ../nbs/06_generate.ipynb #26c51b76
+# %% ../nbs/06_generate.ipynb #14a3fb04
 @delegates(stream_tokens, but='stop_idx,barred')
 def predict(
     learn, # any learner of a language model: this library's, fastai's, or a `Learner` around one's own module
@@ -698,7 +717,9 @@ def predict(
     inspect.signature(stream_tokens).bind(None, None, None, **options)
     _check(num_beams=num_beams, length_penalty=length_penalty, **options)
     prompts = as_texts(text, text_col)
-    if stream: return _print_stream(learn, prompts, num_beams, n_words=n_words, no_unk=no_unk, decoder=decoder, n_tokens=n_tokens, stop=stop, **options)
+    if stream:
+        texts = [_print_stream(learn, prompts, num_beams, n_words=n_words, no_unk=no_unk, decoder=decoder, n_tokens=n_tokens, stop=stop, **options)]
+        return texts[0] if isinstance(text, str) else texts
     job = _Job(learn, prompts, n_words, n_tokens, no_unk, decoder, stop)
     if num_beams > 1: new = list(job.beams(**_beam_options(num_beams, length_penalty, **options)))
     else:
@@ -721,7 +742,7 @@ def text_logprobs(
     logp = token_logprobs(learn.model, ids[None], max_len)[0]
     return pd.DataFrame(dict(token=[vocab[i] for i in ids[1:]], logprob=logp.tolist()))
 
-# %% ../nbs/06_generate.ipynb #f466f920
+# %% ../nbs/06_generate.ipynb #c3eda87e
 def _settled(text, stop):
     "How many characters of a growing text can be handed out."
     text = text.rstrip('\ufffd')
@@ -740,6 +761,7 @@ def stream_text(
 ): # yields strings: together, what `predict` adds to the prompt
     "Generate text piece by piece."
     if not isinstance(text, str): raise TypeError(f'{text!r} is a {type(text).__name__}: a stream goes on with one str')
+    if kwargs.get('n_samples', 1) != 1: raise ValueError(f'n_samples={kwargs["n_samples"]}: a stream is one text, so call it once for each')
     kwargs.pop('only_last_word', None)
     job = _Job(learn, [text], n_words, n_tokens, no_unk, decoder, stop)
     job.end,stop = ifnone(job.end, lambda text: None),listify(stop)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TimeBudget', 'DeviceMixedPrecision', 'SampleText', 'GatherLogProbs']
 
-# %% ../nbs/07_train.ipynb #973b2647
+# %% ../nbs/07_train.ipynb #24495cc5
 import inspect, time, torch
 from fastcore.basics import patch, store_attr
 from fastcore.foundation import L
@@ -15,7 +15,7 @@ from fastai.callback.fp16 import AMPMode, MixedPrecision
 import fastai.callback.schedule # gives `Learner` its `fit_one_cycle`
 from fastai.learner import Learner
 from torch.amp import GradScaler, autocast
-from .generate import predict
+from .generate import predict, target_logprobs
 
 # %% ../nbs/07_train.ipynb #03070ac6
 class TimeBudget(Callback):
@@ -106,10 +106,10 @@ class SampleText(Callback):
         if self.writes: self.recorder.metric_names = self.recorder.metric_names.filter(lambda o: o != 'sample')
         self.writes = False
 
-# %% ../nbs/07_train.ipynb #5372a675
+# %% ../nbs/07_train.ipynb #a563fb58
 class GatherLogProbs(GatherPredsCallback):
     "`GatherPredsCallback` that keeps the log-probabilities of the targets, not those of all tokens."
     def after_batch(self):
         "Save the targets and their log-probabilities."
-        logp = self.pred.detach().float().log_softmax(-1).gather(-1, self.y.long()[...,None])[...,0]
+        logp = target_logprobs(self.pred.detach(), self.y)
         self.preds.append(self.learn.to_detach(logp)); self.targets.append(self.learn.to_detach(self.y))

@@ -7,7 +7,7 @@ from torch import nn
 from fastai_txf.attention import KVCache, causal_mask
 from fastai_txf.data import tokenize_like
 from fastai_txf.generate import *
-from fastai_txf.generate import _CachedReader, _last_logits, _make_reader
+from fastai_txf.generate import _CachedReader, _make_reader
 from fastai_txf.layers import TransformerBlock
 from fastai_txf.models import PRESETS, TransformerLM, make_config
 from fastai_txf.positions import POSITIONS
@@ -124,7 +124,7 @@ def test_foreign_batch(dls):
 
 def test_compile_but_for_the_compiler(monkeypatch):
     "The same texts; who cannot is told"
-    monkeypatch.setitem(generate.__globals__, '_compiled_logits', lambda: _last_logits)
+    monkeypatch.setattr(torch, 'compile', lambda f, **kwargs: f)
     for model in (models['learned'], models['alibi'], tiny('llama', max_len=8).double()):
         for prompts in (ids(5), ids(12), ids(3, 9)): # one text far past `max_len`, and two
             got,want = [generate(model, prompts, 14, temperature=0, compile=o) for o in (True,False)]
@@ -736,3 +736,65 @@ def test_compiled():
     assert torch.equal(generate(model, x, 30, temperature=0, compile=True), want)
     with pytest.raises(ValueError, match='compile=True'): generate(model, x, 3, compile=True, cache=False)
     with pytest.raises(ValueError, match='Own'): generate(Own(V), x, 3, compile=True)
+
+# The recorded step
+
+presets = [n for n in PRESETS if PRESETS[n].get('positions') != 'conv']
+
+@pytest.mark.parametrize('preset', presets)
+@pytest.mark.parametrize('n_layers,dtype,eps', [(1,torch.float64,1e-12), (3,torch.float64,1e-12), (3,torch.float32,1e-4)])
+def test_recorded(preset, n_layers, dtype, eps):
+    "A recorded step is the step: for every preset, one text and ragged ones, with rolling and with forgotten caches"
+    torch.manual_seed(n_layers)
+    model = TransformerLM(preset, vocab_sz=V, d_model=16, n_heads=4, n_layers=n_layers, d_ff=32, max_len=16).to(dtype).eval()
+    for p in model.parameters(): nn.init.normal_(p, std=0.3)
+    for prompts in (ids(3), ids(2, 7, 5)):
+        fast,slow = _make_reader(model, prompts, None), _make_reader(model, prompts, None)
+        slow.fixed,recorded = False,0
+        with torch.no_grad():
+            for i in range(20):
+                a,b = fast.logits(), slow.logits()
+                assert_same(a, b, eps)
+                for r in (fast, slow): r.append(b.argmax(-1))
+                recorded += fast.step is not None
+        assert recorded >= 10 and slow.step is None
+
+def test_record_follows_the_weights():
+    "Weights that change while a text is made count from the next token on"
+    model = tiny(positions='learned', max_len=32)
+    x = ids(3)
+    reader,slow = [_make_reader(model, x, None) for _ in range(2)]
+    slow.fixed = False
+    with torch.no_grad():
+        for i in range(6):
+            assert_same(reader.logits(), slow.logits())
+            for r in (reader, slow): r.append(torch.tensor([i]))
+            for p in model.parameters(): p.add_(0.1*torch.randn_like(p))
+
+def test_not_recorded():
+    "A hook sees every token, and a part of one's own runs its own Python for each"
+    model,seen = tiny(), []
+    handle = model.encoder.blocks[0].register_forward_hook(lambda *_: seen.append(1))
+    generate(model, ids(3), 9)
+    handle.remove()
+    assert len(seen) == 9
+    class Counting(TransformerBlock):
+        calls = 0
+        def forward(self, x, mask=None, pos=None, cache=None):
+            Counting.calls += 1
+            return super().forward(x, mask=mask, pos=pos, cache=cache)
+    generate(tiny(block=Counting, n_layers=1), ids(3), 9)
+    assert Counting.calls == 9
+
+def test_two_streams():
+    "The end of one text does not turn the dropout of another on"
+    model = tiny(positions='learned', p=0.5, max_len=64).train()
+    x = torch.randint(0, V, (1,4))
+    want = generate(model, x, 12, temperature=0)[0,4:].tolist()
+    first,second = [stream_tokens(model, x, n, temperature=0) for n in (3,12)]
+    got = []
+    for i,new in enumerate(second):
+        got.append(new.item())
+        if i < 3: next(first)
+        else: first.close()
+    assert got == want and model.training and all(m.training for m in model.modules())
