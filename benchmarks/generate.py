@@ -58,8 +58,8 @@ def seconds(f, *args):
 @torch.no_grad()
 def race(runs, x, rounds, n):
     "Seconds of each run in each round, in turns, and of the call before the first one."
-    warm = {k:seconds(f, x) for k,f in runs.items()}
-    for name,f in runs.items(): assert f(x).shape == (len(x), x.shape[1]+n), name
+    def checked(f): assert f(x).shape == (len(x), x.shape[1]+n)
+    warm = {k:seconds(checked, f) for k,f in runs.items()}
     res = {k:[] for k in runs}
     for _ in range(rounds):
         for k,f in runs.items(): res[k].append(seconds(f, x))
@@ -70,12 +70,13 @@ def bandwidth():
     w,x = torch.randn(256, 22_500),torch.randn(1, 256)
     return w.nbytes/statistics.median(seconds(lambda: x @ w) for _ in range(200))
 
-def per_token(model, n, rounds):
+def per_token(model, n, rounds, compile):
     "Median milliseconds of each token, the prompt's own step left out."
+    for _ in stream_tokens(model, torch.randint(2, VOCAB, (1,PROMPT)), 3, compile=compile): pass # compiles
     times = []
     for _ in range(rounds):
         start,ts = None,[]
-        for _ in stream_tokens(model, torch.randint(2, VOCAB, (1,PROMPT)), n):
+        for _ in stream_tokens(model, torch.randint(2, VOCAB, (1,PROMPT)), n, compile=compile):
             now = time.perf_counter()
             if start is not None: ts.append(1000*(now-start))
             start = now
@@ -97,10 +98,10 @@ def throughput(args, names, bs):
         yield dict(candidate=k, bs=bs, tokens_per_s=round(bs*per_s), ratio=statistics.median(a/b for a,b in zip(secs['hf'], ts)) if 'hf' in secs else None,
                    limit=per_s*read[k]/limit, first=round(warm[k], 1), rounds=args.rounds, n=args.n, **about(args.threads))
 
-def growth(args):
+def growth(args, compile):
     "The time of the 16th and of the 1,000th token, and of the 16th with a short `max_len`."
-    long,short = per_token(ours(), 1010, 3),per_token(ours(max_len=64), 40, 9)
-    return dict(candidate='growth', ms_16=around(long, 16), ms_1000=around(long, 1000), ms_16_short=around(short, 16), **about(args.threads))
+    long,short = per_token(ours(), 1010, 3, compile),per_token(ours(max_len=64), 40, 9, compile)
+    return dict(candidate='growth', compile=compile, ms_16=around(long, 16), ms_1000=around(long, 1000), ms_16_short=around(short, 16), **about(args.threads))
 
 COLS = {'candidate':lambda r: NAMES[r['candidate']], 'batch':'bs', 'tokens/s':'tokens_per_s', 'times Hugging Face':'ratio', "share of the bandwidth limit":lambda r: f"{100*r['limit']:.0f} %", 'seconds of the first call':'first'}
 
@@ -109,7 +110,7 @@ def render(rows):
     speed,grown = [r for r in rows if r['candidate'] != 'growth'],[r for r in rows if r['candidate'] == 'growth']
     res = f'# Generation\n\nWritten by `python benchmarks/generate.py`. {LAYERS} layers, d_model {WIDTH}, {HEADS} heads, vocabulary {VOCAB:,}; a prompt of {PROMPT} tokens, {speed[0]["n"]} new ones, ' \
           f'sampled from the whole distribution. Medians of {speed[0]["rounds"]} rounds in which the candidates take turns. The bandwidth limit is what reading all weights once per step would allow.\n\n{table(speed, COLS)}\n'
-    for r in grown: res += f"The 16th token takes {r['ms_16']:.2f} ms, the 1,000th {r['ms_1000']:.2f} ms ({r['ms_1000']/r['ms_16']:.2f} times), the 16th with `max_len=64` {r['ms_16_short']:.2f} ms.\n\n"
+    for r in grown: res += f"{'Compiled: t' if r['compile'] else 'T'}he 16th token takes {r['ms_16']:.2f} ms, the 1,000th {r['ms_1000']:.2f} ms ({r['ms_1000']/r['ms_16']:.2f} times), the 16th with `max_len=64` {r['ms_16_short']:.2f} ms.\n\n"
     return res + ran_with(rows, env=None)
 
 def main():
@@ -124,8 +125,8 @@ def main():
     torch.manual_seed(0)
     rows = list(throughput(args, args.only, 1))
     args.rounds = max(1, args.rounds//3)
-    rows += throughput(args, [k for k in args.only if k not in ('workshop','compiled')], 32)
-    rows.append(growth(args))
+    rows += throughput(args, [k for k in args.only if k != 'workshop'], 32)
+    rows += [growth(args, o) for o in (False,True)]
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out/'generate.jsonl').write_text('\n'.join(map(json.dumps, rows)) + '\n')
     (args.out/'generate.md').write_text(text := render(rows))

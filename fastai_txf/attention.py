@@ -263,7 +263,13 @@ class SelfAttention(_Heads):
         k,v = cache.append(self, k, v)                                      # (bs, n_kv_heads, k_len, d_head)
         return self.mix(q, k, v, mask, self.positions.bias(pos, cache.k_pos), need_weights)
 
-# %% ../nbs/00_attention.ipynb #da380fd5
+# %% ../nbs/00_attention.ipynb #d2a389cd
+def _extend(columns, new, end, k_len):
+    "Put `new` in front of column `end`; the last `k_len` columns up to there."
+    sl = new.shape[2]
+    columns.narrow(2, end-sl, sl).copy_(new)
+    return columns.narrow(2, end-k_len, k_len)
+
 class KVCache:
     "Keys and values of the tokens that a causal model has read, layer by layer."
     def __init__(self,
@@ -315,9 +321,7 @@ class KVCache:
     ): # all keys and values that these tokens can see, `(bs, n_kv_heads, k_len, d_head)`
         "Add the keys and values of a layer."
         if layer not in self.layers: self.layers[layer] = [self._columns(t) for t in (k,v)]
-        sl = k.shape[2]
-        for t,new in zip(self.layers[layer], (k,v)): t.narrow(2, self.end-sl, sl).copy_(new)
-        return [t.narrow(2, self.end-self.k_len, self.k_len) for t in self.layers[layer]]
+        return [_extend(t, new, self.end, self.k_len) for t,new in zip(self.layers[layer], (k,v))]
 
     def select(self,
         rows, # row numbers, one may come several times

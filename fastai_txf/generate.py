@@ -7,7 +7,7 @@ __all__ = ['apply_temperature', 'filter_top_k', 'filter_top_p', 'filter_min_p', 
            'bar_tokens', 'filter_logits', 'sample', 'next_logits', 'stream_tokens', 'generate', 'beam_search',
            'decode_specials', 'target_logprobs', 'token_logprobs', 'predict', 'text_logprobs', 'stream_text']
 
-# %% ../nbs/06_generate.ipynb #03788b43
+# %% ../nbs/06_generate.ipynb #4b232152
 import inspect, itertools, math, pandas as pd, re, torch, torch.nn.functional as F
 from contextlib import closing, contextmanager
 from numbers import Integral
@@ -18,7 +18,7 @@ from fastcore.meta import delegates
 from fastprogress.fastprogress import progress_bar
 from torch.overrides import TorchFunctionMode
 from weakref import WeakKeyDictionary
-from .attention import KVCache
+from .attention import KVCache, _extend
 from .data import as_texts, text_list, text_tokenizer, text_vocab, tokenize_like
 from .models import TransformerLM
 
@@ -200,7 +200,7 @@ class _Reader:
     def append(self, new): self.idxs = torch.cat([self.idxs, new[:,None]], 1)
     def select(self, rows): self.idxs,self.start = self.idxs[rows],self.start[rows]
 
-# %% ../nbs/06_generate.ipynb #1caf9d95
+# %% ../nbs/06_generate.ipynb #fb333498
 def _last_logits(model, x, cache): return model.head(model.hidden(x, cache)[:,-1])
 
 def _fixed(model):
@@ -258,33 +258,39 @@ class _Tape(TorchFunctionMode):
         return out
 
 class _TapedCache:
-    "A `KVCache` whose methods are lines on a tape."
+    "A `KVCache` whose additions are lines on a tape."
     def __init__(self, cache, tape): self.cache,self.tape = cache,tape
 
     def open(self, x):
-        out = self.tape.whole(self.cache.open, x)
+        pos,mask = self.tape.whole(self.cache.open, x)
         self.k_pos = self.cache.k_pos
-        self.tape.add(out, 'cache.open', [x])
-        self.tape.lines.append(self.tape.name(self.k_pos, 't') + ' = cache.k_pos')
-        return out
+        self.tape.names.update({id(t):(name, t) for name,t in dict(pos=pos, mask=mask, k_pos=self.k_pos).items() if t is not None})
+        return pos, mask
 
     def append(self, layer, k, v):
         out = self.tape.whole(self.cache.append, layer, k, v)
-        self.tape.add(out, 'cache.append', [layer, k, v])
+        i = 2*list(self.cache.layers).index(layer)
+        for j,(t,new) in enumerate(zip(out, (k,v)), i):
+            self.tape.lines.append(f'{self.tape.name(t, "t")} = {self.tape.write(_extend)}(columns[{j}], {self.tape.write(new)}, end, k_len)')
         return out
 
 def _program(model, x, cache, by_row=True):
     "The logits of the token after `x`, the source of a function that gives them for the next one, and what it refers to."
     tape = _Tape(by_row)
-    head = f"def step(model, {tape.name(x, 't')}, cache):"
+    tape.names[id(x)] = 'x', x
     with tape: logits = _last_logits(model, x, _TapedCache(cache, tape))
-    return logits, '\n    '.join([head, *tape.lines, f'return {tape.write(logits)}']), tape.scope
+    return logits, '\n    '.join(['def step(x, pos, mask, k_pos, end, k_len, *columns):', *tape.lines, f'return {tape.write(logits)}']), tape.scope
 
 def _record(model, x, cache, **kwargs):
     "The logits of the token after `x`, and a function that gives them for the next one."
     logits,source,scope = _program(model, x, cache, **kwargs)
     exec(source, scope)
     return logits, scope['step']
+
+def _replay(step, x, cache):
+    "`step` on the next token `x`."
+    pos,mask = cache.open(x)
+    return step(x, pos, mask, cache.k_pos, cache.end, cache.k_len, *(t for kv in cache.layers.values() for t in kv))
 
 _compiled = WeakKeyDictionary() # from models to their compiled steps
 _compiler = dict(cpp_wrapper=True)
@@ -295,12 +301,12 @@ def _compile(model, x, cache):
     "`_record`, and the function compiled; it is kept for the next time."
     w = model.head.weight
     known,key = _compiled.setdefault(model, {}), (len(x), cache.real is None, w.dtype, w.device, *map(id, model.parameters()))
-    if key in known: return known[key](model, x, cache), known[key]
+    if key in known: return _replay(known[key], x, cache), known[key]
     logits,step = _record(model, x, cache, by_row=False)                    # a compiler takes products of rows apart
     known[key] = torch.compile(step, fullgraph=True, dynamic=True, options=_compiler)
     return logits, known[key]
 
-# %% ../nbs/06_generate.ipynb #bb5434d2
+# %% ../nbs/06_generate.ipynb #597a10cd
 @contextmanager
 def _without_onednn(model):
     "torch's own kernels for fp32: oneDNN takes longer to set up its GELU for a row than to compute it."
@@ -346,7 +352,7 @@ class _CachedReader(_Reader):
         with torch.inference_mode():
             with _without_onednn(self.model):
                 if not self.fixed or not self.cache.n: return _last_logits(self.model, x, self.cache)
-                if self.step: return self.step(self.model, x, self.cache)
+                if self.step: return _replay(self.step, x, self.cache)
                 logits,self.step = (_compile if self.compile else _record)(self.model, x, self.cache)
                 return logits
 
@@ -360,7 +366,7 @@ class _CachedReader(_Reader):
         self.cache.select(rows)
         self.longest = self.idxs.shape[1] - int(self.start.min())
 
-# %% ../nbs/06_generate.ipynb #66d42d59
+# %% ../nbs/06_generate.ipynb #77cc6418
 _long = 64 # tokens for which another layout pays
 
 def _lay_out(model, by_columns):
@@ -398,6 +404,7 @@ def _make_reader(model, idxs, max_len, cache=True, compile=False, room=0):
     "The fastest reader that `model` allows; a ValueError if it has nothing to compile."
     able = _cacheable(model)
     if compile and not (cache and able): raise ValueError(f'compile=True is for the one-token step with a cache: {type(model).__name__} with {cache=} has none')
+    if compile and not _fixed(model): raise ValueError("compile=True is for torch's and this library's parts without hooks: leave it out, or the part of your own")
     idxs,start = _place(model, idxs)
     if not able: return _Reader(model, idxs, start, _max_len(model, max_len))
     return _CachedReader(model, idxs, start, _max_len(model, max_len), cache, compile, room)
