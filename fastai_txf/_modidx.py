@@ -161,6 +161,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastai_txf.generate._append': ('generate.html#_append', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._as_generator': ('generate.html#_as_generator', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._beam_options': ('generate.html#_beam_options', 'fastai_txf/generate.py'),
+                                     'fastai_txf.generate._by_columns': ('generate.html#_by_columns', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._cacheable': ('generate.html#_cacheable', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._check': ('generate.html#_check', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._checked': ('generate.html#_checked', 'fastai_txf/generate.py'),

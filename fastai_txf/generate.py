@@ -7,9 +7,9 @@ __all__ = ['apply_temperature', 'filter_top_k', 'filter_top_p', 'filter_min_p', 
            'bar_tokens', 'filter_logits', 'sample', 'next_logits', 'stream_tokens', 'generate', 'beam_search',
            'decode_specials', 'target_logprobs', 'token_logprobs', 'predict', 'text_logprobs', 'stream_text']
 
-# %% ../nbs/06_generate.ipynb #4b232152
+# %% ../nbs/06_generate.ipynb #9d37afa2
 import inspect, itertools, math, pandas as pd, re, torch, torch.nn.functional as F
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from numbers import Integral
 from time import perf_counter
 from fastai.text.core import BOS, EOS, FLD, PAD, TK_MAJ, TK_REP, TK_UP, TK_WREP, UNK
@@ -366,7 +366,7 @@ class _CachedReader(_Reader):
         self.cache.select(rows)
         self.longest = self.idxs.shape[1] - int(self.start.min())
 
-# %% ../nbs/06_generate.ipynb #77cc6418
+# %% ../nbs/06_generate.ipynb #16352687
 _long = 64 # tokens for which another layout pays
 
 def _lay_out(model, by_columns):
@@ -374,15 +374,26 @@ def _lay_out(model, by_columns):
     for w in {m.weight for m in model.modules() if isinstance(m, torch.nn.Linear) and m.out_features > m.in_features}:
         if w.device.type == 'cpu': w.data = w.data.t().contiguous().t() if by_columns else w.data.contiguous()
 
+_in_columns = WeakKeyDictionary() # from models to the number of texts that want their weights by columns
+
+@contextmanager
+def _by_columns(model):
+    "The weights of `model` by columns, until the last text that wants it is done."
+    _in_columns[model] = _in_columns.get(model, 0) + 1
+    _lay_out(model, True)
+    try: yield
+    finally:
+        _in_columns[model] -= 1
+        if not _in_columns[model]: _lay_out(model, False)
+
 @contextmanager
 def _decoding(model, by_columns):
     "`model` in evaluation mode and, if `by_columns`, fast for single rows; its own modes and memory layout come back at the end. Yields the parts that were in training."
     training = [m for m in model.modules() if m.training]
     model.eval()
-    if by_columns: _lay_out(model, True)
-    try: yield training
+    try:
+        with _by_columns(model) if by_columns else nullcontext(): yield training
     finally:
-        if by_columns: _lay_out(model, False)
         for m in training: m.training = True
 
 def _as_generator(seed, device):

@@ -798,3 +798,19 @@ def test_two_streams():
         if i < 3: next(first)
         else: first.close()
     assert got == want and model.training and all(m.training for m in model.modules())
+
+def test_layout():
+    "A long text has its weights by columns while it is made, and they lie as before when the last such text is done"
+    model,x = tiny(max_len=200), torch.randint(0, V, (1,4))
+    strides = lambda: [p.stride() for p in model.parameters()]
+    before,values = strides(), [p.detach().clone() for p in model.parameters()]
+    short,long,longer = [stream_tokens(model, x, n) for n in (9,70,80)]
+    next(short)
+    assert strides() == before
+    next(long); next(longer)
+    during = strides()
+    assert during != before and model.head.weight.stride() == (1,V)
+    long.close()
+    assert strides() == during
+    longer.close(); short.close()
+    assert strides() == before and all(torch.equal(p, v) for p,v in zip(model.parameters(), values))
