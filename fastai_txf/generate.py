@@ -366,7 +366,7 @@ class _CachedReader(_Reader):
         self.cache.select(rows)
         self.longest = self.idxs.shape[1] - int(self.start.min())
 
-# %% ../nbs/06_generate.ipynb #16352687
+# %% ../nbs/06_generate.ipynb #1e583ff6
 _long = 64 # tokens for which another layout pays
 
 def _lay_out(model, by_columns):
@@ -383,8 +383,9 @@ def _by_columns(model):
     _lay_out(model, True)
     try: yield
     finally:
-        _in_columns[model] -= 1
-        if not _in_columns[model]: _lay_out(model, False)
+        left = _in_columns.pop(model, 1) - 1                                # a model at its end is no longer listed
+        if left: _in_columns[model] = left
+        else: _lay_out(model, False)
 
 @contextmanager
 def _decoding(model, by_columns):
