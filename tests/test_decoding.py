@@ -801,7 +801,7 @@ def test_two_streams():
 
 def test_layout():
     "A long text has its weights by columns while it is made, and they lie as before when the last such text is done"
-    model,x = tiny(max_len=200), torch.randint(0, V, (1,4))
+    model,x = tiny(vocab_sz=100, max_len=200), torch.randint(0, 100, (1,4))
     strides = lambda: [p.stride() for p in model.parameters()]
     before,values = strides(), [p.detach().clone() for p in model.parameters()]
     short,long,longer = [stream_tokens(model, x, n) for n in (9,70,80)]
@@ -809,7 +809,7 @@ def test_layout():
     assert strides() == before
     next(long); next(longer)
     during = strides()
-    assert during != before and model.head.weight.stride() == (1,V)
+    assert during != before and model.head.weight.stride() == (1,100)
     long.close()
     assert strides() == during
     longer.close(); short.close()
