@@ -175,6 +175,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastai_txf.generate._joiner': ('generate.html#_joiner', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._last_logits': ('generate.html#_last_logits', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._lay_out': ('generate.html#_lay_out', 'fastai_txf/generate.py'),
+                                     'fastai_txf.generate._layout_pays': ('generate.html#_layout_pays', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._make_reader': ('generate.html#_make_reader', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._max_len': ('generate.html#_max_len', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._part_ended': ('generate.html#_part_ended', 'fastai_txf/generate.py'),

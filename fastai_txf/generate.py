@@ -141,7 +141,7 @@ def filter_logits(
         if value is not None: logits = f(logits, value)
     return logits
 
-# %% ../nbs/06_generate.ipynb #cfbc2c81
+# %% ../nbs/06_generate.ipynb #3507c699
 _diverged = 'there is a NaN among the logits: the model has diverged, so train it again, with a lower learning rate'
 
 def sample(
@@ -156,7 +156,7 @@ def sample(
     if i.max().item() == probs.shape[-1]:                                   # past the last piece: rounding, or NaN
         if edges.isnan().any(): raise ValueError(_diverged)
         i = torch.where(i < probs.shape[-1], i, probs.argmax(-1, keepdim=True))
-    if i.is_cuda: i = torch.where(probs.gather(-1, i) > 0, i, probs.argmax(-1, keepdim=True)) # sums made in parallel need not grow
+    if not i.is_cpu: i = torch.where(probs.gather(-1, i) > 0, i, probs.argmax(-1, keepdim=True)) # sums made in parallel need not grow
     return i[:,0]
 
 # %% ../nbs/06_generate.ipynb #10e1b3e2
@@ -200,7 +200,7 @@ class _Reader:
     def append(self, new): self.idxs = torch.cat([self.idxs, new[:,None]], 1)
     def select(self, rows): self.idxs,self.start = self.idxs[rows],self.start[rows]
 
-# %% ../nbs/06_generate.ipynb #fb333498
+# %% ../nbs/06_generate.ipynb #772e1b6f
 def _last_logits(model, x, cache): return model.head(model.hidden(x, cache)[:,-1])
 
 def _fixed(model):
@@ -232,12 +232,12 @@ class _Tape(TorchFunctionMode):
         self.scope[name] = o
         return name
 
-    def add(self, out, call, args, kwargs={}):
-        "A line that calls `call`, unless it gives no tensor or is there already."
+    def add(self, out, func, args, kwargs):
+        "A line that calls `func`, unless it gives no tensor or is there already."
         outs = out if isinstance(out, (tuple,list)) else [out]
         if not any(isinstance(o, torch.Tensor) for o in outs): return
         args = [*map(self.write, args), *(f'{k}={self.write(v)}' for k,v in kwargs.items())]
-        line = f'{call}({", ".join(args)})'
+        line = f'{self.write(func)}({", ".join(args)})'
         if line in self.done: return self.names.update({id(o):(n, o) for n,o in zip(self.done[line], outs)})
         names = self.done[line] = ['_' if o is None else self.name(o, 't') for o in outs]
         left = ', '.join(names)
@@ -254,7 +254,7 @@ class _Tape(TorchFunctionMode):
         if self.on and self.by_row and func is F.linear and args[0].numel() == args[0].shape[-1] and args[0].dtype == torch.float32:
             with self: return _row_linear(*args, **kwargs)
         out = func(*args, **kwargs)
-        if self.on: self.add(out, self.write(func), args, kwargs)
+        if self.on: self.add(out, func, args, kwargs)
         return out
 
 class _TapedCache:
@@ -281,9 +281,9 @@ def _program(model, x, cache, by_row=True):
     with tape: logits = _last_logits(model, x, _TapedCache(cache, tape))
     return logits, '\n    '.join(['def step(x, pos, mask, k_pos, end, k_len, *columns):', *tape.lines, f'return {tape.write(logits)}']), tape.scope
 
-def _record(model, x, cache, **kwargs):
+def _record(model, x, cache, by_row=True):
     "The logits of the token after `x`, and a function that gives them for the next one."
-    logits,source,scope = _program(model, x, cache, **kwargs)
+    logits,source,scope = _program(model, x, cache, by_row)
     exec(source, scope)
     return logits, scope['step']
 
@@ -306,7 +306,7 @@ def _compile(model, x, cache):
     known[key] = torch.compile(step, fullgraph=True, dynamic=True, options=_compiler)
     return logits, known[key]
 
-# %% ../nbs/06_generate.ipynb #597a10cd
+# %% ../nbs/06_generate.ipynb #9949f957
 @contextmanager
 def _without_onednn(model):
     "torch's own kernels for fp32: oneDNN takes longer to set up its GELU for a row than to compute it."
@@ -349,12 +349,11 @@ class _CachedReader(_Reader):
     def logits(self):
         "`(bs, vocab_sz)`"
         x = self._unread()                                                  # first: it may make another cache
-        with torch.inference_mode():
-            with _without_onednn(self.model):
-                if not self.fixed or not self.cache.n: return _last_logits(self.model, x, self.cache)
-                if self.step: return _replay(self.step, x, self.cache)
-                logits,self.step = (_compile if self.compile else _record)(self.model, x, self.cache)
-                return logits
+        with torch.inference_mode(), _without_onednn(self.model):
+            if not self.fixed or not self.cache.n: return _last_logits(self.model, x, self.cache)
+            if self.step: return _replay(self.step, x, self.cache)
+            logits,self.step = (_compile if self.compile else _record)(self.model, x, self.cache)
+            return logits
 
     def append(self, new):
         super().append(new)
@@ -366,9 +365,7 @@ class _CachedReader(_Reader):
         self.cache.select(rows)
         self.longest = self.idxs.shape[1] - int(self.start.min())
 
-# %% ../nbs/06_generate.ipynb #1e583ff6
-_long = 64 # tokens for which another layout pays
-
+# %% ../nbs/06_generate.ipynb #880866de
 def _lay_out(model, by_columns):
     "Store the weights of the linear maps of a model on a CPU that widen their input by columns, or again by rows."
     for w in {m.weight for m in model.modules() if isinstance(m, torch.nn.Linear) and m.out_features > m.in_features}:
@@ -397,6 +394,10 @@ def _decoding(model, by_columns):
     finally:
         for m in training: m.training = True
 
+def _layout_pays(reader, n):
+    "Whether laying the weights out by columns takes less time than it saves in `n` tokens; a compiled step is made for it."
+    return isinstance(reader, _CachedReader) and (n >= 64 or reader.compile)
+
 def _as_generator(seed, device):
     "A `torch.Generator` from a number, a generator or None."
     if seed is None or isinstance(seed, torch.Generator): return seed
@@ -421,7 +422,7 @@ def _make_reader(model, idxs, max_len, cache=True, compile=False, room=0):
     if not able: return _Reader(model, idxs, start, _max_len(model, max_len))
     return _CachedReader(model, idxs, start, _max_len(model, max_len), cache, compile, room)
 
-# %% ../nbs/06_generate.ipynb #9c5d676c
+# %% ../nbs/06_generate.ipynb #58928b2d
 def _checked(logits):
     "`logits`; a ValueError if there is a NaN among them."
     if logits.sum().isnan(): raise ValueError(_diverged)
@@ -430,7 +431,7 @@ def _checked(logits):
 @torch.no_grad()
 def _steps(reader, n, n_samples, stop, generator, opts):
     "The loop of `stream_tokens`."
-    with _decoding(reader.model, isinstance(reader, _CachedReader) and (n >= _long or reader.compile)) as training:
+    with _decoding(reader.model, _layout_pays(reader, n)) as training:
         done = torch.zeros(len(reader.idxs)*n_samples, dtype=torch.bool, device=reader.idxs.device)
         for i in range(n):
             if reader.model.training:                                       # another stream on the same model has ended
@@ -488,7 +489,7 @@ def generate(
     texts = torch.cat([texts.repeat_interleave(n_samples, 0).to(new[0].device if new else texts.device), *new], 1)
     return [t[i:] for t,i in zip(texts, start.repeat_interleave(n_samples).tolist())] if as_list else texts
 
-# %% ../nbs/06_generate.ipynb #f19330b0
+# %% ../nbs/06_generate.ipynb #6d856fa3
 def _part_ended(total, texts, stop, is_end, n_prompt, num_beams):
     "Of candidates from the best down: which have ended, and the first `num_beams` of the others."
     ended,live = [],[]
@@ -535,7 +536,7 @@ def beam_search(
     _check(n=n, num_beams=num_beams, length_penalty=length_penalty, max_len=max_len, rep_penalty=rep_penalty)
     reader = _make_reader(model, idxs, max_len, cache)
     if len(reader.idxs) != 1: raise ValueError(f'{len(reader.idxs)} texts: beam search takes one, e.g. `idxs[:1]`')
-    with _decoding(model, isinstance(reader, _CachedReader) and n >= _long):
+    with _decoding(model, _layout_pays(reader, n)):
         ended = _search(reader, n, num_beams, length_penalty, set(listify(stop_idx)), is_end, dict(barred=barred, rep_penalty=rep_penalty))
     scores,texts = zip(*sorted(ended, key=lambda o: -o[0])[:num_beams])
     width = max(map(len, texts))
