@@ -132,7 +132,7 @@ class _Heads(Module):
         if not need_weights: return self.out(concat_heads(res))
         return self.out(concat_heads(res[0])), res[1]
 
-# %% ../nbs/00_attention.ipynb #cab0de00
+# %% ../nbs/00_attention.ipynb #f0e4fdc1
 class MultiHeadAttention(_Heads):
     "Multi-head attention with separate inputs for queries, keys and values (Vaswani et al. 2017, section 3.2.2)."
     def __init__(self,
@@ -161,12 +161,14 @@ class MultiHeadAttention(_Heads):
         v=None, # `(bs, k_len, vdim)`; default `k`
         mask=None, # boolean, True = may attend, broadcastable to `(bs, n_heads, q_len, k_len)`
         need_weights:bool=False, # return the weights too
+        cache=None, # `KVCache` that remembers keys and values: `k` and `v` are the same at every call
     ): # `(bs, q_len, d_model)`, and the weights `(bs, n_heads, q_len, k_len)` if `need_weights`
         "Attend from `q` to `k` and fetch `v`."
         k = ifnone(k, q)
         v = ifnone(v, k)
-        q,k,v = split_heads(self.q(q), self.n_heads), split_heads(self.k(k), self.n_kv_heads), split_heads(self.v(v), self.n_kv_heads)
-        return self.mix(q, k, v, mask, need_weights=need_weights)
+        make = lambda: [split_heads(f(t), self.n_kv_heads) for f,t in ((self.k,k), (self.v,v))]
+        k,v = make() if cache is None else cache.once(self, make)
+        return self.mix(split_heads(self.q(q), self.n_heads), k, v, mask, need_weights=need_weights)
 
 # %% ../nbs/00_attention.ipynb #7fc6303b
 class PerHeadLinear(Module):
@@ -263,7 +265,7 @@ class SelfAttention(_Heads):
         k,v = cache.append(self, k, v)                                      # (bs, n_kv_heads, k_len, d_head)
         return self.mix(q, k, v, mask, self.positions.bias(pos, cache.k_pos), need_weights)
 
-# %% ../nbs/00_attention.ipynb #d2a389cd
+# %% ../nbs/00_attention.ipynb #aeab0b70
 def _extend(columns, new, end, k_len):
     "Put `new` in front of column `end`; the last `k_len` columns up to there."
     sl = new.shape[2]
@@ -276,9 +278,11 @@ class KVCache:
         max_len:int=None, # tokens that a query sees at most, its own included; default: all
         real=None, # which of the first tokens are text and not the padding before it, boolean, `(bs, sl)`; default: all
         room:int=0, # tokens to make room for at the start
+        context=None, # what a decoder's cross-attention reads: `(bs, c_len, d_model)` and its mask, or None
     ):
         store_attr('max_len,real,room')
-        self.n,self.end,self.size,self.layers = 0,0,0,{}                    # tokens read, columns filled, columns there are
+        self.context = ifnone(context, (None,None))
+        self.n,self.end,self.size,self.layers,self.fixed = 0,0,0,{},{}      # tokens read, columns filled, columns there are
         self.n_pad = None if real is None else (~real).sum(1, keepdim=True) # (bs, 1)
 
     def _make_room(self, sl):
@@ -323,10 +327,20 @@ class KVCache:
         if layer not in self.layers: self.layers[layer] = [self._columns(t) for t in (k,v)]
         return [_extend(t, new, self.end, self.k_len) for t,new in zip(self.layers[layer], (k,v))]
 
+    def once(self,
+        layer, # whose keys and values they are
+        make, # function that computes them
+    ): # keys and values, as `make` gives them at the first call
+        "The keys and values of a cross-attention, which no new token changes."
+        if layer not in self.fixed: self.fixed[layer] = make()
+        return self.fixed[layer]
+
     def select(self,
         rows, # row numbers, one may come several times
     ): # `self`
         "Keep these texts, in this order."
-        for layer,kv in self.layers.items(): self.layers[layer] = [t.index_select(0, rows) for t in kv]
+        for kept in (self.layers, self.fixed):
+            for layer,kv in kept.items(): kept[layer] = [t.index_select(0, rows) for t in kv]
+        self.context = [t if t is None else t.index_select(0, rows) for t in self.context]
         if self.real is not None: self.real,self.n_pad = self.real[rows],self.n_pad[rows]
         return self

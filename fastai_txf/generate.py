@@ -7,7 +7,7 @@ __all__ = ['apply_temperature', 'filter_top_k', 'filter_top_p', 'filter_min_p', 
            'bar_tokens', 'filter_logits', 'sample', 'next_logits', 'stream_tokens', 'generate', 'beam_search',
            'decode_specials', 'target_logprobs', 'token_logprobs', 'predict', 'text_logprobs', 'stream_text']
 
-# %% ../nbs/06_generate.ipynb #9d37afa2
+# %% ../nbs/06_generate.ipynb #8699fbbc
 import inspect, itertools, math, pandas as pd, re, torch, torch.nn.functional as F
 from contextlib import closing, contextmanager, nullcontext
 from numbers import Integral
@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from weakref import WeakKeyDictionary
 from .attention import KVCache, _extend
 from .data import as_texts, text_list, text_tokenizer, text_vocab, tokenize_like
-from .models import TransformerLM
+from .models import Seq2SeqTransformer, TransformerLM
 
 # %% ../nbs/06_generate.ipynb #13532cb2
 def _whole(least): return lambda v: isinstance(v, Integral) and v >= least
@@ -159,11 +159,11 @@ def sample(
     if not i.is_cpu: i = torch.where(probs.gather(-1, i) > 0, i, probs.argmax(-1, keepdim=True)) # sums made in parallel need not grow
     return i[:,0]
 
-# %% ../nbs/06_generate.ipynb #10e1b3e2
-def _all_logits(model, x):
+# %% ../nbs/06_generate.ipynb #94f0ea02
+def _all_logits(model, x, src=None):
     "The logits of the token after each of `x`, `(bs, sl, vocab_sz)`, from a model without memory of earlier calls."
     if callable(reset := getattr(model, 'reset', None)): reset()
-    out = model(x)
+    out = model(x) if src is None else model(src, x)
     if isinstance(out, (tuple,list)): out = out[0]
     if out.ndim != 3: raise ValueError(f'the model returns the shape {tuple(out.shape)} for ids {tuple(x.shape)}: a language model returns (bs, sl, vocab_sz)')
     return out
@@ -173,9 +173,10 @@ def next_logits(
     model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or a tuple that begins with them
     idxs, # token ids, `(bs, sl)`
     max_len:int=None, # read this many of the last tokens at most
+    src=None, # what an encoder–decoder reads, `(bs, src_len)`
 ): # `(bs, vocab_sz)`
     "The logits of the token after `idxs`. A ValueError for another shape."
-    return _all_logits(model, idxs if max_len is None else idxs[:,-max_len:])[:,-1]
+    return _all_logits(model, idxs if max_len is None else idxs[:,-max_len:], src)[:,-1]
 
 # %% ../nbs/06_generate.ipynb #e631e112
 def _flush_right(idxs):
@@ -187,21 +188,24 @@ def _flush_right(idxs):
     width = max(map(len, rows))
     return torch.stack([torch.cat([t[:1].expand(width-len(t)), t]) for t in rows]), torch.tensor([width-len(t) for t in rows])
 
-# %% ../nbs/06_generate.ipynb #e67024b9
+# %% ../nbs/06_generate.ipynb #1fffb4d6
 class _Reader:
     "Texts that grow to the right, and the logits of the next token, from any model."
-    def __init__(self, model, idxs, start, max_len): store_attr()
+    def __init__(self, model, idxs, start, max_len, src=None): store_attr()
 
     def logits(self):
         "`(bs, vocab_sz)`"
-        if not self.start.any(): return next_logits(self.model, self.idxs, self.max_len)
-        return torch.cat([next_logits(self.model, row[None,i:], self.max_len) for row,i in zip(self.idxs, self.start.tolist())])
+        if not self.start.any(): return next_logits(self.model, self.idxs, self.max_len, self.src)
+        srcs = [None]*len(self.idxs) if self.src is None else self.src[:,None]
+        return torch.cat([next_logits(self.model, row[None,i:], self.max_len, src) for row,i,src in zip(self.idxs, self.start.tolist(), srcs)])
 
     def append(self, new): self.idxs = torch.cat([self.idxs, new[:,None]], 1)
-    def select(self, rows): self.idxs,self.start = self.idxs[rows],self.start[rows]
+    def select(self, rows):
+        self.idxs,self.start = self.idxs[rows],self.start[rows]
+        if self.src is not None: self.src = self.src[rows]
 
-# %% ../nbs/06_generate.ipynb #772e1b6f
-def _last_logits(model, x, cache): return model.head(model.hidden(x, cache)[:,-1])
+# %% ../nbs/06_generate.ipynb #745f8701
+def _last_logits(model, x, cache): return model.head(model.hidden(x, cache=cache)[:,-1])
 
 def _fixed(model):
     "Whether a step is the same list of calls for every token: all parts are torch's or this library's, and without hooks."
@@ -257,9 +261,13 @@ class _Tape(TorchFunctionMode):
         if self.on: self.add(out, func, args, kwargs)
         return out
 
+def _columns(cache): return [t for kept in (cache.layers, cache.fixed) for kv in kept.values() for t in kv] + [cache.context[1]]
+
 class _TapedCache:
     "A `KVCache` whose additions are lines on a tape."
-    def __init__(self, cache, tape): self.cache,self.tape = cache,tape
+    def __init__(self, cache, tape):
+        self.cache,self.tape,self.context,self.once = cache,tape,cache.context,cache.once
+        tape.names.update({id(t):(f'columns[{j}]', t) for j,t in enumerate(_columns(cache)) if t is not None})
 
     def open(self, x):
         pos,mask = self.tape.whole(self.cache.open, x)
@@ -290,7 +298,7 @@ def _record(model, x, cache, by_row=True):
 def _replay(step, x, cache):
     "`step` on the next token `x`."
     pos,mask = cache.open(x)
-    return step(x, pos, mask, cache.k_pos, cache.end, cache.k_len, *(t for kv in cache.layers.values() for t in kv))
+    return step(x, pos, mask, cache.k_pos, cache.end, cache.k_len, *_columns(cache))
 
 _compiled = WeakKeyDictionary() # from models to their compiled steps
 _compiler = dict(cpp_wrapper=True)
@@ -300,13 +308,13 @@ if hasattr(torch.compiler, 'skip_guard_on_globals_unsafe'):                 # sa
 def _compile(model, x, cache):
     "`_record`, and the function compiled; it is kept for the next time."
     w = model.head.weight
-    known,key = _compiled.setdefault(model, {}), (len(x), cache.real is None, w.dtype, w.device, *map(id, model.parameters()))
+    known,key = _compiled.setdefault(model, {}), (len(x), cache.real is None, cache.context[1] is None, w.dtype, w.device, *map(id, model.parameters()))
     if key in known: return _replay(known[key], x, cache), known[key]
     logits,step = _record(model, x, cache, by_row=False)                    # a compiler takes products of rows apart
     known[key] = torch.compile(step, fullgraph=True, dynamic=True, options=_compiler)
     return logits, known[key]
 
-# %% ../nbs/06_generate.ipynb #9949f957
+# %% ../nbs/06_generate.ipynb #6ef2cbc4
 @contextmanager
 def _without_onednn(model):
     "torch's own kernels for fp32: oneDNN takes longer to set up its GELU for a row than to compute it."
@@ -315,19 +323,22 @@ def _without_onednn(model):
     try: yield
     finally: flags.enabled = enabled
 
+_own = {TransformerLM:('forward','hidden'), Seq2SeqTransformer:('forward','hidden','encode')}
+
 def _cacheable(model):
-    "Whether `model` is a causal `TransformerLM` (with its own `forward`) whose blocks take a `cache` and whose embeddings look at no other token."
-    return (isinstance(model, TransformerLM) and model.config.causal and model.encoder.positions.per_token
-            and all(getattr(type(model), f) is getattr(TransformerLM, f) for f in ('forward','hidden'))
-            and all('cache' in inspect.signature(b.forward).parameters for b in model.encoder.blocks))
+    "Whether `model` is of this library (with its own `forward`), causal, with blocks that take a `cache` and embeddings that look at no other token."
+    own = first((cls,fs) for cls,fs in _own.items() if isinstance(model, cls))
+    return (own is not None and model.decoder.config.causal and model.decoder.positions.per_token
+            and all(getattr(type(model), f) is getattr(own[0], f) for f in own[1])
+            and all('cache' in inspect.signature(b.forward).parameters for b in model.decoder.blocks))
 
 class _CachedReader(_Reader):
-    "A `_Reader` that reads each token of a `TransformerLM` once; `keep=False` reads all again, for comparison."
-    def __init__(self, model, idxs, start, max_len, keep=True, compile=False, room=0):
-        super().__init__(model, idxs, start, max_len)
-        self.keep,self.compile,self.room,self.cache = keep,compile,room,None
+    "A `_Reader` that reads each token of this library's models once; `keep=False` reads all again, for comparison."
+    def __init__(self, model, idxs, start, max_len, src=None, keep=True, compile=False, room=0):
+        super().__init__(model, idxs, start, max_len, src)
+        self.keep,self.compile,self.room,self.cache,self.context = keep,compile,room,None,None
         self.fixed,self.step = _fixed(model),None
-        self.ends = model.encoder.positions.max_len is not None
+        self.ends = model.decoder.positions.max_len is not None
         if self.ends: self.start = self.start.clamp(min=idxs.shape[1]-max_len)
         self.longest = idxs.shape[1] - int(self.start.min())
 
@@ -343,13 +354,19 @@ class _CachedReader(_Reader):
         if self.keep and self.cache is not None: return self.idxs[:,-1:]
         x = self.idxs[:,-self.longest:]
         real = torch.arange(self.longest, device=x.device) >= (self.start - self.start.min())[:,None]
-        self.cache,self.step = KVCache(self.max_len, None if real.all() else real, min(self.longest+self.room, 2*self.max_len)),None
+        if self.src is not None and self.context is None: self.context = self._read_source()
+        self.cache,self.step = KVCache(self.max_len, None if real.all() else real, min(self.longest+self.room, 2*self.max_len), self.context),None
         return x
+
+    def _read_source(self):
+        "The context and its mask, None where that hides nothing."
+        context,mask = self.model.encode(self.src)
+        return context, None if mask.all() else mask
 
     def logits(self):
         "`(bs, vocab_sz)`"
-        x = self._unread()                                                  # first: it may make another cache
         with torch.inference_mode(), _without_onednn(self.model):
+            x = self._unread()                                              # first: it may make another cache
             if not self.fixed or not self.cache.n: return _last_logits(self.model, x, self.cache)
             if self.step: return _replay(self.step, x, self.cache)
             logits,self.step = (_compile if self.compile else _record)(self.model, x, self.cache)
@@ -363,9 +380,10 @@ class _CachedReader(_Reader):
         if len(rows) != len(self.idxs): self.step = None
         super().select(rows)
         self.cache.select(rows)
+        if self.context is not None: self.context = self.cache.context
         self.longest = self.idxs.shape[1] - int(self.start.min())
 
-# %% ../nbs/06_generate.ipynb #880866de
+# %% ../nbs/06_generate.ipynb #214035d6
 def _lay_out(model, by_columns):
     "Store the weights of the linear maps of a model on a CPU that widen their input by columns, or again by rows."
     for w in {m.weight for m in model.modules() if isinstance(m, torch.nn.Linear) and m.out_features > m.in_features}:
@@ -410,17 +428,26 @@ def _place(model, idxs):
 def _max_len(model, max_len):
     "How many tokens `model` may see at once: `max_len`, by default what its configuration says, but no more than it has positions."
     max_len = ifnone(max_len, getattr(getattr(model, 'config', None), 'max_len', None))
-    ends = model.encoder.positions.max_len if isinstance(model, TransformerLM) else None
+    ends = model.decoder.positions.max_len if isinstance(model, tuple(_own)) else None
     return max_len if ends is None else min(max_len, ends)
 
-def _make_reader(model, idxs, max_len, cache=True, compile=False, room=0):
+def _check_source(model, n_texts, src):
+    "The ids of the sources beside the model; a ValueError if they do not go with the model or the texts."
+    if isinstance(model, tuple(_own)) and (src is None) != isinstance(model, TransformerLM):
+        raise ValueError(f'{type(model).__name__} {"needs a source to read: give" if src is None else "reads no source: leave out"} src')
+    if src is None: return None
+    src = torch.as_tensor(src, device=getattr(first(model.parameters()), 'device', None)).as_subclass(torch.Tensor).long()
+    if src.ndim != 2 or len(src) != n_texts: raise ValueError(f'src of shape {tuple(src.shape)} for {n_texts} texts: give ({n_texts}, src_len)')
+    return src
+
+def _make_reader(model, idxs, max_len, cache=True, compile=False, room=0, src=None):
     "The fastest reader that `model` allows; a ValueError if it has nothing to compile."
     able = _cacheable(model)
     if compile and not (cache and able): raise ValueError(f'compile=True is for the one-token step with a cache: {type(model).__name__} with {cache=} has none')
     if compile and not _fixed(model): raise ValueError("compile=True is for torch's and this library's parts without hooks: leave it out, or the part of your own")
     idxs,start = _place(model, idxs)
-    if not able: return _Reader(model, idxs, start, _max_len(model, max_len))
-    return _CachedReader(model, idxs, start, _max_len(model, max_len), cache, compile, room)
+    args = model, idxs, start, _max_len(model, max_len), _check_source(model, len(idxs), src)
+    return _CachedReader(*args, cache, compile, room) if able else _Reader(*args)
 
 # %% ../nbs/06_generate.ipynb #58928b2d
 def _checked(logits):
@@ -450,13 +477,14 @@ def _steps(reader, n, n_samples, stop, generator, opts):
             done |= torch.isin(new, stop)
             if done.all(): return
 
-# %% ../nbs/06_generate.ipynb #a960c63a
+# %% ../nbs/06_generate.ipynb #898fcd80
 @delegates(filter_logits)
 def stream_tokens(
     model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or a tuple that begins with them
     idxs, # the texts so far, `(bs, sl)`, or a list of texts of any length
     n:int, # number of tokens
     *,
+    src=None, # what an encoder–decoder reads, `(bs, src_len)`; the model is then called as `model(src, idxs)`
     n_samples:int=1, # continuations of each text
     stop_idx=None, # id, or ids, of tokens that end a text
     max_len:int=None, # tokens that the model can read at once; default `model.config.max_len` where there is one
@@ -468,7 +496,7 @@ def stream_tokens(
     "Generate token by token. Settings out of range raise a ValueError before the first one."
     inspect.signature(filter_logits).bind(None, **kwargs)
     _check(n=n, n_samples=n_samples, max_len=max_len, **kwargs)
-    reader = _make_reader(model, idxs, max_len, cache, compile, n)
+    reader = _make_reader(model, idxs, max_len, cache, compile, n, src)
     stop = torch.as_tensor(listify(stop_idx), dtype=torch.long, device=reader.idxs.device)
     return _steps(reader, n, n_samples, stop, _as_generator(seed, reader.idxs.device), kwargs)
 
@@ -489,7 +517,7 @@ def generate(
     texts = torch.cat([texts.repeat_interleave(n_samples, 0).to(new[0].device if new else texts.device), *new], 1)
     return [t[i:] for t,i in zip(texts, start.repeat_interleave(n_samples).tolist())] if as_list else texts
 
-# %% ../nbs/06_generate.ipynb #6d856fa3
+# %% ../nbs/06_generate.ipynb #a768439f
 def _part_ended(total, texts, stop, is_end, n_prompt, num_beams):
     "Of candidates from the best down: which have ended, and the first `num_beams` of the others."
     ended,live = [],[]
@@ -523,6 +551,7 @@ def beam_search(
     idxs, # one text, `(1, sl)`
     n:int, # number of tokens at most
     *,
+    src=None, # as in `stream_tokens`
     num_beams:int=4, # texts to follow
     length_penalty:float=1., # power of the length that divides a text's log-probability
     stop_idx=None, # id, or ids, of tokens that end a text
@@ -534,7 +563,7 @@ def beam_search(
 ): # token ids `(num_beams, sl+n)`, best first, and their scores `(num_beams,)`; a text that ends before repeats its last token
     "The likeliest continuations that a search over `num_beams` beginnings finds."
     _check(n=n, num_beams=num_beams, length_penalty=length_penalty, max_len=max_len, rep_penalty=rep_penalty)
-    reader = _make_reader(model, idxs, max_len, cache)
+    reader = _make_reader(model, idxs, max_len, cache, src=src)
     if len(reader.idxs) != 1: raise ValueError(f'{len(reader.idxs)} texts: beam search takes one, e.g. `idxs[:1]`')
     with _decoding(model, _layout_pays(reader, n)):
         ended = _search(reader, n, num_beams, length_penalty, set(listify(stop_idx)), is_end, dict(barred=barred, rep_penalty=rep_penalty))
@@ -562,10 +591,10 @@ def decode_specials(
             case = rule = n = None
     return res
 
-# %% ../nbs/06_generate.ipynb #98f45e8a
+# %% ../nbs/06_generate.ipynb #9601f620
 def _pieces(model, idxs, max_len):
     "Logits for consecutive stretches of `idxs`, `(bs, ·, vocab_sz)`."
-    if _cacheable(model) and model.encoder.positions.max_len is None:
+    if _cacheable(model) and model.decoder.positions.max_len is None:
         cache = KVCache(max_len)
         for x in idxs.split(max_len, dim=1): yield model(x, cache)
         return
@@ -711,8 +740,8 @@ def _beam_options(num_beams, length_penalty, **kwargs):
     if extra: raise ValueError(f'{num_beams=} searches and does not sample: leave out {", ".join(f"{k}={v}" for k,v in extra.items())}')
     return dict(num_beams=num_beams, length_penalty=length_penalty, **{k:v for k,v in kwargs.items() if k in ('max_len','cache','rep_penalty')})
 
-# %% ../nbs/06_generate.ipynb #14a3fb04
-@delegates(stream_tokens, but='stop_idx,barred')
+# %% ../nbs/06_generate.ipynb #ba6b91c0
+@delegates(stream_tokens, but='src,stop_idx,barred')
 def predict(
     learn, # any learner of a language model: this library's, fastai's, or a `Learner` around one's own module
     text, # the prompt; or a list of them, a series, a data frame

@@ -90,7 +90,7 @@ class PostNorm(PreNorm):
 # %% ../nbs/02_layers.ipynb #dee49635
 WIRINGS = dict(pre=PreNorm, post=PostNorm)
 
-# %% ../nbs/02_layers.ipynb #1eb5a16f
+# %% ../nbs/02_layers.ipynb #ba20aa70
 @delegates(SelfAttention, but=['p'])
 class TransformerBlock(Module):
     "Self-attention, optional cross-attention, feed-forward; each with its residual, norm and dropout."
@@ -110,7 +110,8 @@ class TransformerBlock(Module):
     ):
         attn_p,ff_bias = ifnone(attn_p, p), {} if bias is None else dict(bias=bias)
         self.attn = wiring(d_model, SelfAttention(d_model, n_heads, bias=bias, p=attn_p, **kwargs), norm, p)
-        self.cross = wiring(d_model, MultiHeadAttention(d_model, n_heads, p=attn_p, **ff_bias), norm, p) if cross else None
+        heads = {k:kwargs[k] for k in ('d_head','n_kv_heads') if k in kwargs}
+        self.cross = wiring(d_model, MultiHeadAttention(d_model, n_heads, p=attn_p, **heads, **ff_bias), norm, p) if cross else None
         self.ff = wiring(d_model, ff(d_model, d_ff, p=ifnone(ff_p, p), **ff_bias), norm, p)
 
     def forward(self,
@@ -124,5 +125,5 @@ class TransformerBlock(Module):
         "One layer of a transformer."
         x = self.attn(x, mask=mask, pos=pos, cache=cache)
         if (self.cross is None) != (context is None): raise ValueError(f'a block with cross={self.cross is not None} got {"no" if context is None else "a"} context: the two go together')
-        if self.cross is not None: x = self.cross(x, context, mask=context_mask)
+        if self.cross is not None: x = self.cross(x, context, mask=context_mask, cache=cache)
         return self.ff(x)
