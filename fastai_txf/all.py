@@ -7,6 +7,9 @@ from .layers import *
 from .models import *
 from .interop import *
 from .data import *
+from .tokens import *
+from .pairs import *
 from .generate import *
 from .train import *
 from .learner import *
+from .seq2seq import *

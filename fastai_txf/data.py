@@ -338,12 +338,13 @@ def refresh_tokens(
     if n: (cache/'counter.pkl').unlink() # the file by which fastai knows a finished cache
     return n
 
-# %% ../nbs/05_data.ipynb #6e58fcb2
+# %% ../nbs/05_data.ipynb #4daf3cc9
 def text_list(
-    dls # text `DataLoaders`
+    dls, # text `DataLoaders`
+    side:int=0 # which texts: 0 for those to read, 1 for those to write (pairs)
 )->TfmdLists:
-    "The texts of `dls` with their transforms: the first of several `TfmdLists`, or the only one"
-    return dls.valid_ds.tls[0] if hasattr(dls.valid_ds, 'tls') else dls.valid_ds
+    "The texts of `dls` with their transforms: one of several `TfmdLists`, or the only one"
+    return dls.valid_ds.tls[side] if hasattr(dls.valid_ds, 'tls') else dls.valid_ds
 
 def as_texts(
     item, # a text, a list or series of texts, or a data frame
@@ -368,9 +369,10 @@ def _all_texts(items):
 
 def text_tokenizer(
     dls, # text `DataLoaders`
+    side:int=0, # as in `text_list`
 ): # the `Tokenizer` in front of its vocabulary, or None
     "What cut the training texts into tokens."
-    return first(f for f in text_list(dls).tfms.fs if isinstance(f, Tokenizer))
+    return first(f for f in text_list(dls, side).tfms.fs if isinstance(f, Tokenizer))
 
 def tokenize_like(
     dls, # text `DataLoaders`

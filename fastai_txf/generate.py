@@ -643,10 +643,10 @@ def _encode(dls, texts, vocab):
         res[i] = ids
     return res
 
-# %% ../nbs/06_generate.ipynb #a7b1b151
-def _joiner(dls, decoder):
+# %% ../nbs/06_generate.ipynb #9b4aa0d1
+def _joiner(dls, decoder, side=0):
     "From tokens to text, and what stands between two tokens."
-    tok = text_tokenizer(dls)
+    tok = text_tokenizer(dls, side)
     sep = getattr(tok, 'sep', ' ')
     if decoder is decode_specials and hasattr(join := getattr(tok, 'tok', None), 'detokenize'): return join.detokenize, ''
     return (lambda toks: sep.join(decoder(toks))), sep
