@@ -61,8 +61,8 @@ class Count(Callback):
     def after_train(self): self.seconds += time.perf_counter() - self.start
     def before_batch(self):
         if not self.training: return
-        self.texts += len(self.x)
-        self.tokens += int((self.x != self.pad_idx).sum())
+        self.texts += len(self.xb[0])
+        self.tokens += int((self.xb[0] != self.pad_idx).sum())
 
     @property
     def row(self): return dict(tokens=self.tokens, tokens_per_s=round(self.tokens/self.seconds), minutes=round(self.seconds/60, 2))
@@ -82,20 +82,20 @@ def commit():
     def git(*args): return subprocess.run(['git', '-C', str(HERE), *args], capture_output=True, text=True).stdout.strip()
     return git('rev-parse', '--short', 'HEAD') + ('+' if git('status', '--porcelain', '-uno') else '')
 
-def about(threads):
-    "Machine, versions and commit, for a row."
+def about(threads, *more):
+    "Machine, versions (of the packages `more`, too) and commit, for a row."
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
-    packages = ', '.join(f'{p} {version(p)}' for p in ('torch', 'fastai', 'scikit-learn', 'spacy'))
+    packages = ', '.join(f'{p} {version(p)}' for p in ('torch', 'fastai', 'scikit-learn', 'spacy', *more))
     return dict(machine=f'{cpu()}, {cores} cores, {threads} threads', versions=f'Python {platform.python_version()}, {packages}',
                 commit=commit(), date=time.strftime('%Y-%m-%d'))
 
 # One process for each run
 
-def options(doc, names, minutes):
+def options(doc, names, minutes=None):
     "The options that the benchmarks share."
     p = argparse.ArgumentParser(description=doc, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     p.add_argument('--only', nargs='+', choices=names, default=list(names), help='candidates')
-    p.add_argument('--minutes', type=float, default=minutes, help='minutes of training for each candidate and seed')
+    if minutes is not None: p.add_argument('--minutes', type=float, default=minutes, help='minutes of training for each candidate and seed')
     p.add_argument('--threads', type=int, default=torch.get_num_threads(), help='threads of torch')
     p.add_argument('--set', nargs='+', default=[], metavar='NAME=VALUE', help='change the recipe of the candidates run: lr=1e-3 p=0.2')
     p.add_argument('--n', type=int, default=None, help='try the script on so many texts; nothing is recorded unless --out is given')

@@ -1,0 +1,109 @@
+"""Multi30k, German to English: this library's encoder–decoder beside `nn.Transformer` of the same size, given the same data and schedule.
+
+Each candidate and seed runs in a process of its own and adds a line to results/multi30k.jsonl; what is there already is not run again."""
+import sacrebleu
+from fastai.text.all import *
+from fastai_txf.all import *
+from common import *
+
+RECIPES = {name:dict(epochs=18, lr=2e-3, bs=128, vocab_sz=6000, num_beams=5, length_penalty=1., fit=dict(wd=0.01), label_smoothing=0.1,
+                     model=dict(positions='sinusoidal', d_model=192, n_heads=6, n_layers=3, d_ff=512, p=0.15, emb_p=0.15)) for name in ('txf','torch')}
+
+NAMES = dict(txf='`transformer_seq2seq_learner`', torch='the same learner around `nn.Transformer`')
+
+# Data
+
+def read(part):
+    "The pairs of 'train', 'val' or 'test', German and English."
+    path = fastai_path('data')/'multi30k'
+    if not (path/f'{part}.de').exists(): raise FileNotFoundError(f'{path}/{part}.de is missing: put the Multi30k texts (github.com/multi30k/dataset, task 1, raw; '
+                                                                 'test_2016_flickr as test) there as train, val and test with the endings .de and .en')
+    return pd.DataFrame({l:(path/f'{part}.{l}').read_text(encoding='utf8').splitlines() for l in ('de','en')})
+
+def make_dls(n, recipe):
+    "Byte pairs shared by both languages, learned from the training texts."
+    train,val = read('train')[:n],read('val')[:n]
+    df = pd.concat([train.assign(is_valid=False), val.assign(is_valid=True)], ignore_index=True)
+    return Seq2SeqDataLoaders.from_df(df, src_col='de', tgt_col='en', valid_col='is_valid', tok_tfm=BPETokenizer(recipe['vocab_sz']), bs=recipe['bs'], val_bs=128)
+
+# Candidates
+
+class TorchTransformer(nn.Module):
+    "`nn.Transformer` with embeddings, shared by both sides and the output layer, and sinusoidal positions."
+    def __init__(self, c):
+        super().__init__()
+        self.pad_idx,self.scale = c.pad_idx,c.d_model**0.5
+        self.emb,self.drop = nn.Embedding(c.vocab_sz, c.d_model),nn.Dropout(c.emb_p)
+        self.core = nn.Transformer(c.d_model, c.n_heads, c.n_layers, c.n_layers, c.d_ff, c.p, 'gelu', batch_first=True, norm_first=True)
+        self.head = nn.Linear(c.d_model, c.vocab_sz, bias=False)
+        nn.init.normal_(self.emb.weight, std=c.d_model**-0.5)
+        self.head.weight = self.emb.weight
+
+    def embed(self, x):
+        pos = torch.arange(x.shape[1], device=x.device)
+        return self.drop(self.emb(x)*self.scale + sinusoids(pos, self.emb.embedding_dim))
+
+    def forward(self, src, tgt):
+        pad,future = src == self.pad_idx, nn.Transformer.generate_square_subsequent_mask(tgt.shape[1], device=tgt.device) < 0
+        return self.head(self.core(self.embed(src), self.embed(tgt), tgt_mask=future, src_key_padding_mask=pad, memory_key_padding_mask=pad, tgt_is_causal=True))
+
+ARCHS = dict(txf=Seq2SeqTransformer, torch=TorchTransformer)
+
+def score(learn, texts, recipe, num_beams):
+    "BLEU of the translations, cased and with their spaces and full stops, and the minutes they took."
+    start = time.perf_counter()
+    length_penalty = recipe['length_penalty'] if num_beams > 1 else 1.
+    new = learn.predict(texts.de, num_beams=num_beams, length_penalty=length_penalty, n_tokens=100)
+    bleu = sacrebleu.metrics.BLEU()
+    return bleu.corpus_score(new, [list(texts.en)]).score, (time.perf_counter()-start)/60, str(bleu.get_signature()), new
+
+def ask(name, seed, args):
+    "What one run is asked to do."
+    return dict(candidate=name, split='valid' if args.valid else 'test', seed=seed, n=args.n, recipe=change(RECIPES[name], args.set))
+
+def run(name, seed, args):
+    "Train, then translate once; the row for the results."
+    torch.set_num_threads(args.threads)
+    set_seed(seed)
+    row = ask(name, seed, args)
+    recipe = row['recipe']
+    dls = make_dls(args.n, recipe)
+    learn = transformer_seq2seq_learner(dls, arch=ARCHS[name], label_smoothing=recipe['label_smoothing'], metrics=TokenAccuracy(), **recipe['model'])
+    count,texts = Count(pad_index(dls.vocab[0])),read('val' if args.valid else 'test')[:args.n]
+    with learn.no_bar(): learn.fit_one_cycle(recipe['epochs'], recipe['lr'], cbs=count, **recipe['fit'])
+    greedy,*_ = score(learn, texts, recipe, 1)
+    bleu,minutes,signature,new = score(learn, texts, recipe, recipe['num_beams'])
+    for o in zip(texts.de[:5], texts.en[:5], new): print(*o, sep='\n  ', flush=True)
+    return {**row, 'bleu':bleu, 'greedy':greedy, 'signature':signature, 'valid_loss':float(learn.recorder.values[-1][1]), 'pairs':len(texts), 'epochs':round(count.texts/dls.train.n, 2),
+            **count.row, 'predict_minutes':round(minutes, 2), 'params':n_params(learn.model), **about(args.threads, 'sacrebleu', 'tokenizers')}
+
+# Results
+
+COLS = {'candidate':lambda r: NAMES[r['candidate']] + tried(r), 'recipe':lambda r: ' '.join(f'{k}={v}' for k,v in changed(r).items()) or '–', 'seed':'seed', 'BLEU, beam search':'bleu', 'BLEU, greedy':'greedy',
+        'epochs':'epochs', 'source tokens seen':'tokens', 'minutes of training':'minutes', 'minutes of beam search':'predict_minutes', 'parameters':'params'}
+
+def changed(row):
+    "What the recipe of `row` has of its own."
+    flat = lambda r: {**r, **r['model']}
+    mine,now = flat(row['recipe']),flat(RECIPES[row['candidate']])
+    return {k:mine.get(k) for k in {**now, **mine} if k != 'model' and mine.get(k) != now.get(k)}
+
+def render(rows):
+    "The results as markdown."
+    res = '# Multi30k, German to English, sacrebleu\n\nWritten by `python benchmarks/multi30k.py`. Corpus BLEU of plain text, cased, against the one reference. The minutes are those of training alone.\n'
+    for split,title in dict(test='test_2016_flickr, translated once at the end of each run', valid='The validation pairs, on which everything was chosen').items():
+        mine = [r for r in rows if r['split']==split]
+        if mine: res += f'\n## {title}\n\n{table(mine, COLS)}\n{ran_with(mine)}- {mine[-1]["signature"]}\n'
+    return res
+
+def main():
+    p = options(__doc__, RECIPES)
+    p.add_argument('--seeds', nargs='+', type=int, default=[0], help='of each candidate')
+    p.add_argument('--valid', action='store_true', help='score on the validation pairs, not on the test set')
+    args = p.parse_args()
+    file = out_file(args, 'multi30k')
+    for name in args.only:
+        for seed in args.seeds: do(name, seed, args, file, ask, run)
+    if file and not args.child: file.with_suffix('.md').write_text(render(read_rows(file)))
+
+if __name__ == '__main__': main()
