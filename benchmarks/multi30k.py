@@ -1,12 +1,12 @@
 """Multi30k, German to English: this library's encoder–decoder beside `nn.Transformer` of the same size, given the same data and schedule.
 
 Each candidate and seed runs in a process of its own and adds a line to results/multi30k.jsonl; what is there already is not run again."""
-import sacrebleu
+import hashlib, sacrebleu
 from fastai.text.all import *
 from fastai_txf.all import *
 from common import *
 
-RECIPES = {name:dict(epochs=18, lr=2e-3, bs=128, vocab_sz=6000, num_beams=5, length_penalty=1., fit=dict(wd=0.01), label_smoothing=0.1,
+RECIPES = {name:dict(epochs=18, lr=2e-3, bs=128, vocab_sz=6000, num_beams=5, length_penalty=1., fit=dict(wd=0.01, pct_start=0.1, div=10.), label_smoothing=0.1,
                      model=dict(positions='sinusoidal', d_model=192, n_heads=6, n_layers=3, d_ff=512, p=0.15, emb_p=0.15)) for name in ('txf','torch')}
 
 NAMES = dict(txf='`transformer_seq2seq_learner`', torch='the same learner around `nn.Transformer`')
@@ -61,6 +61,19 @@ def ask(name, seed, args):
     "What one run is asked to do."
     return dict(candidate=name, split='valid' if args.valid else 'test', seed=seed, n=args.n, recipe=change(RECIPES[name], args.set))
 
+def train(learn, seed, row):
+    "Train, or take the weights of the same training before: the validation and the test pairs are translated by one model. What to say of the training."
+    recipe = {k:v for k,v in row['recipe'].items() if k not in ('num_beams','length_penalty')}
+    file = fastai_path('model')/'multi30k'/f"{hashlib.md5(json.dumps([row['candidate'], seed, row['n'], recipe]).encode()).hexdigest()}.pth"
+    if not file.exists():
+        count = Count(pad_index(learn.dls.vocab[0]))
+        with learn.no_bar(): learn.fit_one_cycle(recipe['epochs'], recipe['lr'], cbs=count, **recipe['fit'])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(dict(weights=learn.model.state_dict(), about=dict(valid_loss=float(learn.recorder.values[-1][1]), **count.row)), file)
+    saved = torch.load(file)
+    learn.model.load_state_dict(saved['weights'])
+    return saved['about']
+
 def run(name, seed, args):
     "Train, then translate once; the row for the results."
     torch.set_num_threads(args.threads)
@@ -69,18 +82,16 @@ def run(name, seed, args):
     recipe = row['recipe']
     dls = make_dls(args.n, recipe)
     learn = transformer_seq2seq_learner(dls, arch=ARCHS[name], label_smoothing=recipe['label_smoothing'], metrics=TokenAccuracy(), **recipe['model'])
-    count,texts = Count(pad_index(dls.vocab[0])),read('val' if args.valid else 'test')[:args.n]
-    with learn.no_bar(): learn.fit_one_cycle(recipe['epochs'], recipe['lr'], cbs=count, **recipe['fit'])
+    done,texts = train(learn, seed, row),read('val' if args.valid else 'test')[:args.n]
     greedy,*_ = score(learn, texts, recipe, 1)
     bleu,minutes,signature,new = score(learn, texts, recipe, recipe['num_beams'])
     for o in zip(texts.de[:5], texts.en[:5], new): print(*o, sep='\n  ', flush=True)
-    return {**row, 'bleu':bleu, 'greedy':greedy, 'signature':signature, 'valid_loss':float(learn.recorder.values[-1][1]), 'pairs':len(texts), 'epochs':round(count.texts/dls.train.n, 2),
-            **count.row, 'predict_minutes':round(minutes, 2), 'params':n_params(learn.model), **about(args.threads, 'sacrebleu', 'tokenizers')}
+    return {**row, 'bleu':bleu, 'greedy':greedy, 'signature':signature, 'pairs':len(texts), **done, 'predict_minutes':round(minutes, 2), 'params':n_params(learn.model), **about(args.threads, 'sacrebleu', 'tokenizers')}
 
 # Results
 
 COLS = {'candidate':lambda r: NAMES[r['candidate']] + tried(r), 'recipe':lambda r: ' '.join(f'{k}={v}' for k,v in changed(r).items()) or '–', 'seed':'seed', 'BLEU, beam search':'bleu', 'BLEU, greedy':'greedy',
-        'epochs':'epochs', 'source tokens seen':'tokens', 'minutes of training':'minutes', 'minutes of beam search':'predict_minutes', 'parameters':'params'}
+        'epochs':lambda r: r['recipe']['epochs'], 'source tokens seen':'tokens', 'minutes of training':'minutes', 'minutes of beam search':'predict_minutes', 'parameters':'params'}
 
 def changed(row):
     "What the recipe of `row` has of its own."

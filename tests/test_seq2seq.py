@@ -1,0 +1,626 @@
+"The encoder–decoder, from its parts to a learner that answers: references, masks, caches, loaders, odd input"
+import math, pickle, random, subprocess, sys
+from dataclasses import replace
+import numpy as np, pandas as pd, pytest, sacrebleu, torch, torch.nn as nn, torch.nn.functional as F
+from fastai.text.all import (BaseTokenizer, ColReader, ColSplitter, CrossEntropyLossFlat, DataBlock, Learner, RandomSplitter, TextBlock, TextDataLoaders,
+                             load_learner, set_seed)
+from hypothesis import example, given, settings, strategies as st
+from fastai_txf.attention import KVCache, causal_mask
+from fastai_txf.generate import *
+from fastai_txf.generate import _CachedReader, _make_reader, _Reader
+from fastai_txf.interop import from_torch
+from fastai_txf.layers import TransformerBlock
+from fastai_txf.learner import transformer_classifier_learner, transformer_lm_learner
+from fastai_txf.models import PRESETS, Seq2SeqTransformer, TransformerDecoder, TransformerLM, make_config, seq2seq_splitter
+from fastai_txf.pairs import *
+from fastai_txf.positions import POSITIONS, sinusoids
+from fastai_txf.seq2seq import *
+from fastai_txf.tokens import BPETokenizer, CharTokenizer
+from fastai_txf.train import TeacherForcing, TokenAccuracy, inverse_sqrt
+from fixtures import changed, make_dls, quiet, texts_df, weights
+from test_properties import build, configs
+
+torch.set_num_threads(1)
+V,PAD_,BOS_,EOS_ = 30,1,2,3
+some,few = settings(max_examples=12), settings(max_examples=4)
+
+def close(a, b, eps=1e-5): torch.testing.assert_close(a, b, atol=eps, rtol=eps)
+def text(*shape): return torch.randint(4, V, shape)
+def padded(x, front, back): return F.pad(x, (front,back), value=PAD_)
+
+def tiny(**kw):
+    "A model in `eval` whose weights are large enough for all of them to matter"
+    return build(Seq2SeqTransformer, make_config(**{**dict(vocab_sz=V, d_model=16, n_heads=4, max_len=12), **kw}))
+
+# The model against torch's
+
+@pytest.mark.parametrize('norm_first', [False,True])
+@pytest.mark.parametrize('positions,scale_emb', [('sinusoidal',True), ('none',False), ('learned',False)])
+def test_model_is_torch(norm_first, positions, scale_emb):
+    "Embeddings, positions, `nn.Transformer` with all its masks, and a linear map: the same logits and gradients"
+    torch.manual_seed(0)
+    ours = tiny(wiring='pre' if norm_first else 'post', ff='relu', positions=positions, scale_emb=scale_emb, tgt_vocab_sz=20, tie=False, p=0., emb_p=0.)
+    theirs = nn.Transformer(16, 4, 2, 2, 64, 0., 'relu', batch_first=True, norm_first=norm_first)
+    if not norm_first: theirs.encoder.norm = theirs.decoder.norm = None
+    for p in theirs.parameters(): p.data += 0.1*torch.randn_like(p)
+    same = from_torch(theirs)
+    for part in ('encoder','decoder'): getattr(ours, part).blocks,getattr(ours, part).norm = getattr(same, part).blocks,getattr(same, part).norm
+    for b in ours.decoder.blocks: b.attn.fn.causal = True
+    src,tgt,real = text(2,7),torch.randint(4, 20, (2,5)),torch.tensor([[True]*7, [True]*4+[False]*3])
+    src[~real] = PAD_
+    def embed(part, x):
+        pos = torch.arange(x.shape[1])
+        h = part.emb(x)*(4. if scale_emb else 1.)
+        return h + (sinusoids(pos, 16) if positions == 'sinusoidal' else part.positions.emb(pos) if positions == 'learned' else 0.)
+    out = theirs(embed(ours.encoder, src), embed(ours.decoder, tgt), tgt_mask=~causal_mask(5), src_key_padding_mask=~real, memory_key_padding_mask=~real)
+    want,got = ours.head(out),ours(src, tgt)
+    close(got, want)
+    embs = [ours.encoder.emb.weight, ours.decoder.emb.weight]
+    for a,b in zip(torch.autograd.grad(got.square().sum(), embs), torch.autograd.grad(want.square().sum(), embs)): close(a, b, 1e-4)
+
+def test_paper():
+    "The `vaswani` preset is the paper's base model: post-norm, ReLU, sinusoids, scaled and shared embeddings, 65 million parameters with 37,000 tokens"
+    with torch.device('meta'): model = Seq2SeqTransformer('vaswani', vocab_sz=37_000, d_model=512, n_heads=8, n_layers=6, share_emb=True)
+    assert sum(p.numel() for p in model.parameters()) == 63_082_496 # 37,000·512 + 6 layers of 3,152,384 and 4,204,032; the paper rounds up
+    c = model.config
+    assert (c.wiring, c.ff, c.positions, c.scale_emb, c.p) == ('post','relu','sinusoidal',True,0.1)
+
+# Masks
+
+@some
+@given(configs(max_len=17), st.integers(1,8), st.integers(1,8), st.integers(0,9), st.integers(0,9), st.integers(0,9))
+def test_padding(config, src_len, tgt_len, front, back, behind):
+    "Padding on either side, and a longer companion, change nothing"
+    model = build(Seq2SeqTransformer, config)
+    src,tgt = text(1,src_len),text(1,tgt_len)
+    alone = model(src, tgt)
+    close(model(padded(src, front, back), padded(tgt, 0, behind))[:,:tgt_len], alone)
+    pair = torch.cat([padded(src, front, back+5), padded(text(1,src_len+front+back+5), 0, 0)])
+    close(model(pair, torch.cat([tgt, text(1,tgt_len)]))[:1], alone)
+
+@some
+@given(configs(), st.integers(2,8), st.data())
+def test_future(config, sl, data):
+    "No output of the decoder depends on a later token; each does on its own, on those before and on the source"
+    model,src = build(Seq2SeqTransformer, config),text(1,5)
+    i = data.draw(st.integers(0, sl-1))
+    a,b = (t := text(1,sl)),t.clone()
+    b[:,i:] = (b[:,i:]-4 + torch.randint(1, V-4, (sl-i,)))%(V-4) + 4
+    out = [model(src, o)[0] for o in (a,b)]
+    close(out[0][:i], out[1][:i])
+    assert (out[0][i]-out[1][i]).abs().max() > 1e-3
+    other = (src-4+1)%(V-4) + 4
+    assert (model(other, a)[0]-out[0]).abs().amax(-1).min() > 1e-4
+
+def test_future_gradient():
+    "Nor does a gradient reach one"
+    model,seen = tiny(),[]
+    model.decoder.emb.register_forward_hook(lambda m, args, out: seen.append(out))
+    g, = torch.autograd.grad(model(text(1,5), text(1,8))[0,3].square().sum(), seen)
+    assert g[0,4:].abs().max() == 0 and g[0,:4].abs().amax(-1).min() > 0
+
+def test_nothing_to_read():
+    "A source of nothing but padding leaves a language model"
+    model = tiny()
+    out = model(torch.full((2,3), PAD_), text(2,4))
+    assert out.isfinite().all()
+
+@pytest.mark.parametrize('long', ['window','head','tail','head+tail'])
+def test_long_source(long):
+    "A source beyond `max_len` is read whole in windows, or cut as the configuration says"
+    model,src,tgt = tiny(long=long, positions='learned'),text(1,30),text(1,4)
+    cut = dict(head=src[:,:12], tail=src[:,-12:])
+    cut['head+tail'] = torch.cat([src[:,:6], src[:,-6:]], 1)
+    if long in cut: return close(model(src, tgt), model(cut[long], tgt))
+    states,_ = model.encode(src)
+    close(states, torch.cat([model.encoder(o) for o in src.split(10, 1)], 1))  # three windows of ten
+    last = src.clone(); last[:,-1] = 4 + (src[:,-1]-3)%(V-4)
+    assert (model(last, tgt)-model(src, tgt)).abs().max() > 1e-4
+
+# Cache
+
+def cached(preset): return dict(positions='learned') if make_config(preset).positions == 'conv' else {}
+cases = {**{k:dict(config=k, **cached(k)) for k in PRESETS}, **{f'{k} positions':dict(positions=k) for k in POSITIONS if k != 'conv'}, 'one key head':dict(n_kv_heads=1), 'own width':dict(d_head=6),
+         'one decoder block':dict(n_dec_layers=1), 'three':dict(n_dec_layers=3, share_emb=True), 'width 5':dict(max_len=5), 'learned, width 5':dict(max_len=5, positions='learned')}
+
+def sources(*lens): return torch.cat([padded(text(1,n), 0, max(lens)-n) for n in lens])
+
+@torch.no_grad()
+def walk(model, src, prompts, more, cache=True, rows=None):
+    "The reader's logits before each column of `more`; `rows` are selected before the third"
+    reader,res = _make_reader(model, prompts, None, cache, src=src), []
+    for i,new in enumerate(more.T):
+        if rows is not None and i == 3: reader.select(rows)
+        res.append(reader.logits())
+        reader.append(new)
+    return reader,res
+
+def banded(model, src, tgt, width):
+    "Logits under a band mask, from the parts"
+    context,mask = model.encode(src)
+    band = causal_mask(tgt.shape[1]).triu(1-width)
+    h = super(TransformerDecoder, model.decoder).forward(tgt, band, context=context, context_mask=mask)
+    return model.head(h)
+
+@pytest.mark.parametrize('case', cases)
+def test_cached(case):
+    "With the cache and without it, within `max_len` and beyond, for sources and prompts of different lengths"
+    model,src,more = tiny(**cases[case]),sources(3,8,5),torch.randint(4, V, (3,16))
+    prompts = [text(n) for n in (1,2,1)]
+    reader,got = walk(model, src, prompts, more)
+    assert isinstance(reader, _CachedReader)
+    for a,b in zip(got, walk(model, src, prompts, more, cache=False)[1]): close(a, b, 1e-4*b.abs().max().item())
+    if model.decoder.positions.max_len: return
+    for r in range(3):
+        tgt = torch.cat([prompts[r], more[r]])[None]
+        want = banded(model, src[r:r+1], tgt, model.config.max_len)[0,len(prompts[r])-1:-1]
+        close(torch.stack([o[r] for o in got]), want, 1e-4*want.abs().max().item())
+
+@pytest.mark.parametrize('rows', [[2,0,1],[0,0,2],[1],[2,1,0,0,1]])
+def test_rows_keep_their_source(rows):
+    "Texts that change places, come several times or end keep what they read"
+    model,src,prompts = tiny(),sources(3,8,5),text(3,1)
+    more = torch.randint(4, V, (3,8))
+    later = torch.cat([more[:,:3].new_zeros(len(rows),3), more[rows,3:]], 1)
+    def go(cache):
+        reader,res = _make_reader(model, prompts, None, cache, src=src), []
+        with torch.no_grad():
+            for i in range(8):
+                if i == 3: reader.select(torch.tensor(rows))
+                res.append(reader.logits())
+                reader.append((more if i < 3 else later)[:,i])
+        return res
+    for a,b in zip(go(True), go(False)): close(a, b, 1e-4)
+    plain = model(src[rows], torch.cat([prompts[rows], more[rows]], 1))
+    for i,a in enumerate(go(True)): close(a, plain[rows if i < 0 else slice(None),i] if i >= 3 else model(src, torch.cat([prompts, more], 1))[:,i], 1e-4)
+
+def test_read_once():
+    "The source is encoded once, and its keys and values are computed once for each block"
+    model,count = tiny(),[]
+    for name,m in (('encoder', model.encoder), ('key', model.decoder.blocks[0].cross.fn.k)): m.register_forward_hook(lambda *_, name=name: count.append(name))
+    generate(model, text(2,1), 8, src=text(2,5), seed=0)
+    assert sorted(count) == ['encoder','key']
+
+class Foreign(nn.Module):
+    "A model of one's own"
+    def __init__(self):
+        super().__init__()
+        self.emb,self.core,self.head = nn.Embedding(V, 8),nn.Transformer(8, 2, 1, 1, 16, 0., batch_first=True),nn.Linear(8, V)
+    def forward(self, src, tgt):
+        return self.head(self.core(self.emb(src), self.emb(tgt), tgt_mask=~causal_mask(tgt.shape[1]), src_key_padding_mask=src == PAD_, memory_key_padding_mask=src == PAD_))
+
+class Backwards(Seq2SeqTransformer):
+    def encode(self, src):
+        h,mask = super().encode(src)
+        return -h, mask
+
+@pytest.mark.parametrize('make', [Foreign, lambda: tiny(positions='conv'), lambda: Backwards(vocab_sz=V, d_model=16)], ids=['foreign','conv','subclass'])
+def test_any_model(make):
+    "What has no cache is read again for every token, through the same loop, beams included"
+    torch.manual_seed(0)
+    model,src = make().eval(),sources(4,6)
+    assert type(_make_reader(model, text(2,1), None, src=src)) is _Reader
+    out = generate(model, text(2,1), 5, src=src, temperature=0)
+    for i in range(5): assert model(src, out[:,:i+1])[:,-1].argmax(-1).equal(out[:,i+1])
+    ids,scores = beam_search(model, text(1,1), 3, src=src[:1], num_beams=3)
+    logp = model(src[:1].expand(3,-1), ids[:,:-1]).log_softmax(-1).gather(-1, ids[:,1:,None]).sum((1,2))
+    close(scores, logp/3, 1e-4)
+
+@some
+@given(st.lists(st.integers(1,9), min_size=1, max_size=4), st.integers(0,6))
+def test_batch_is_its_rows(lens, n):
+    "Greedy texts do not depend on companions"
+    model,src = tiny(),sources(*lens)
+    got = generate(model, torch.full((len(lens),1), BOS_), n, src=src, temperature=0)
+    for i in range(len(lens)): assert generate(model, torch.tensor([[BOS_]]), n, src=src[i:i+1,:lens[i]], temperature=0).equal(got[i:i+1])
+
+def test_beams_are_exhaustive():
+    "As many beams as there are texts find the best of all"
+    model = tiny(vocab_sz=5, tgt_vocab_sz=5)
+    src = torch.tensor([[2,4,0]])
+    ids,scores = beam_search(model, torch.tensor([[2]]), 3, src=src, num_beams=125, length_penalty=0)
+    every = torch.cartesian_prod(*[torch.arange(5)]*3)
+    tgt = torch.cat([torch.full((125,1), 2), every], 1)
+    logp = model(src.expand(125,-1), tgt[:,:-1]).log_softmax(-1).gather(-1, tgt[:,1:,None]).sum((1,2))
+    best = logp.argsort(descending=True)
+    close(scores, logp[best], 1e-4)
+    assert ids[0].equal(tgt[best[0]])
+
+def test_source_errors():
+    "A source where there is none, none where one is needed, and one for fewer texts"
+    model,lm = tiny(),TransformerLM(vocab_sz=V, d_model=16)
+    with pytest.raises(ValueError, match='Seq2SeqTransformer needs a source'): generate(model, text(1,1), 2)
+    with pytest.raises(ValueError, match='TransformerLM reads no source'): generate(lm, text(1,1), 2, src=text(1,3))
+    with pytest.raises(ValueError, match=r'src of shape \(1, 3\) for 2 texts'): generate(model, text(2,1), 2, src=text(1,3))
+    class NoCross(nn.Module):
+        def __init__(self, d_model): super().__init__()
+    with pytest.raises(TypeError, match='takes no `cross`'): TransformerDecoder(vocab_sz=V, block=NoCross)
+
+@pytest.mark.parametrize('share_emb,tie', [(True,True),(True,False),(False,True),(False,False)])
+def test_sharing(share_emb, tie):
+    "Embeddings and output layer share what they should, through saving and copying, and every parameter is in one group"
+    model = tiny(share_emb=share_emb, tie=tie)
+    for m in (model, pickle.loads(pickle.dumps(model))):
+        assert (m.encoder.emb.weight is m.decoder.emb.weight) == share_emb and (m.head.weight is m.decoder.emb.weight) == tie
+        ids = [id(p) for g in seq2seq_splitter(m) for p in g]
+        assert sorted(ids) == sorted(map(id, m.parameters()))
+    assert {id(p) for p in model.decoder.parameters()} <= {id(p) for p in seq2seq_splitter(model)[-1]}
+
+# Tokens
+
+@given(st.text())
+@example('▁ ▁▁')
+@example('xxbos xxeos xxunk')
+def test_characters(t):
+    "Characters give every text back"
+    tok = CharTokenizer()
+    toks, = tok([t])
+    assert tok.detokenize(['xxbos', *toks, 'xxeos']) == t and len(toks) == len(t)
+
+corpus = ['Ein kleines Mädchen klettert in ein Spielhaus.', 'A little girl climbing into a playhouse.', 'xxbos xxbos xxbos xxbos']*4
+bpe = BPETokenizer(320).train(corpus)
+
+@given(st.text())
+@example('xxbos xxeos Ġ\r\n')
+@example('🙂🙂')
+def test_byte_pairs(t):
+    "So do byte pairs, whatever they were learned from; all tokens are in the vocabulary and none is a special one"
+    toks, = bpe([t])
+    assert bpe.detokenize(['xxbos', *toks, 'xxeos']) == t
+    assert set(toks) <= set(bpe.vocab) - {'xxbos','xxeos','xxunk','xxpad'}
+
+def test_byte_pairs_learn():
+    "Frequent words become one token, the vocabulary keeps its size and order, pickling keeps all"
+    assert len(list(bpe([corpus[0]]))[0]) < len(corpus[0])/2 and len(bpe.vocab) == len(set(bpe.vocab)) <= 320
+    again = pickle.loads(pickle.dumps(bpe))
+    assert again.vocab == bpe.vocab and list(again(corpus)) == list(bpe(corpus))
+    bpe.setup(['other texts'])                                              # fastai calls it whenever it tokenizes
+    assert again.vocab == bpe.vocab
+    with pytest.raises(ValueError, match='no vocabulary yet'): BPETokenizer().vocab
+    with pytest.raises(ValueError, match='vocab_sz=200'): BPETokenizer(200)
+
+def test_byte_pairs_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'tokenizers', None)
+    with pytest.raises(ImportError, match='pip install tokenizers'): BPETokenizer()
+
+# Loaders
+
+def pairs_df(n=60, seed=0):
+    "Letters and the same backwards"
+    rng = random.Random(seed)
+    words = [' '.join(rng.choices(['Ab','cde','fg','h'], k=rng.randint(1,5))) for _ in range(n)]
+    return pd.DataFrame(dict(src=words, tgt=[w[::-1] for w in words], is_valid=[i%5 == 0 for i in range(n)]))
+
+KW = dict(src_col='src', tgt_col='tgt', valid_col='is_valid', bs=8)
+toks = dict(words=BaseTokenizer, characters=CharTokenizer, pieces=lambda: BPETokenizer(300), mixed=lambda: (CharTokenizer(), BPETokenizer(300)))
+
+@pytest.fixture(scope='module')
+def pdf(): return pairs_df()
+
+@pytest.fixture(scope='module')
+def pdls(pdf): return Seq2SeqDataLoaders.from_df(pdf, tok_tfm=CharTokenizer(), **KW)
+
+@pytest.mark.parametrize('kind', toks)
+def test_batches(pdf, kind):
+    "Both sides from `xxbos` to `xxeos`, padding behind and nowhere else, and back to the text"
+    dls = Seq2SeqDataLoaders.from_df(pdf, tok_tfm=toks[kind](), rules=[], min_freq=1, **KW)
+    seen = 0
+    for src,tgt in dls.valid:
+        for side,x in enumerate((src,tgt)):
+            vocab = pair_vocabs(dls)[side]
+            n = (x != PAD_).sum(1)
+            for row,k in zip(x.tolist(), n.tolist()):
+                assert row[0] == vocab.index('xxbos') and row[k-1] == vocab.index('xxeos') and set(row[k:]) <= {PAD_}
+            assert n.max() == x.shape[1]
+        seen += len(src)
+    assert seen == 12
+    shown = {tuple(map(str, s)) for b in dls.valid for s in dls.valid.decode_batch(b, 99)}
+    assert shown == {(s,t) for s,t,v in pdf.itertuples(index=False) if v}
+
+def test_sorted(pdf):
+    "Batches of validation are in order of length, those of training hold pairs of like length"
+    dls = Seq2SeqDataLoaders.from_df(pairs_df(600), tok_tfm=CharTokenizer(), **KW)
+    lens = [int((x != PAD_).sum()) for b in dls.valid for x in zip(*b) for x in [torch.cat(x)]]
+    assert lens == sorted(lens, reverse=True)
+    waste = np.mean([(b[0] == PAD_).float().mean().item() for b in dls.train])
+    assert waste < 0.1
+
+def test_vocabularies(pdf):
+    "Of their own, shared on request, and shared where one tokenizer brings its own; training rows only"
+    rare = pdf.assign(src=pdf.src.where(~pdf.is_valid, 'Zz'))
+    make = lambda **kw: pair_vocabs(Seq2SeqDataLoaders.from_df(rare, **{**KW, **kw}))
+    a,b = make(tok_tfm=BaseTokenizer(), rules=[])
+    assert 'Ab' in a and 'Ab' not in b and 'bA' in b and 'Zz' not in a
+    a,b = make(tok_tfm=BaseTokenizer(), rules=[], share_vocab=True)
+    assert list(a) == list(b) and {'Ab','bA'} <= set(a)
+    tok = BPETokenizer(400)
+    a,b = make(tok_tfm=tok)
+    assert list(a) == list(b) == tok.vocab and 'Zz' not in a
+    with pytest.raises(ValueError, match='share_vocab=True'): make(tok_tfm=(BPETokenizer(300), BPETokenizer(280)), share_vocab=True)
+
+def test_data_block(pdf):
+    "The blocks in a `DataBlock` of one's own, and a column split"
+    dblock = DataBlock((SequenceBlock(CharTokenizer()), SequenceBlock(CharTokenizer())), get_x=ColReader('src'), get_y=ColReader('tgt'), splitter=ColSplitter())
+    dls = dblock.dataloaders(pdf, bs=4, num_workers=0)
+    check_pairs(dls)
+    learn = quiet(transformer_seq2seq_learner(dls, d_model=16, n_layers=1))
+    learn.fit(1, 1e-3)
+    assert isinstance(learn.predict('Ab'), str)
+
+def test_csv(pdf, tmp_path):
+    "From a file, an empty field being an empty text"
+    df = pdf.assign(src=[''] + list(pdf.src[1:]), is_valid=pdf.is_valid.astype(int))
+    df.to_csv(tmp_path/'pairs.csv', index=False)
+    dls = Seq2SeqDataLoaders.from_csv(tmp_path, src_col='src', tgt_col='tgt', valid_pct=0.2, seed=0, tok_tfm=CharTokenizer(), bs=8)
+    assert len(dls.train_ds) + len(dls.valid_ds) == 60 and dls.path == tmp_path
+    assert min(len(x) for x,_ in [*dls.train_ds, *dls.valid_ds]) == 2
+
+def test_random_split(pdf):
+    "Without `valid_col` a share is drawn, the same for a seed"
+    make = lambda seed: [x.tolist() for x,_ in Seq2SeqDataLoaders.from_df(pdf, src_col='src', tgt_col='tgt', seed=seed, tok_tfm=CharTokenizer(), bs=8).valid_ds]
+    assert make(1) == make(1) != make(2) and len(make(1)) == 12
+
+bad = {'missing target':(lambda d: d.assign(tgt=[None]+list(d.tgt[1:])), {}, "column 'tgt' has no text .*index 0"),
+       'NaN source':(lambda d: d.assign(src=[*d.src[:-1],float('nan')]), {}, "column 'src' has no text .*index 59"),
+       'numbers':(lambda d: d.assign(tgt=1), {}, "column 'tgt' holds 1 .int."), 'no column':(lambda d: d, dict(tgt_col='en'), "no columns are called 'en'"),
+       'one column':(lambda d: d, dict(tgt_col='src'), 'name one column to read and another to write'), 'two columns':(lambda d: d, dict(src_col=['src','tgt']), 'name one column'),
+       'no rows':(lambda d: d[:0], {}, 'no rows'), 'all valid':(lambda d: d.assign(is_valid=True), {}, 'all of 60 rows are for validation'),
+       'three tokenizers':(lambda d: d, dict(tok_tfm=[CharTokenizer()]*3), '3 tokenizers'), 'large batch':(lambda d: d, dict(bs=100), 'not one batch of bs=100')}
+
+@pytest.mark.parametrize('case', bad)
+def test_bad_frames(pdf, case):
+    "Named with the remedy before anything is tokenized"
+    change,kw,match = bad[case]
+    with pytest.raises(ValueError, match=match): Seq2SeqDataLoaders.from_df(change(pdf), **{**KW, 'tok_tfm':CharTokenizer(), **kw})
+
+def test_bad_loaders(pdf, pdls):
+    "Misspelt options, other loaders, a vocabulary without ends, targets without ends"
+    with pytest.raises(TypeError, match='tgt_col'): Seq2SeqDataLoaders.from_df(pdf, tgt_cal='tgt')
+    clf = make_dls(texts_df())
+    for dls in (clf, make_dls(texts_df(), is_lm=True, seq_len=16)):
+        with pytest.raises(TypeError, match='no two vocabularies'): transformer_seq2seq_learner(dls)
+    with pytest.raises(TypeError, match='is no DataLoaders'): transformer_seq2seq_learner([1])
+    block = lambda vocab=None: SequenceBlock(CharTokenizer(), vocab)
+    make = lambda *blocks: DataBlock(blocks, get_x=ColReader('src'), get_y=ColReader('tgt'), splitter=ColSplitter()).dataloaders(pdf, bs=4, num_workers=0)
+    with pytest.raises(ValueError, match=r"target vocabulary has no \['xxeos'\]"): check_pairs(make(block(), block(['xxunk','xxpad','xxbos'])))
+    with pytest.raises(ValueError, match=r'at \[1, 0\]'): check_pairs(make(block(), block(['xxpad','xxunk','xxbos','xxeos'])))
+    plain = TextBlock.from_df('tgt', tok=CharTokenizer(), tok_text_col='tgt', rules=[], n_workers=0)
+    with pytest.raises(ValueError, match="instead of 'xxbos' and 'xxeos'"): check_pairs(make(block(), plain))
+
+def test_show_batch(pdls, capsys):
+    "Source and target side by side"
+    pdls.show_batch(max_n=2)
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].split() == ['source','target'] and len(out) == 3
+
+# The learner
+
+SMALL = dict(d_model=16, n_heads=2, n_layers=1, p=0., emb_p=0.)
+
+@pytest.fixture
+def make(pdls, tmp_path): return lambda **kw: quiet(transformer_seq2seq_learner(kw.pop('dls', pdls), **{**SMALL, 'path':tmp_path, **kw}))
+
+def digits_df(n=2500, seed=0):
+    "Dates written out and in ISO form, made here"
+    months = 'January February March April May June July August September October November December'.split()
+    rng = random.Random(seed)
+    days = [(rng.randint(1950,2049), rng.randint(1,12), rng.randint(1,28)) for _ in range(n)]
+    forms = [lambda y,m,d: f'{d} {months[m-1]} {y}', lambda y,m,d: f'{months[m-1]} {d}, {y}', lambda y,m,d: f'{d:02}/{m:02}/{y}']
+    return pd.DataFrame(dict(src=[rng.choice(forms)(*o) for o in days], tgt=[f'{y}-{m:02}-{d:02}' for y,m,d in days], is_valid=[i >= n-200 for i in range(n)]))
+
+def test_dates():
+    "Data, training, greedy and beam search on the whole path: at least 99 % of new dates are exactly right"
+    set_seed(0)
+    df = digits_df()
+    dls = Seq2SeqDataLoaders.from_df(df, src_col='src', tgt_col='tgt', valid_col='is_valid', tok_tfm=CharTokenizer(), bs=64)
+    learn = quiet(transformer_seq2seq_learner(dls, d_model=64, n_heads=4, n_layers=2, p=0., emb_p=0., metrics=TokenAccuracy()))
+    learn.fit_one_cycle(12, 5e-3)
+    new = df[df.is_valid]
+    assert learn.recorder.values[-1][-1] > 0.99
+    for n,kw in ((200,{}), (40,dict(num_beams=3))):
+        right = [a == b for a,b in zip(learn.predict(new[:n], **kw), new.tgt)]
+        assert np.mean(right) >= 0.99
+    e = learn.encode('4 July 1976', '1976-07-04')
+    year = e.weights.mean(0)[0,[i for i,t in enumerate(e.tokens) if t in '1976']].sum()
+    assert year > 1.5*4/len(e.tokens)                                       # it looks at the year while it writes the year's first digit
+
+def test_loss(make):
+    "The loss is cross-entropy with smoothed labels, over real tokens alone"
+    learn = make(label_smoothing=0.2)
+    src,tgt = next(iter(learn.dls.valid))
+    loss = learn.validate(dl=[(src,tgt)])[0]
+    logits = learn.model.eval()(src.as_subclass(torch.Tensor), tgt.as_subclass(torch.Tensor)[:,:-1])
+    logp,want = logits.log_softmax(-1),tgt.as_subclass(torch.Tensor)[:,1:]
+    each = -(0.8*logp.gather(-1, want[...,None])[...,0] + 0.2*logp.mean(-1))
+    close(torch.tensor(loss), each[want != PAD_].mean().detach())
+    longer = learn.validate(dl=[(padded(src.as_subclass(torch.Tensor), 3, 0), padded(tgt.as_subclass(torch.Tensor), 2, 9))])[0]
+    assert math.isclose(loss, longer, rel_tol=1e-5)                         # padding on either side, and in front
+    with pytest.raises(ValueError, match='label_smoothing=1'): make(label_smoothing=1)
+
+def test_token_accuracy(make):
+    learn = make(metrics=TokenAccuracy())
+    got,right,n = learn.validate()[1],0,0
+    for src,tgt in learn.dls.valid:
+        guess = learn.model.eval()(src.as_subclass(torch.Tensor), tgt.as_subclass(torch.Tensor)[:,:-1]).argmax(-1)
+        for g,t in zip(guess.tolist(), tgt[:,1:].tolist()):
+            k = [a == b for a,b in zip(g, t) if b != PAD_]
+            right,n = right+sum(k),n+len(k)
+    assert math.isclose(got, right/n)
+
+def test_bleu(make, monkeypatch):
+    "The metric is sacrebleu's on what the model writes"
+    learn = make(metrics=SacreBLEU(n_tokens=9))
+    learn.fit(1, 1e-2)
+    df = pairs_df()
+    df = df[df.is_valid]
+    want = sacrebleu.corpus_bleu(learn.predict(df, n_tokens=9), [list(df.tgt)]).score
+    assert math.isclose(learn.recorder.values[-1][-1], want, rel_tol=1e-6) and learn.recorder.metric_names[3] == 'bleu'
+    with pytest.raises(TypeError): SacreBLEU(n_token=9)
+    monkeypatch.setitem(sys.modules, 'sacrebleu', None)
+    with pytest.raises(ImportError, match='pip install sacrebleu'): SacreBLEU()
+
+def test_get_preds(make):
+    "Log-probabilities of each target, in the order of the data"
+    learn = make()
+    logp,targs = learn.get_preds()
+    assert len(logp) == 12
+    for row,t,(src,tgt) in zip(logp, targs, learn.dls.valid_ds):
+        src,tgt = src.as_subclass(torch.Tensor)[None],tgt.as_subclass(torch.Tensor)[None]
+        want = target_logprobs(learn.model(src, tgt[:,:-1]), tgt[:,1:])[0]
+        n = tgt.shape[1]-1
+        close(row[:n], want.detach()); assert t[:n].equal(tgt[0,1:]) and not row[n:].any() and (t[n:] == PAD_).all()
+    with pytest.raises(TypeError, match='with_loss'): learn.get_preds(with_loss=True)
+    with pytest.raises(ValueError, match='no targets'): learn.get_preds(dl=learn.dls.test_dl(['Ab']))
+    assert learn.validate(dl=learn.dls.test_dl(pairs_df()[:9], with_labels=True))[0] > 0
+
+def test_fastai_calls(make, capsys):
+    "lr_find, summary, discriminative rates, the callbacks' order, mixed precision, show_results"
+    learn = make()
+    assert learn.lr_find(show_plot=False).valley > 0
+    assert 'Total params' in str(learn.summary())
+    learn.fit_one_cycle(1, slice(1e-4,1e-3)); learn.to_bf16(); learn.fit_one_cycle(1, 1e-3); learn.to_fp32()
+    learn.show_results(max_n=3)
+    out = capsys.readouterr().out
+    assert 'prediction' in out and 'source' in out
+
+def test_freeze(make):
+    "Frozen groups stay; thawed ones learn"
+    learn = make(n_layers=2)
+    learn.freeze()
+    before = weights(learn)
+    learn.fit(1, 1e-2)
+    names = changed(learn, before)
+    assert names and not [n for n in names if n.startswith('encoder.blocks')]
+    learn.unfreeze()
+    learn.fit(1, 1e-2)
+    assert changed(learn, before) == set(before)
+
+@pytest.mark.parametrize('kind', ['lm','clf'])
+def test_transfer(make, pdf, tmp_path, kind):
+    "An encoder comes from a language model or a classifier of the sources, token by token"
+    df = pdf.assign(text=pdf.src, label=['a','b']*30)
+    factory = transformer_lm_learner if kind == 'lm' else transformer_classifier_learner
+    other = factory(TextDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', is_lm=kind == 'lm', seq_len=8, bs=4, tok_tfm=CharTokenizer()),
+                    **{**SMALL, 'path':tmp_path})
+    other.save_encoder('enc')
+    learn = make(pretrained='enc')
+    for a,b in zip(other.model.encoder.blocks.parameters(), learn.model.encoder.blocks.parameters()): assert a.equal(b)
+    old,new = other.dls.vocab[0] if kind == 'clf' else other.dls.vocab,pair_vocabs(learn.dls)[0]
+    assert learn.model.encoder.emb.weight[new.index('h')].equal(other.model.encoder.emb.weight[old.index('h')])
+    assert not next(learn.model.encoder.blocks.parameters()).requires_grad and learn.model.head.weight.requires_grad
+
+def test_warmup(make):
+    "The paper's schedule: eq. 3, with its own rate where none is given"
+    learn = make()
+    learn.fit_warmup(2, warmup=4)
+    n = len(learn.recorder.lrs)
+    want = [16**-0.5*min(s**-0.5, s*4**-1.5) for s in range(1, n+1)]
+    assert np.allclose(learn.recorder.lrs, want)
+    learn.fit_warmup(1, 0.1, warmup=2)
+    assert np.isclose(max(learn.recorder.lrs), 0.1)
+    with pytest.raises(ValueError, match='warmup=0'): learn.fit_warmup(1, warmup=0)
+
+def test_predict(make):
+    "One text, a list, a series, a frame; samples; beams; batches and their size change nothing"
+    learn,texts = make(),['Ab cde','h','','zz 漢字 🙂','h '*40]
+    one = [learn.predict(t) for t in texts]
+    assert all(isinstance(o, str) for o in one)
+    for item in (texts, pd.Series(texts), pd.DataFrame(dict(src=texts))): assert learn.predict(item) == one
+    assert learn.predict(texts, bs=2) == one and learn.predict(texts, cache=False) == one
+    assert learn.predict(pd.DataFrame(dict(de=texts)), text_col='de') == one
+    assert learn.predict(texts, num_beams=1) == one and len(learn.predict(texts, num_beams=3)) == 5
+    a = learn.predict(texts, temperature=1., n_samples=3, seed=0)
+    assert a == learn.predict(texts, temperature=1., n_samples=3, seed=0) and [len(o) for o in a] == [3]*5
+    assert isinstance(learn.predict('h', temperature=1., n_samples=2)[0], str)
+    assert learn.predict(texts, n_tokens=0) == ['']*5 and all(len(o) <= 2 for o in learn.predict(texts, n_tokens=2))
+
+def test_predict_ends(make):
+    "A text ends with `xxeos`, or when it is twice as long as its source and twenty tokens more"
+    learn = make()
+    vocab = pair_vocabs(learn.dls)[1]
+    def always(token):
+        with torch.no_grad():
+            learn.model.head = nn.Linear(16, len(vocab))
+            learn.model.head.weight.zero_(); learn.model.head.bias.zero_(); learn.model.head.bias[vocab.index(token)] = 9.
+    always('h')
+    assert learn.predict(['h','hh']) == ['h'*(2*3+20), 'h'*(2*4+20)]
+    for t in ('xxeos',): always(t); assert learn.predict(['h','hh'], num_beams=1) == ['','']
+    for t in ('xxpad','xxbos','xxunk','xxfld'): always(t); assert t not in learn.predict('h', n_tokens=5)
+
+@pytest.mark.parametrize('kw,match', [(dict(temperature=-1), 'temperature=-1'), (dict(n_tokens=-1), 'n_tokens=-1'), (dict(num_beams=0), 'num_beams=0'), (dict(top_p=2), 'top_p=2'),
+                                      (dict(num_beams=2, top_k=3), 'leave out top_k=3'), (dict(num_beams=2, n_samples=2), 'leave out n_samples=2'), (dict(num_beams=2, temperature=0.5), 'leave out temperature')])
+def test_predict_errors(make, kw, match):
+    with pytest.raises(ValueError, match=match): make().predict('h', **kw)
+
+def test_predict_types(make):
+    learn = make()
+    with pytest.raises(TypeError): learn.predict('h', tempreature=1)
+    with pytest.raises(TypeError, match='number 1 is None'): learn.predict(['h',None])
+    with pytest.raises(ValueError, match='no text'): learn.predict([])
+    with pytest.raises(ValueError, match="no column 'src'"): learn.predict(pd.DataFrame(dict(de=['h'])))
+    with pytest.raises(TypeError, match="'d_modle' .*'d_model'"): make(d_modle=3)
+
+def test_encode(make):
+    "States, their mean, the last cross-attention and its weights; the model is as it was"
+    learn = make(n_heads=2)
+    modes = [m.training for m in learn.model.modules()]
+    e = learn.encode(['Ab','h cde'], ['bA','x'])
+    src = learn._ids(['h cde'])[0][None]
+    close(e.states[1], learn.model.eval().encode(src)[0][0].detach())
+    close(e.pooled, torch.stack([s.mean(0) for s in e.states]))
+    assert e.tokens[1] == ['xxbos','h','▁','c','d','e','xxeos'] and e.target[0] == ['b','A','xxeos']
+    for w,c,t,s in zip(e.weights, e.cross, e.target, e.tokens):
+        assert w.shape == (2,len(t),len(s)) and c.shape == (len(t),16)
+        close(w.sum(-1), torch.ones(2, len(t)))
+    assert not [m for m in learn.model.modules() if m._forward_hooks] and modes == [m.training for m in learn.model.train().modules()]
+    assert learn.encode('Ab').cross is None
+    with pytest.raises(ValueError, match='1 targets for 2 texts'): learn.encode(['a','b'], ['c'])
+
+def test_long_texts(make):
+    "A source and a target beyond `max_len`"
+    learn = make(max_len=8)
+    assert isinstance(learn.predict('Ab cde fg '*20, n_tokens=30), str)
+    learned = make(max_len=8, positions='learned')
+    assert isinstance(learned.predict('Ab cde fg '*20, n_tokens=30), str)
+    with pytest.raises(ValueError, match='learned positions end at max_len=8'): learned.validate()
+
+SCRIPT = """import sys
+from fastai.text.all import load_learner
+learn = load_learner(sys.argv[1])
+print(learn.predict(['Ab cde','','zz']), learn.predict('h fg', num_beams=2))"""
+
+@pytest.mark.parametrize('kind', ['characters','pieces'])
+def test_export(pdf, tmp_path, kind):
+    "Exported, and read in a fresh process: the same texts"
+    dls = Seq2SeqDataLoaders.from_df(pdf, tok_tfm=toks[kind](), **KW)
+    learn = quiet(transformer_seq2seq_learner(dls, **{**SMALL, 'path':tmp_path}))
+    learn.fit(1, 1e-2)
+    learn.export('m.pkl')
+    want = f"{learn.predict(['Ab cde','','zz'])} {learn.predict('h fg', num_beams=2)}\n"
+    res = subprocess.run([sys.executable, '-c', SCRIPT, str(tmp_path/'m.pkl')], capture_output=True, text=True)
+    assert res.stdout == want, res.stderr
+    back = load_learner(tmp_path/'m.pkl')
+    back.dls = dls
+    assert math.isclose(back.validate()[0], learn.validate()[0], rel_tol=1e-5)
+
+def test_own_arch(pdls, tmp_path):
+    "A model of one's own in the same learner"
+    class Own(Foreign):
+        def __init__(self, config):
+            super().__init__()
+            self.emb,self.head = nn.Embedding(config.vocab_sz, 8),nn.Linear(8, config.tgt_vocab_sz)
+    learn = quiet(transformer_seq2seq_learner(pdls, arch=Own))
+    learn.fit(1, 1e-3)
+    assert isinstance(learn.predict('Ab', num_beams=2), str)
+
+@pytest.mark.parametrize('preset', PRESETS)
+def test_presets_train(pdls, preset, tmp_path):
+    "Every preset trains, saves and loads"
+    learn = quiet(transformer_seq2seq_learner(pdls, preset, d_model=16, n_heads=2, n_layers=1, path=tmp_path))
+    before = learn.validate()[0]
+    learn.fit(4, 5e-3)
+    after = learn.validate()[0]
+    assert after < before
+    learn.save('m')
+    other = quiet(transformer_seq2seq_learner(pdls, preset, d_model=16, n_heads=2, n_layers=1, path=tmp_path)).load('m')
+    assert math.isclose(other.validate()[0], after, rel_tol=1e-5)
