@@ -20,10 +20,14 @@ from fastcore.meta import delegates
 from fastcore.xtras import is_listy
 from .data import _check_batches, _check_options, _names, _random_mask, _valid_mask, check_df, pad_index
 
-# %% ../nbs/05b_pairs.ipynb #1882845b
+# %% ../nbs/05b_pairs.ipynb #44ebf70a
 class TextTokenizer(Tokenizer):
     "fastai's `Tokenizer`, with the rules that `tok` asks for, and its `detokenize` where it has one."
-    def __init__(self, tok, rules=None, text_cols='text'):
+    def __init__(self,
+        tok, # tokenizer, or its class
+        rules=None, # what rewrites a text before it is cut; default: the tokenizer's own, or fastai's
+        text_cols:str='text', # the column of a data frame that is given for prediction
+    ):
         tok = tok() if isinstance(tok, type) else tok
         super().__init__(tok, rules=ifnone(rules, list(getattr(tok, 'rules', defaults.text_proc_rules))))
         self.text_cols = text_cols
@@ -35,10 +39,12 @@ class TextEnds(Transform):
     def encodes(self, o:list|L): return [BOS, *(t for t in o if t not in (BOS,EOS)), EOS]
     def decodes(self, o:list|L): return L(t for t in o if t not in (BOS,EOS))
 
-# %% ../nbs/05b_pairs.ipynb #e5b6eec9
+# %% ../nbs/05b_pairs.ipynb #6a811696
 class PadEnd(ItemTransform):
     "Fill all texts of a batch up with padding, behind."
-    def __init__(self, pad_idx=1): self.pad_idx = pad_idx
+    def __init__(self,
+        pad_idx:int=1, # id of the padding
+    ): self.pad_idx = pad_idx
     def encodes(self, samples): return list(zip(*map(self._pad, zip(*samples))))
     def _pad(self, texts):
         if not isinstance(texts[0], TensorText): return texts

@@ -77,9 +77,9 @@ def test_wheel(dists):
 # The order of modules and their names
 
 def order():
-    "The number of each module: its notebook's, and for `all` the highest of those that it gathers"
-    res = {m:int(o.name[:2]) for o in nbs.glob('[0-9][0-9]_*.ipynb') for m in default_exps(o)}
-    return {**res, 'all': max(res.get(o, 0) for o in imported('all'))}
+    "The number of each module: its notebook's (05 < 05a < 06), and for `all` the highest of those that it gathers"
+    res = {m:o.name.split('_')[0] for o in nbs.glob('[0-9][0-9]*_*.ipynb') for m in default_exps(o)}
+    return {**res, 'all': max(res.get(o, '') for o in imported('all'))}
 
 def imported(mod):
     "Modules of this package that `mod` imports, inside functions too"
@@ -94,8 +94,8 @@ def test_layers(mod):
     "A module imports only from modules of lower number"
     nums = order()
     assert mod in nums, f'{mod}.py comes from no numbered notebook'
-    wrong = [o for o in imported(mod) if nums.get(o, 1000) >= nums[mod]] if mod!='all' else []
-    assert not wrong, f'{mod} (notebook {nums[mod]:02d}) imports {wrong}, which do not come before it'
+    wrong = [o for o in imported(mod) if nums.get(o, '99') >= nums[mod]] if mod!='all' else []
+    assert not wrong, f'{mod} (notebook {nums[mod]}) imports {wrong}, which do not come before it'
 
 def test_all():
     "`fastai_txf.all` gathers every public name of its modules, none hidden by another"

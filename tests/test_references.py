@@ -149,28 +149,32 @@ def test_encoder(norm_first, activation, bias, last_norm):
     layer = nn.TransformerEncoderLayer(**layer_kw(norm_first, activation, bias))
     check_encoder(nn.TransformerEncoder(layer, 3, nn.LayerNorm(16) if last_norm else None, enable_nested_tensor=False), ('attn','padding'))
 
-def decode(m, y, x, mask):
-    "Torch's decoder or ours, causal, with part of the context hidden"
-    if isinstance(m, (nn.TransformerDecoderLayer,nn.TransformerDecoder)): return m(y, x, tgt_mask=~causal_mask(5), memory_key_padding_mask=~mask)
-    return m(y, mask=causal_mask(5), context=x, context_mask=mask[:,None,None])
+def masks_of(name, theirs):
+    "Torch's two masks under the names of one of its three attentions"
+    return {f'{name}_mask':theirs['attn_mask'], f'{name}_key_padding_mask':theirs['key_padding_mask']}
 
 @each_layer
+@pytest.mark.parametrize('kinds', masks.values(), ids=masks)
 @pytest.mark.parametrize('n', [None,2])
-def test_decoder(norm_first, activation, bias, n):
-    "A block with `cross` is `nn.TransformerDecoderLayer`, and several are `nn.TransformerDecoder`"
+def test_decoder(norm_first, activation, bias, kinds, n):
+    "A block with `cross` is `nn.TransformerDecoderLayer`, and several are `nn.TransformerDecoder`, whatever is hidden of the text and of the context"
     theirs = nn.TransformerDecoderLayer(**layer_kw(norm_first, activation, bias))
     if n: theirs = nn.TransformerDecoder(theirs, n, nn.LayerNorm(16))
-    mask = torch.tensor([[True]*7, [True]*4+[False]*3])
-    same_converted(randomize(theirs), from_torch, partial(decode, mask=mask), [leaf(2,5,16), leaf(2,7,16)])
+    (tgt,mask),(memory,context_mask) = make_masks(kinds, 2, 5, 5), make_masks([k for k in kinds if k != 'causal'], 2, 5, 7)
+    def f(m, y, x):
+        if isinstance(m, (nn.TransformerDecoderLayer,nn.TransformerDecoder)): return m(y, x, **masks_of('tgt', tgt), **masks_of('memory', memory))
+        return m(y, mask=mask, context=x, context_mask=context_mask)
+    same_converted(randomize(theirs), from_torch, f, [leaf(2,5,16), leaf(2,7,16)])
 
 @pytest.mark.parametrize('norm_first', [False,True])
-def test_transformer(norm_first):
-    "Two stacks are `nn.Transformer`"
+@pytest.mark.parametrize('src,tgt,memory', [*product(masks, repeat=3)][::4], ids=str)
+def test_transformer(norm_first, src, tgt, memory):
+    "Two stacks are `nn.Transformer`, with masks of every kind at each of its three attentions"
     theirs = randomize(nn.Transformer(16, 4, 2, 2, 24, 0., batch_first=True, norm_first=norm_first))
-    real,future = torch.tensor([[True]*7, [True]*4+[False]*3]), ~causal_mask(5)
+    made = dict(x=make_masks(masks[src], 2, 7, 7), y=make_masks(masks[tgt], 2, 5, 5), context=make_masks(masks[memory], 2, 5, 7))
     def f(m, x, y):
-        if isinstance(m, nn.Transformer): return m(x, y, tgt_mask=future, src_key_padding_mask=~real, memory_key_padding_mask=~real)
-        return m(x, y, x_mask=real[:,None,None], y_mask=~future, context_mask=real[:,None,None])
+        if isinstance(m, nn.Transformer): return m(x, y, **masks_of('src', made['x'][0]), **masks_of('tgt', made['y'][0]), **masks_of('memory', made['context'][0]))
+        return m(x, y, **{f'{k}_mask':v[1] for k,v in made.items()})
     same_converted(theirs, from_torch, f, [leaf(2,7,16), leaf(2,5,16)])
 
 @pytest.mark.parametrize('norm,wiring,ff', [*product(('layer','rms'), (PreNorm,PostNorm), ('relu','gelu','swiglu'))])
