@@ -6,8 +6,8 @@ from fastai.text.all import *
 from fastai_txf.all import *
 from common import *
 
-RECIPES = {name:dict(epochs=18, lr=2e-3, bs=128, vocab_sz=6000, num_beams=5, length_penalty=1., fit=dict(wd=0.01, pct_start=0.1, div=10.), label_smoothing=0.1,
-                     model=dict(positions='sinusoidal', d_model=192, n_heads=6, n_layers=3, d_ff=512, p=0.15, emb_p=0.15)) for name in ('txf','torch')}
+RECIPES = {name:dict(epochs=14, lr=1.5e-3, bs=64, vocab_sz=6000, num_beams=5, length_penalty=1., fit=dict(wd=0.01, pct_start=0.1, div=10.), label_smoothing=0.1,
+                     model=dict(d_model=192, n_heads=6, n_layers=3, d_ff=384, p=0.15, emb_p=0.15)) for name in ('txf','torch')}
 
 NAMES = dict(txf='`transformer_seq2seq_learner`', torch='the same learner around `nn.Transformer`')
 
