@@ -232,6 +232,7 @@ def test_source_errors():
     with pytest.raises(ValueError, match='Seq2SeqTransformer needs a source'): generate(model, text(1,1), 2)
     with pytest.raises(ValueError, match='TransformerLM reads no source'): generate(lm, text(1,1), 2, src=text(1,3))
     with pytest.raises(ValueError, match=r'src of shape \(1, 3\) for 2 texts'): generate(model, text(2,1), 2, src=text(1,3))
+    with pytest.raises(ValueError, match='Seq2SeqTransformer needs a source'): token_logprobs(model, text(1,4))
     class NoCross(nn.Module):
         def __init__(self, d_model): super().__init__()
     with pytest.raises(TypeError, match='takes no `cross`'): TransformerDecoder(vocab_sz=V, block=NoCross)
@@ -380,6 +381,7 @@ def test_bad_loaders(pdf, pdls):
     for dls in (clf, make_dls(texts_df(), is_lm=True, seq_len=16)):
         with pytest.raises(TypeError, match='no two vocabularies'): transformer_seq2seq_learner(dls)
     with pytest.raises(TypeError, match='is no DataLoaders'): transformer_seq2seq_learner([1])
+    with pytest.raises(ValueError, match='use transformer_seq2seq_learner'): transformer_classifier_learner(pdls)
     block = lambda vocab=None: SequenceBlock(CharTokenizer(), vocab)
     make = lambda *blocks: DataBlock(blocks, get_x=ColReader('src'), get_y=ColReader('tgt'), splitter=ColSplitter()).dataloaders(pdf, bs=4, num_workers=0)
     with pytest.raises(ValueError, match=r"target vocabulary has no \['xxeos'\]"): check_pairs(make(block(), block(['xxunk','xxpad','xxbos'])))
