@@ -364,6 +364,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'fastai_txf.pairs.PadEnd.decodes': ('pairs.html#padend.decodes', 'fastai_txf/pairs.py'),
                                   'fastai_txf.pairs.PadEnd.encodes': ('pairs.html#padend.encodes', 'fastai_txf/pairs.py'),
                                   'fastai_txf.pairs.PairDL': ('pairs.html#pairdl', 'fastai_txf/pairs.py'),
+                                  'fastai_txf.pairs.PairDL.create_item': ('pairs.html#pairdl.create_item', 'fastai_txf/pairs.py'),
                                   'fastai_txf.pairs.PairDL.show_batch': ('pairs.html#pairdl.show_batch', 'fastai_txf/pairs.py'),
                                   'fastai_txf.pairs.Seq2SeqDataLoaders': ('pairs.html#seq2seqdataloaders', 'fastai_txf/pairs.py'),
                                   'fastai_txf.pairs.Seq2SeqDataLoaders.from_csv': ( 'pairs.html#seq2seqdataloaders.from_csv',

@@ -591,7 +591,7 @@ def decode_specials(
             case = rule = n = None
     return res
 
-# %% ../nbs/06_generate.ipynb #9601f620
+# %% ../nbs/06_generate.ipynb #cc88949c
 def _pieces(model, idxs, max_len):
     "Logits for consecutive stretches of `idxs`, `(bs, ·, vocab_sz)`."
     if _cacheable(model) and model.decoder.positions.max_len is None:
@@ -621,6 +621,7 @@ def token_logprobs(
     "The log-probability of every token but the first, given those before."
     _check(max_len=max_len)
     idxs,start = _place(model, idxs)
+    _check_source(model, len(idxs), None)
     if start.any(): raise ValueError(f'texts that begin in the columns {start.tolist()}: give texts of one length')
     targets,res,n = idxs[:,1:], [], 0
     with _decoding(model, False):

@@ -6,7 +6,7 @@
 __all__ = ['remap_rows', 'TransformerLearner', 'TransformerClassifierLearner', 'TransformerLMLearner',
            'transformer_classifier_learner', 'transformer_lm_learner', 'show_results']
 
-# %% ../nbs/08_learner.ipynb #71f432d1
+# %% ../nbs/08_learner.ipynb #5223d998
 import dataclasses, difflib, inspect, math, pandas as pd, torch
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +25,7 @@ from fastai.torch_core import display_df, get_empty_df, to_cpu, trainable_params
 from .data import as_texts, check_dls, pad_index, text_vocab, tokenize_like
 from .generate import predict, stream_text, text_logprobs
 from .models import TransformerClassifier, TransformerConfig, TransformerLM, classifier_splitter, lm_splitter, make_config
+from .pairs import PairDL
 from .train import DeviceMixedPrecision, GatherLogProbs
 
 # %% ../nbs/08_learner.ipynb #13262c1d
@@ -163,7 +164,7 @@ class TransformerLMLearner(TransformerLearner):
         res = cb.all_tensors()
         return tuple(res + [-res[int(with_input)].mean(1)]*with_loss)
 
-# %% ../nbs/08_learner.ipynb #7ed06cb2
+# %% ../nbs/08_learner.ipynb #ed9238f0
 def _split_options(kwargs):
     "`kwargs` parted into fields of the configuration and arguments of `Learner`."
     fields = {f.name for f in dataclasses.fields(TransformerConfig)}
@@ -176,6 +177,7 @@ def _split_options(kwargs):
 def _check_kind(dls, is_lm):
     "Refuse the loaders of the other kind of learner."
     if is_lm and not hasattr(dls.train, 'seq_len'): raise ValueError(f'{type(dls.train).__name__} makes no batches for a language model: make `dls` with is_lm=True, or use transformer_classifier_learner')
+    if not is_lm and isinstance(dls.train, PairDL): raise ValueError('these `dls` hold pairs of texts: use transformer_seq2seq_learner')
     if not is_lm and isinstance(dls.train, LMDataLoader): raise ValueError('these `dls` have no targets, but the next tokens (is_lm=True): make them with labels, or use transformer_lm_learner')
 
 def _make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, model_kw, config_kw, learner_kw):

@@ -52,10 +52,17 @@ class PadEnd(ItemTransform):
         return [torch.cat([t, t.new_full((longest-len(t),), self.pad_idx)]) for t in texts]
     def decodes(self, sample): return [t[t != self.pad_idx] if isinstance(t, TensorText) else t for t in sample]
 
-# %% ../nbs/05b_pairs.ipynb #128d7aa6
+# %% ../nbs/05b_pairs.ipynb #08c37e12
 @delegates(SortedDL)
 class PairDL(SortedDL):
-    "A `SortedDL` of sources and targets."
+    "A `SortedDL` of sources and targets, each turned into numbers once."
+    def create_item(self, s):
+        "The item number `s`, kept for the next epoch."
+        if s is None: return super().create_item(s)
+        made = self.__dict__.setdefault('made', {})
+        if s not in made: made[s] = super().create_item(s)
+        return made[s]
+
     def show_batch(self,
         b=None, # batch to show; default: the first
         max_n:int=9, # pairs to show
