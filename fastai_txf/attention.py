@@ -265,12 +265,17 @@ class SelfAttention(_Heads):
         k,v = cache.append(self, k, v)                                      # (bs, n_kv_heads, k_len, d_head)
         return self.mix(q, k, v, mask, self.positions.bias(pos, cache.k_pos), need_weights)
 
-# %% ../nbs/00_attention.ipynb #aeab0b70
+# %% ../nbs/00_attention.ipynb #8be01345
 def _extend(columns, new, end, k_len):
     "Put `new` in front of column `end`; the last `k_len` columns up to there."
     sl = new.shape[2]
     columns.narrow(2, end-sl, sl).copy_(new)
     return columns.narrow(2, end-k_len, k_len)
+
+def _rows(t, rows):
+    "Rows of `t`; without a copy where all of them are one."
+    if t.shape[0] == 1 or t.stride(0) == 0: return t[:1].expand(len(rows), *t.shape[1:])
+    return t.index_select(0, rows)
 
 class KVCache:
     "Keys and values of the tokens that a causal model has read, layer by layer."
@@ -339,8 +344,8 @@ class KVCache:
         rows, # row numbers, one may come several times
     ): # `self`
         "Keep these texts, in this order."
-        for kept in (self.layers, self.fixed):
-            for layer,kv in kept.items(): kept[layer] = [t.index_select(0, rows) for t in kv]
-        self.context = [t if t is None else t.index_select(0, rows) for t in self.context]
+        for layer,kv in self.layers.items(): self.layers[layer] = [t.index_select(0, rows) for t in kv]
+        for layer,kv in self.fixed.items(): self.fixed[layer] = [_rows(t, rows) for t in kv]
+        self.context = [t if t is None else _rows(t, rows) for t in self.context]
         if self.real is not None: self.real,self.n_pad = self.real[rows],self.n_pad[rows]
         return self

@@ -338,7 +338,7 @@ def refresh_tokens(
     if n: (cache/'counter.pkl').unlink() # the file by which fastai knows a finished cache
     return n
 
-# %% ../nbs/05_data.ipynb #4daf3cc9
+# %% ../nbs/05_data.ipynb #d261b29e
 def text_list(
     dls, # text `DataLoaders`
     side:int=0 # which texts: 0 for those to read, 1 for those to write (pairs)
@@ -352,6 +352,7 @@ def as_texts(
 )->list:
     "The texts as a list; ValueError where there are none, TypeError for what is no text"
     if isinstance(item, pd.DataFrame):
+        item,text_col = item.rename(columns=str),str(text_col)
         if text_col not in item.columns: raise ValueError(f'there is no column {text_col!r} among {list(item.columns)}: name the one with the texts, `text_col=…`')
         item = item[text_col]
     if not hasattr(item, '__iter__'): raise TypeError(f'{item!r} is a {type(item).__name__}: give a text, a list of texts or a data frame')

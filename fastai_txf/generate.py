@@ -383,7 +383,7 @@ class _CachedReader(_Reader):
         if self.context is not None: self.context = self.cache.context
         self.longest = self.idxs.shape[1] - int(self.start.min())
 
-# %% ../nbs/06_generate.ipynb #214035d6
+# %% ../nbs/06_generate.ipynb #f1930ae4
 def _lay_out(model, by_columns):
     "Store the weights of the linear maps of a model on a CPU that widen their input by columns, or again by rows."
     for w in {m.weight for m in model.modules() if isinstance(m, torch.nn.Linear) and m.out_features > m.in_features}:
@@ -413,8 +413,8 @@ def _decoding(model, by_columns):
         for m in training: m.training = True
 
 def _layout_pays(reader, n):
-    "Whether laying the weights out by columns takes less time than it saves in `n` tokens; a compiled step is made for it."
-    return isinstance(reader, _CachedReader) and (n >= 64 or reader.compile)
+    "Whether laying the weights out by columns takes less time than it saves in `n` tokens (what follows a source ends long before); a compiled step is made for it."
+    return isinstance(reader, _CachedReader) and (n >= 64 and reader.src is None or reader.compile)
 
 def _as_generator(seed, device):
     "A `torch.Generator` from a number, a generator or None."
@@ -690,7 +690,7 @@ def _append(text, new, sep):
     if not text or not new: return text + new
     return text + (new.lstrip(' ') if text[-1].isspace() else sep + new)
 
-# %% ../nbs/06_generate.ipynb #eac1c8dc
+# %% ../nbs/06_generate.ipynb #b86eb41c
 _bar_after = 2. # seconds
 
 def _with_bar(steps, total):
@@ -713,6 +713,7 @@ class _Job:
     "What `predict` asks of the functions above: ids and options on one side, the way back to text on the other."
     def __init__(self, learn, prompts, n_words, n_tokens, no_unk, decoder, stop):
         _check(n_words=n_words, n_tokens=n_tokens)
+        if isinstance(learn.model, Seq2SeqTransformer): raise TypeError('this learner goes from one text to another and continues none: use its own `predict`')
         self.model,self.vocab = learn.model,text_vocab(learn.dls)
         self.decode,self.sep = _joiner(learn.dls, decoder)
         self.end = _ender(n_words if n_tokens is None else None, self.sep, stop)

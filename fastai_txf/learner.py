@@ -164,14 +164,14 @@ class TransformerLMLearner(TransformerLearner):
         res = cb.all_tensors()
         return tuple(res + [-res[int(with_input)].mean(1)]*with_loss)
 
-# %% ../nbs/08_learner.ipynb #ed9238f0
-def _split_options(kwargs):
-    "`kwargs` parted into fields of the configuration and arguments of `Learner`."
-    fields = {f.name for f in dataclasses.fields(TransformerConfig)}
+# %% ../nbs/08_learner.ipynb #3e8bdb4c
+def _split_options(kwargs, unused=()):
+    "`kwargs` parted into fields of the configuration, but for those that the model does not use, and arguments of `Learner`."
+    fields = {f.name for f in dataclasses.fields(TransformerConfig)} - {*unused}
     learner = inspect.signature(Learner.__init__).parameters.keys() - {'self','dls','model'}
     for k in kwargs.keys() - fields - learner:
         near = difflib.get_close_matches(k, sorted(fields|learner), 1)
-        raise TypeError(f'{k!r} is neither a field of TransformerConfig nor an argument of Learner' + (f': did you mean {near[0]!r}?' if near else ''))
+        raise TypeError(f'{k!r} is neither a field of TransformerConfig that this model uses nor an argument of Learner' + (f': did you mean {near[0]!r}?' if near else ''))
     return {k:v for k,v in kwargs.items() if k in fields}, {k:v for k,v in kwargs.items() if k in learner}
 
 def _check_kind(dls, is_lm):

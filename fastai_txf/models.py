@@ -8,14 +8,14 @@ __all__ = ['POOLS', 'INITS', 'LONG', 'PRESETS', 'compact', 'crop_index', 'window
            'TransformerLM', 'TransformerClassifier', 'TransformerDecoder', 'Seq2SeqTransformer', 'classifier_splitter',
            'lm_splitter', 'seq2seq_splitter']
 
-# %% ../nbs/03_models.ipynb #ef49572d
+# %% ../nbs/03_models.ipynb #a633b816
 import dataclasses, difflib, inspect, math, torch, torch.nn as nn
 from dataclasses import dataclass
 from functools import partial
 from fastai.torch_core import Module, params
 from fastai.layers import SigmoidRange
 from fastcore.basics import ifnone
-from .attention import PerHeadLinear, _head_width, padding_mask
+from .attention import PerHeadLinear, _head_width, causal_mask, padding_mask
 from .positions import POSITIONS
 from .layers import FEED_FORWARDS, NORMS, WIRINGS, TransformerBlock, _drop
 
@@ -342,7 +342,7 @@ class TransformerClassifier(Module):
         if self.config.pool == 'max_logits': return self.range(masked_max(self.head(self.drop(h)), mask))
         return self.range(self.head(self.drop(POOLS[self.config.pool](h, mask))))
 
-# %% ../nbs/03_models.ipynb #0e5128aa
+# %% ../nbs/03_models.ipynb #ff1d090f
 class TransformerDecoder(TransformerEncoder):
     "Token ids to one vector for each token, from the tokens before it and a context (Vaswani et al. 2017, section 3.1)."
     parts_per_block = 3
@@ -361,9 +361,11 @@ class TransformerDecoder(TransformerEncoder):
         context_mask=None, # which of them are real, boolean, `(bs, 1, 1, c_len)`
         cache=None, # `KVCache` of the tokens before `x`, and of the context
     ): # `(bs, sl, d_model)`
-        "As the encoder, every block with the context."
+        "As the encoder, every block with the context; a token sees the `max_len` tokens up to itself, with a cache and without."
+        sl,width,mask = x.shape[1], self.config.max_len, None
         if cache is not None: context,context_mask = cache.context
-        return super().forward(x, cache=cache, context=context, context_mask=context_mask)
+        elif sl > width: mask = causal_mask(sl, device=x.device).triu(1-width)
+        return super().forward(x, mask, cache, context=context, context_mask=context_mask)
 
 # %% ../nbs/03_models.ipynb #9e9cfcf2
 class Seq2SeqTransformer(Module):

@@ -6,19 +6,20 @@
 __all__ = ['TextTokenizer', 'TextEnds', 'PadEnd', 'PairDL', 'show_pairs', 'SequenceBlock', 'pair_vocabs', 'check_pairs',
            'Seq2SeqDataLoaders']
 
-# %% ../nbs/05b_pairs.ipynb #64df3f31
-import numpy as np, pandas as pd, torch
+# %% ../nbs/05b_pairs.ipynb #923448e9
+import csv, numpy as np, pandas as pd, torch
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from fastai.data.all import ColReader, DataBlock, DataLoaders, IndexSplitter, ItemTransform, L, Transform, TransformBlock
 from fastai.text.core import BOS, EOS, PAD, Tokenizer, WordTokenizer, defaults, tokenize_texts
 from fastai.text.data import Numericalize, SortedDL, TensorText, make_vocab
 from fastai.torch_core import TitledStr, display_df
-from fastcore.basics import ifnone
+from fastcore.basics import ifnone, patch
 from fastcore.imports import IN_NOTEBOOK
 from fastcore.meta import delegates
 from fastcore.xtras import is_listy
-from .data import _check_batches, _check_options, _names, _random_mask, _valid_mask, check_df, pad_index
+from .data import _check_batches, _check_options, _names, _random_mask, _valid_mask, as_texts, check_df, pad_index, text_tokenizer
 
 # %% ../nbs/05b_pairs.ipynb #44ebf70a
 class TextTokenizer(Tokenizer):
@@ -52,23 +53,28 @@ class PadEnd(ItemTransform):
         return [torch.cat([t, t.new_full((longest-len(t),), self.pad_idx)]) for t in texts]
     def decodes(self, sample): return [t[t != self.pad_idx] if isinstance(t, TensorText) else t for t in sample]
 
-# %% ../nbs/05b_pairs.ipynb #08c37e12
+# %% ../nbs/05b_pairs.ipynb #039967d8
 @delegates(SortedDL)
 class PairDL(SortedDL):
-    "A `SortedDL` of sources and targets, each turned into numbers once."
+    "A `SortedDL` of sources and targets."
+    def __init__(self,
+        dataset, # pairs of texts
+        keep:bool=False, # keep the numbers of each pair for the next epoch (without workers)
+        **kwargs
+    ):
+        self.keep,self.made = keep,{}
+        super().__init__(dataset, **kwargs)
+
     def create_item(self, s):
-        "The item number `s`, kept for the next epoch."
-        if s is None: return super().create_item(s)
-        made = self.__dict__.setdefault('made', {})
-        if s not in made: made[s] = super().create_item(s)
-        return made[s]
+        "The pair number `s`."
+        if s is None or not self.keep: return super().create_item(s)
+        if s not in self.made: self.made[s] = super().create_item(s)
+        return self.made[s]
 
     def show_batch(self,
         b=None, # batch to show; default: the first
         max_n:int=9, # pairs to show
-        ctxs=None, # rows to add to; default: new ones
         show:bool=True, # as in `TfmdDL`
-        **kwargs
     ):
         "A table of sources and targets."
         if b is None: b = self.one_batch()
@@ -121,12 +127,13 @@ def check_pairs(
     ids,(bos,eos) = dls.train_ds[0][1].tolist(), map(vocabs[1].index, (BOS,EOS))
     if ids[0] != bos or ids[-1] != eos: raise ValueError(f'a target begins with {vocabs[1][ids[0]]!r} and ends with {vocabs[1][ids[-1]]!r} instead of {BOS!r} and {EOS!r}: use a SequenceBlock')
 
-# %% ../nbs/05b_pairs.ipynb #c3672ae0
+# %% ../nbs/05b_pairs.ipynb #f2cdf770
 def _sides(df, cols, tok_tfm, rules, train):
     "The tokenizers of both sides, set up with the training rows."
-    toks = list(tok_tfm) if is_listy(tok_tfm) else [tok_tfm]*2
+    make = lambda t: WordTokenizer() if t is None else t() if isinstance(t, type) else t
+    toks = [*map(make, tok_tfm)] if is_listy(tok_tfm) else [make(tok_tfm)]*2
     if len(toks) != 2: raise ValueError(f'{len(toks)} tokenizers for source and target: give one for both, or two')
-    sides = [TextTokenizer(ifnone(t, WordTokenizer), rules, c) for t,c in zip(toks, cols)]
+    sides = [TextTokenizer(t, rules, c) for t,c in zip(toks, cols)]
     for side in sides:
         mine = [c for s,c in zip(sides, cols) if s.tok is side.tok]
         if hasattr(side.tok, 'setup'): side.tok.setup([t for c in mine for t in df[c][train]], side.rules)
@@ -138,7 +145,8 @@ def _pair_vocabs(frame, sides, share, min_freq, max_vocab):
     if share and own[0] != own[1]: raise ValueError('share_vocab=True, but each side has a tokenizer with a vocabulary of its own: give one tokenizer for both')
     counts = [Counter(t for ts in frame[s.text_cols] for t in ts) for s in sides]
     if share: counts = [counts[0]+counts[1]]*2
-    return [ifnone(v, make_vocab(c, min_freq, max_vocab)) for v,c in zip(own, counts)]
+    least = [ifnone(min_freq, 1 if hasattr(s.tok, 'detokenize') else 3) for s in sides]
+    return [ifnone(v, make_vocab(c, min(least) if share else n, max_vocab)) for v,c,n in zip(own, counts, least)]
 
 class Seq2SeqDataLoaders(DataLoaders):
     "Loaders of sources and targets, with early errors."
@@ -155,7 +163,7 @@ class Seq2SeqDataLoaders(DataLoaders):
         tok_tfm=None, # tokenizer for both sides, or a pair of them; default: fastai's
         rules=None, # what rewrites a text before it is cut; default: the tokenizer's own, or fastai's
         share_vocab:bool=False, # one vocabulary for both sides (a tokenizer that learns its vocabulary and serves both shares it anyway)
-        min_freq:int=3, # rarer tokens become xxunk
+        min_freq:int=None, # rarer tokens become xxunk; default: 1 for a tokenizer that loses nothing (it has `detokenize`), else 3
         max_vocab:int=60000, # most tokens in a vocabulary
         n_workers:int=None, # processes that tokenize; default: none for fewer than 2,000 rows or a tokenizer without rules, then one a CPU
         **kwargs
@@ -166,14 +174,14 @@ class Seq2SeqDataLoaders(DataLoaders):
         cols = [*_names(df, src_col), *_names(df, tgt_col)]
         if len(cols) != 2 or cols[0] == cols[1]: raise ValueError(f'{src_col=} and {tgt_col=}: name one column to read and another to write')
         valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
-        check_df(df, cols, valid_col=valid)
+        check_df(df, cols, valid_col=valid if valid_pct or valid_col is not None else None)
         sides = _sides(df, cols, tok_tfm, rules, ~valid)
         frame = pd.DataFrame({s.text_cols:_cut(df[s.text_cols], s, n_workers) for s in sides})
         vocabs = _pair_vocabs(frame[~valid], sides, share_vocab, min_freq, max_vocab)
         blocks = [SequenceBlock(s.tok, v, s.rules, text_cols=s.text_cols) for s,v in zip(sides, vocabs)]
         dblock = DataBlock(blocks, get_x=ColReader(cols[0]), get_y=ColReader(cols[1]), splitter=IndexSplitter(np.flatnonzero(valid)))
         lens = frame.map(len).sum(axis=1).to_numpy()
-        dls = cls.from_dblock(dblock, frame, path=path, **{'num_workers':0, 'dl_kwargs':[dict(res=lens[~valid]), dict(val_res=lens[valid])], **kwargs})
+        dls = cls.from_dblock(dblock, frame, path=path, **{'num_workers':0, 'keep':True, 'dl_kwargs':[dict(res=lens[~valid]), dict(val_res=lens[valid])], **kwargs})
         check_pairs(dls)
         return cls(*dls.loaders, path=dls.path, device=dls.device)
 
@@ -182,12 +190,27 @@ class Seq2SeqDataLoaders(DataLoaders):
     def from_csv(cls,
         path, # folder of the file
         csv_fname='pairs.csv', # its name
-        header='infer', # as for `pd.read_csv`, like the next
+        header='infer', # as for `pd.read_csv`, like the next two
         delimiter=',', # between the columns
+        quoting=csv.QUOTE_MINIMAL, # what quotes mean
+        src_col=0, # name or position of the column to read
+        tgt_col=1, # of the column to write
         **kwargs
     ):
-        "Loaders from the rows of a csv file; an empty field is an empty text."
-        return cls.from_df(pd.read_csv(Path(path)/csv_fname, header=header, delimiter=delimiter, keep_default_na=False), path=path, **kwargs)
+        "Loaders from the rows of a csv file. Both columns are text, even if they look like numbers; an empty field is an empty text."
+        read = partial(pd.read_csv, Path(path)/csv_fname, header=header, delimiter=delimiter, quoting=quoting, keep_default_na=False)
+        names = read(nrows=0 if header is not None else 1).columns
+        text = {names[c] if isinstance(c, int) and c < len(names) else c:str for c in (src_col, tgt_col)}
+        return cls.from_df(read(dtype=text), path=path, src_col=src_col, tgt_col=tgt_col, **kwargs)
+
+@patch
+@delegates(DataLoaders.test_dl)
+def test_dl(self:Seq2SeqDataLoaders,
+    test_items, # a text, texts, or a data frame with the columns of training
+    **kwargs
+):
+    "A loader over `test_items`; with targets if it is a frame that has them and `with_labels=True`."
+    return super(Seq2SeqDataLoaders, self).test_dl(test_items if isinstance(test_items, pd.DataFrame) else as_texts(test_items), **kwargs)
 
 def _cut(texts, side, n_workers):
     "`texts` as lists of tokens."

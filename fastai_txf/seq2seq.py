@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Encoded', 'Seq2SeqLearner', 'transformer_seq2seq_learner', 'SacreBLEU']
 
-# %% ../nbs/08a_seq2seq.ipynb #078cc383
-import inspect, torch
+# %% ../nbs/08a_seq2seq.ipynb #ce9f4161
+import inspect, numpy as np, torch
 from dataclasses import dataclass
 from torch.nn.utils.rnn import pad_sequence
 from fastcore.basics import ifnone
@@ -17,18 +17,21 @@ from fastai.learner import Learner, Metric
 from fastai.losses import CrossEntropyLossFlat
 from fastai.text.core import BOS, EOS, FLD, PAD, UNK
 from .data import as_texts, pad_index, text_list, text_tokenizer, tokenize_like
-from .generate import _beam_options, _check, _decoding, _joiner, beam_search, decode_specials, generate, stream_tokens
+from .generate import _as_generator, _beam_options, _check, _decoding, _joiner, beam_search, decode_specials, generate, stream_tokens
 from .learner import TransformerLearner, _make_learner, _split_options
 from .models import Seq2SeqTransformer, TransformerConfig, masked_mean, seq2seq_splitter
 from .pairs import check_pairs, pair_vocabs, show_pairs
 from .train import GatherLogProbs, TeacherForcing
 
-# %% ../nbs/08a_seq2seq.ipynb #fae0dac5
-def _limit(n_src): return 2*n_src + 20
+# %% ../nbs/08a_seq2seq.ipynb #f6a0aef1
+def _longest_ratio(ds, n=500):
+    "How many target tokens come to one of the source, in all but the longest hundredth of `n` pairs of `ds`, evenly drawn."
+    pairs = [ds[i] for i in np.linspace(0, len(ds)-1, min(n, len(ds))).astype(int)]
+    return float(np.quantile([len(t)/len(s) for s,t in pairs], 0.99))
 
 @dataclass
 class Encoded:
-    "What `Seq2SeqLearner.encode` returns: tensors for one text, lists of them for several (`pooled` is stacked)."
+    "What `Seq2SeqLearner.encode` returns: as below for one text, lists of these for several (`pooled` is stacked)."
     pooled:torch.Tensor  # mean over the source's tokens, `(d_model,)`
     states:torch.Tensor  # a vector for each source token, `(src_len, d_model)`
     tokens:list          # the source tokens
@@ -36,13 +39,30 @@ class Encoded:
     weights:torch.Tensor # its attention weights, `(n_heads, tgt_len, src_len)`; None without a target
     target:list          # the target tokens; None without a target
 
+_filters = 'top_k','top_p','min_p','rel_min_p'
+
+def _write_options(n_tokens=None, num_beams=1, length_penalty=1., temperature=None, n_samples=1, **kwargs):
+    "The options of `write` as those of `generate`, or of `beam_search`. A ValueError for what is out of range or does not go together."
+    samples = num_beams == 1 and (n_samples > 1 or any(kwargs.get(f) is not None for f in _filters))
+    if temperature is None: temperature = 1. if samples or num_beams > 1 else 0.
+    options = dict(temperature=temperature, n_samples=n_samples, **kwargs)
+    inspect.signature(stream_tokens).bind(None, None, None, **options)
+    _check(n_tokens=n_tokens, num_beams=num_beams, length_penalty=length_penalty, **options)
+    return options if num_beams == 1 else _beam_options(num_beams, length_penalty, **options)
+
 class Seq2SeqLearner(TransformerLearner):
     "A `TransformerLearner` that reads one text and writes another."
+    ratio = 2. # target tokens for one of the source: what is too long
+
     def _ids(self, texts, side=0):
         "The ids of each text, from `xxbos` to `xxeos`."
         tl,tok = text_list(self.dls, side),text_tokenizer(self.dls, side)
         cut = tokenize_like(self.dls, texts) if side == 0 else map(tok._tokenize1, texts)
         return [tl.infer(list(t)).as_subclass(torch.Tensor).long() for t in cut]
+
+    def _given(self, item, text_col, side=0):
+        "`item` as a list of texts."
+        return as_texts(item, ifnone(text_col, getattr(text_tokenizer(self.dls, side), 'text_cols', 'text')))
 
     def _barred(self, vocab, no_unk): return [i for i,t in enumerate(vocab) if t in (PAD,BOS,'xxfake') + (UNK,FLD)*no_unk]
 
@@ -51,35 +71,32 @@ class Seq2SeqLearner(TransformerLearner):
     @delegates(stream_tokens, but='src,stop_idx,barred')
     def write(self,
         src, # ids of sources, `(bs, src_len)`, padding anywhere
-        n_tokens:int=None, # tokens to write at most; default: twice those of the source and 20
-        num_beams:int=1, # above 1: beam search
+        n_tokens:int=None, # tokens to write at most; default: twice those of the source (more, if that is usual in training) and 20
+        num_beams:int=1, # above 1: beam search, one text at a time
         length_penalty:float=1., # of the beam search
-        temperature:float=0., # 0 is greedy; above it, sampling
+        temperature:float=None, # 0 is greedy, above it sampling; default: 1 for several samples or with a filter such as `top_k`, else 0
         n_samples:int=1, # texts for each source, one after the other
         no_unk:bool=True, # never `xxunk` or `xxfld`
         decoder=decode_specials, # from tokens to strings, where the tokenizer has no `detokenize`
         **kwargs
     )->list: # `bs*n_samples` texts
         "Write a text for each source."
-        options = dict(temperature=temperature, n_samples=n_samples, **kwargs)
-        inspect.signature(stream_tokens).bind(None, None, None, **options)
-        _check(n_tokens=n_tokens, num_beams=num_beams, length_penalty=length_penalty, **options)
+        options = _write_options(n_tokens, num_beams, length_penalty, temperature, n_samples, **kwargs)
         vocab = pair_vocabs(self.dls)[1]
         ends = dict(stop_idx=vocab.index(EOS), barred=self._barred(vocab, no_unk))
-        limits = [ifnone(n_tokens, _limit(n)) for n in (src != pad_index(vocab)).sum(1).tolist()]
+        limits = [ifnone(n_tokens, int(max(2, self.ratio)*n) + 20) for n in (src != pad_index(vocab)).sum(1).tolist()]
         start = torch.full((len(src),1), vocab.index(BOS))
         if num_beams > 1:
-            options = _beam_options(num_beams, length_penalty, **{**options, 'temperature':temperature or 1})
             rows = [beam_search(self.model, s, n, src=o[None], **ends, **options)[0][0] for s,o,n in zip(start[:,None], src, limits)]
         else: rows = generate(self.model, start, max(limits), src=src, **ends, **options)
         limits = [n for n in limits for _ in range(n_samples)]
-        decode,_ = _joiner(self.dls, decoder, side=1)
-        return [decode(self._until_end(r[1:n+1].tolist(), vocab)) for r,n in zip(rows, limits)]
+        return self._texts([r[1:n+1] for r,n in zip(rows, limits)], 1, decoder)
 
-    def _until_end(self, ids, vocab):
-        "The tokens before `xxeos`."
-        toks = [vocab[i] for i in ids]
-        return toks[:toks.index(EOS)] if EOS in toks else toks
+    def _texts(self, rows, side, decoder=decode_specials):
+        "The text of each row of ids, up to `xxeos`."
+        vocab,(decode,_) = pair_vocabs(self.dls)[side], _joiner(self.dls, decoder, side)
+        toks = [[vocab[i] for i in r] for r in rows]
+        return [decode([t for t in ts[:ts.index(EOS) if EOS in ts else None] if t != BOS]) for ts in toks]
 
     @delegates(write, but='src')
     def predict(self,
@@ -87,14 +104,14 @@ class Seq2SeqLearner(TransformerLearner):
         text_col:str=None, # the data frame's column; default: that of the sources in training
         bs:int=64, # texts in a batch
         n_samples:int=1, # texts for each source
+        seed=None, # a number, or a `torch.Generator`, for repeatable samples
         **kwargs
     ): # a text; a list of them for several sources or samples (for both, a list of lists)
         "What the model writes for `item`."
-        texts = as_texts(item, ifnone(text_col, getattr(text_tokenizer(self.dls), 'text_cols', 'text')))
-        ids = self._ids(texts)
+        ids,seed = self._ids(self._given(item, text_col)), _as_generator(seed, next(self.model.parameters()).device)
         order,res = sorted(range(len(ids)), key=lambda i: len(ids[i])), [None]*len(ids)
         for at in [order[i:i+bs] for i in range(0, len(ids), bs)]:
-            new = self.write(self._pad([ids[i] for i in at]), n_samples=n_samples, **kwargs)
+            new = self.write(self._pad([ids[i] for i in at]), n_samples=n_samples, seed=seed, **kwargs)
             for j,i in enumerate(at): res[i] = new[j] if n_samples == 1 else new[j*n_samples:(j+1)*n_samples]
         return res[0] if isinstance(item, str) else res
 
@@ -102,14 +119,15 @@ class Seq2SeqLearner(TransformerLearner):
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
         dl=None, # a loader of pairs
         max_n:int=9, # pairs to show
-        shuffle:bool=True, # draw them at random
+        shuffle:bool=True, # draw them at random; False: the first ones
         **kwargs # of `write`
     ):
         "A table of sources, targets and predictions."
-        dl = (self.dls[ds_idx] if dl is None else dl).new(shuffle=shuffle, bs=max_n)
-        b = dl.one_batch()
-        shown = zip(*dl.decode_batch(b, max_n))
-        show_pairs(dict(zip(('source','target','prediction'), [*map(list, shown), self.write(b[0], **kwargs)])))
+        dl = self.dls[ds_idx] if dl is None else dl
+        idxs = np.random.permutation(dl.n)[:max_n] if shuffle else range(min(max_n, dl.n))
+        b = dl.do_batch([dl.do_item(i) for i in idxs])
+        shown = {name:self._texts(ids.tolist(), side) for side,(name,ids) in enumerate(zip(('source','target'), b))}
+        show_pairs({**shown, 'prediction':self.write(b[0].as_subclass(torch.Tensor), **kwargs)})
 
     def get_preds(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
@@ -124,7 +142,10 @@ class Seq2SeqLearner(TransformerLearner):
         dl = (self.dls[ds_idx] if dl is None else dl).new(shuffle=False, drop_last=False)
         if len(dl.dataset.tls) < 2: raise ValueError('these texts have no targets: use `predict`, or give a loader with labels')
         cb,idxs = GatherLogProbs(concat_dim=None), dl.get_idxs()
-        with ContextManagers(self.validation_context(cbs=L(cbs)+[cb], inner=inner)): self._do_epoch_validate(dl=dl)
+        metrics,self.metrics = self.metrics,L()                             # none is asked for
+        try:
+            with ContextManagers(self.validation_context(cbs=L(cbs)+[cb], inner=inner)): self._do_epoch_validate(dl=dl)
+        finally: self.metrics = metrics
         pad,order = pad_index(self.dls.vocab[1]), torch.tensor(idxs).argsort().tolist()
         logp,targs = [[row for batch in o for row in batch] for o in cb.all_tensors()]
         targs = pad_sequence([targs[i] for i in order], batch_first=True, padding_value=pad)
@@ -137,8 +158,9 @@ class Seq2SeqLearner(TransformerLearner):
         text_col:str=None, # as in `predict`
     ): # `Encoded`
         "The source's representation, token by token and pooled; with `target`, the last cross-attention's output and weights."
-        texts = as_texts(item, ifnone(text_col, getattr(text_tokenizer(self.dls), 'text_cols', 'text')))
-        targets = [None]*len(texts) if target is None else as_texts(target)
+        if not hasattr(self.model, 'encode'): raise TypeError(f'{type(self.model).__name__} has no `encode`: only a Seq2SeqTransformer shows its states')
+        texts = self._given(item, text_col)
+        targets = [None]*len(texts) if target is None else self._given(target, None, side=1)
         if len(targets) != len(texts): raise ValueError(f'{len(targets)} targets for {len(texts)} texts: give one for each')
         tgt_ids = targets if target is None else self._ids(targets, side=1)
         with _decoding(self.model, False): res = [self._encode_one(*o) for o in zip(self._ids(texts), tgt_ids)]
@@ -165,15 +187,17 @@ def _last_cross(model, tgt, context, mask):
     finally: handle.remove()
     return cross(seen[0], context, mask=mask, need_weights=True)
 
-# %% ../nbs/08a_seq2seq.ipynb #b7d1f008
+# %% ../nbs/08a_seq2seq.ipynb #b02d611a
+_unused = 'causal','n_out','pool','token_p','word_p','head_p'
+
 @delegates(Learner.__init__, but=['model'])
-@delegates(TransformerConfig, keep=True, but=['vocab_sz','tgt_vocab_sz','pad_idx','n_out','pool','token_p','word_p','head_p'])
+@delegates(TransformerConfig, keep=True, but=['vocab_sz','tgt_vocab_sz','pad_idx',*_unused])
 def transformer_seq2seq_learner(
     dls, # `Seq2SeqDataLoaders`, or any `DataLoaders` of two `SequenceBlock`s
     config=None, # a preset's name or a `TransformerConfig`
     arch=Seq2SeqTransformer, # makes the model, called with the configuration
     block=None, # makes a block, in place of `TransformerBlock`
-    pretrained=None, # an encoder saved by `save_encoder`: loaded, and its blocks frozen
+    pretrained=None, # an encoder saved by `save_encoder`: loaded, and frozen with what belongs to it alone
     drop_mult:float=1., # factor on all dropouts
     label_smoothing:float=0.1, # share of the probability that the loss wants spread over all tokens
     **kwargs
@@ -181,16 +205,17 @@ def transformer_seq2seq_learner(
     "A learner from texts to texts; `kwargs` are fields of the configuration and arguments of `Learner`."
     check_pairs(dls)
     if not 0 <= label_smoothing < 1: raise ValueError(f'{label_smoothing=} is a share of the probability: 0 ≤ label_smoothing < 1')
-    config_kw,learner_kw = _split_options(kwargs)
+    config_kw,learner_kw = _split_options(kwargs, _unused)
     src_vocab,tgt_vocab = pair_vocabs(dls)
     if not isinstance(config, TransformerConfig): config_kw.setdefault('share_emb', list(src_vocab) == list(tgt_vocab))
     pad = pad_index(tgt_vocab)
     learner_kw = {'loss_func':CrossEntropyLossFlat(ignore_index=pad, label_smoothing=label_smoothing), **learner_kw}
     learn = _make_learner(Seq2SeqLearner, dls, config, arch, seq2seq_splitter, pretrained, drop_mult,
                           dict(block=block), {**config_kw, 'tgt_vocab_sz':len(tgt_vocab)}, learner_kw)
+    learn.ratio = _longest_ratio(dls.train_ds)
     return learn.add_cb(TeacherForcing(pad, tgt_vocab.index(BOS)))
 
-# %% ../nbs/08a_seq2seq.ipynb #254f08d7
+# %% ../nbs/08a_seq2seq.ipynb #679da452
 class SacreBLEU(Metric):
     "Corpus BLEU of what the model writes for the validation set, 0 to 100."
     @delegates(Seq2SeqLearner.write, but='src')
@@ -198,14 +223,16 @@ class SacreBLEU(Metric):
         **kwargs
     ):
         inspect.signature(Seq2SeqLearner.write).bind(None, None, **kwargs)
+        options = {k:v for k,v in kwargs.items() if k not in ('no_unk','decoder')}
+        if options.get('n_samples', 1) != 1: raise ValueError(f"n_samples={options['n_samples']}: BLEU compares one text with its target")
+        _write_options(**options)
         self.options = kwargs
         _sacrebleu()
+    def __getstate__(self): return dict(options=self.options)
     def reset(self): self.written,self.targets = [],[]
     def accumulate(self, learn):
-        vocab = pair_vocabs(learn.dls)[1]
-        decode,_ = _joiner(learn.dls, decode_specials, side=1)
         self.written += learn.write(learn.xb[0], **self.options)
-        self.targets += [decode(learn._until_end(t.tolist(), vocab)) for t in learn.y]
+        self.targets += learn._texts(learn.y.tolist(), 1, self.options.get('decoder', decode_specials))
     @property
     def value(self): return _sacrebleu().corpus_bleu(self.written, [self.targets]).score if self.written else None
     @property

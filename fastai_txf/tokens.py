@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['CharTokenizer', 'BPETokenizer']
 
-# %% ../nbs/05a_tokens.ipynb #2a8682bb
+# %% ../nbs/05a_tokens.ipynb #1acd0927
 from fastai.text.core import defaults
-from fastcore.basics import store_attr
+from fastcore.basics import compose, store_attr
 
 # %% ../nbs/05a_tokens.ipynb #89f7d24f
 class CharTokenizer:
@@ -27,7 +27,7 @@ class CharTokenizer:
         "Join characters; fastai's special tokens are left out."
         return ''.join('▁' if t == '▁▁' else ' ' if t == '▁' else t for t in toks if t not in defaults.text_spec_tok)
 
-# %% ../nbs/05a_tokens.ipynb #1646c73f
+# %% ../nbs/05a_tokens.ipynb #bd8e55dc
 def _tokenizers():
     "The package `tokenizers`; an ImportError that says how to get it."
     try: import tokenizers
@@ -35,7 +35,7 @@ def _tokenizers():
     return tokenizers
 
 class BPETokenizer:
-    "Byte-level byte-pair tokens, learned from the texts that it first sees."
+    "Byte-level byte-pair tokens, learned from the texts that it is set up with."
     rules = ()
 
     def __init__(self,
@@ -60,25 +60,31 @@ class BPETokenizer:
         self.tok.train_from_iterator(texts, trainer)
         ids = self.tok.get_vocab()
         self.pieces = sorted(ids, key=ids.get)
+        self.whole = [[t] if t not in defaults.text_spec_tok else list(t) for t in self.pieces] # "xxbos" in a text is no special token
         return self
 
-    def setup(self, items, rules=None):
+    def setup(self,
+        items, # texts
+        rules=None, # what rewrites them before they are cut
+    ):
         "`train`, unless that has been done: fastai calls this whenever it tokenizes."
-        if self.tok is None: self.train(items)
+        if self.tok is None: self.train(map(compose(*rules), items) if rules else items)
+
+    def _check_trained(self):
+        if self.tok is None: raise ValueError('there is no vocabulary yet: `train` the tokenizer on texts')
 
     @property
     def vocab(self):
         "All tokens, fastai's special ones first."
-        if self.tok is None: raise ValueError('there is no vocabulary yet: `train` the tokenizer on texts')
+        self._check_trained()
         return list(defaults.text_spec_tok) + [t for t in self.pieces if t not in defaults.text_spec_tok]
 
     def __call__(self,
         items, # texts
     ): # yields a list of tokens for each
         "Cut texts into byte-pair tokens."
-        self.setup(items)
-        whole = [[t] if t not in defaults.text_spec_tok else list(t) for t in self.pieces] # "xxbos" in a text is no special token
-        for e in self.tok.encode_batch_fast(list(items), add_special_tokens=False): yield [t for i in e.ids for t in whole[i]]
+        self._check_trained()
+        for e in self.tok.encode_batch_fast(list(items), add_special_tokens=False): yield [t for i in e.ids for t in self.whole[i]]
 
     def detokenize(self,
         toks, # tokens

@@ -6,7 +6,7 @@
 __all__ = ['TimeBudget', 'inverse_sqrt', 'TeacherForcing', 'TokenAccuracy', 'DeviceMixedPrecision', 'SampleText',
            'GatherLogProbs']
 
-# %% ../nbs/07_train.ipynb #c9692f11
+# %% ../nbs/07_train.ipynb #c31c03f4
 import inspect, numpy as np, time, torch
 from fastcore.basics import ifnone, patch, store_attr
 from fastcore.foundation import L
@@ -17,7 +17,7 @@ from fastai.callback.schedule import ParamScheduler # and the module gives `Lear
 from fastai.learner import Learner, Metric
 from torch.amp import GradScaler, autocast
 from .generate import predict, target_logprobs
-from .models import compact
+from .models import Seq2SeqTransformer, compact
 
 # %% ../nbs/07_train.ipynb #03070ac6
 class TimeBudget(Callback):
@@ -57,7 +57,7 @@ def fit_minutes(self:Learner,
     "`fit_one_cycle` into a time budget: the schedule follows the clock, the last epoch may be a part of one."
     self.fit_one_cycle(_ENDLESS, lr, cbs=L(TimeBudget(minutes)) + L(cbs), **kwargs)
 
-# %% ../nbs/07_train.ipynb #d96469f1
+# %% ../nbs/07_train.ipynb #05f2a434
 def inverse_sqrt(
     step, # number of the step, from 1
     warmup:int, # steps of the rise
@@ -77,8 +77,8 @@ def fit_warmup(self:Learner,
     "Fit with the schedule of the paper: linear warm-up, then the inverse square root."
     if warmup < 1: raise ValueError(f'{warmup=}: at least 1 step')
     if self.opt is None: self.create_opt()
-    config = getattr(self.model, 'config', None)
-    self.opt.set_hyper('lr', ifnone(lr_max, self.lr if config is None else (config.d_model*warmup)**-0.5))
+    d_model = getattr(getattr(self.model, 'config', None), 'd_model', None)
+    self.opt.set_hyper('lr', ifnone(lr_max, self.lr if d_model is None else (d_model*warmup)**-0.5))
     lrs = np.array([h['lr'] for h in self.opt.hypers])
     n_steps = n_epoch*len(self.dls.train)
     self.fit(n_epoch, cbs=ParamScheduler({'lr':lambda pct: lrs*inverse_sqrt(1+round(pct*n_steps), warmup)}) + L(cbs), **kwargs)
@@ -137,7 +137,7 @@ class DeviceMixedPrecision(MixedPrecision):
         self.leave()
         super().after_fit()
 
-# %% ../nbs/07_train.ipynb #7c829432
+# %% ../nbs/07_train.ipynb #13d8feef
 class SampleText(Callback):
     "After each epoch, a column with how the language model goes on with `prompt`."
     order = 55 # after the recorder, before the table
@@ -154,6 +154,7 @@ class SampleText(Callback):
     def before_fit(self):
         self.writes = hasattr(self, 'recorder') and not hasattr(self, 'lr_finder')
         if not self.writes: return
+        if isinstance(self.model, Seq2SeqTransformer): raise TypeError('SampleText continues a prompt, which an encoder–decoder does not: watch SacreBLEU or TokenAccuracy')
         names = self.recorder.metric_names
         self.recorder.metric_names = names[:-1] + ['sample'] + names[-1:] if self.recorder.add_time else names + ['sample']
     def after_validate(self):

@@ -2,7 +2,7 @@
 import math, pickle, random, subprocess, sys
 from dataclasses import replace
 import numpy as np, pandas as pd, pytest, sacrebleu, torch, torch.nn as nn, torch.nn.functional as F
-from fastai.text.all import (BaseTokenizer, ColReader, ColSplitter, CrossEntropyLossFlat, DataBlock, Learner, RandomSplitter, TextBlock, TextDataLoaders,
+from fastai.text.all import (BaseTokenizer, ColReader, ColSplitter, DataBlock, SaveModelCallback, TextBlock, TextDataLoaders,
                              load_learner, set_seed)
 from hypothesis import example, given, settings, strategies as st
 from fastai_txf.attention import KVCache, causal_mask
@@ -16,7 +16,7 @@ from fastai_txf.pairs import *
 from fastai_txf.positions import POSITIONS, sinusoids
 from fastai_txf.seq2seq import *
 from fastai_txf.tokens import BPETokenizer, CharTokenizer
-from fastai_txf.train import TeacherForcing, TokenAccuracy, inverse_sqrt
+from fastai_txf.train import SampleText, TokenAccuracy
 from fixtures import changed, make_dls, quiet, texts_df, weights
 from test_properties import build, configs
 
@@ -135,16 +135,9 @@ def walk(model, src, prompts, more, cache=True, rows=None):
         reader.append(new)
     return reader,res
 
-def banded(model, src, tgt, width):
-    "Logits under a band mask, from the parts"
-    context,mask = model.encode(src)
-    band = causal_mask(tgt.shape[1]).triu(1-width)
-    h = super(TransformerDecoder, model.decoder).forward(tgt, band, context=context, context_mask=mask)
-    return model.head(h)
-
 @pytest.mark.parametrize('case', cases)
 def test_cached(case):
-    "With the cache and without it, within `max_len` and beyond, for sources and prompts of different lengths"
+    "With the cache, without it and in training, within `max_len` and beyond, for sources and prompts of different lengths"
     model,src,more = tiny(**cases[case]),sources(3,8,5),torch.randint(4, V, (3,16))
     prompts = [text(n) for n in (1,2,1)]
     reader,got = walk(model, src, prompts, more)
@@ -153,7 +146,7 @@ def test_cached(case):
     if model.decoder.positions.max_len: return
     for r in range(3):
         tgt = torch.cat([prompts[r], more[r]])[None]
-        want = banded(model, src[r:r+1], tgt, model.config.max_len)[0,len(prompts[r])-1:-1]
+        want = model(src[r:r+1], tgt)[0,len(prompts[r])-1:-1]
         close(torch.stack([o[r] for o in got]), want, 1e-4*want.abs().max().item())
 
 @pytest.mark.parametrize('rows', [[2,0,1],[0,0,2],[1],[2,1,0,0,1]])
@@ -275,9 +268,13 @@ def test_byte_pairs_learn():
     assert len(list(bpe([corpus[0]]))[0]) < len(corpus[0])/2 and len(bpe.vocab) == len(set(bpe.vocab)) <= 320
     again = pickle.loads(pickle.dumps(bpe))
     assert again.vocab == bpe.vocab and list(again(corpus)) == list(bpe(corpus))
-    bpe.setup(['other texts'])                                              # fastai calls it whenever it tokenizes
+    again.setup(['other texts'])                                            # fastai calls it whenever it tokenizes
     assert again.vocab == bpe.vocab
-    with pytest.raises(ValueError, match='no vocabulary yet'): BPETokenizer().vocab
+    for f in (lambda: BPETokenizer().vocab, lambda: list(BPETokenizer()(['a']))):
+        with pytest.raises(ValueError, match='no vocabulary yet'): f()
+    ruled = BPETokenizer(300)
+    ruled.setup(['HELLO WORLD']*9, [str.lower])
+    assert 'Ġworld' in ruled.vocab                                          # learned from what the rules make of a text
     with pytest.raises(ValueError, match='vocab_sz=200'): BPETokenizer(200)
 
 def test_byte_pairs_missing(monkeypatch):
@@ -360,6 +357,8 @@ def test_random_split(pdf):
     "Without `valid_col` a share is drawn, the same for a seed"
     make = lambda seed: [x.tolist() for x,_ in Seq2SeqDataLoaders.from_df(pdf, src_col='src', tgt_col='tgt', seed=seed, tok_tfm=CharTokenizer(), bs=8).valid_ds]
     assert make(1) == make(1) != make(2) and len(make(1)) == 12
+    none = Seq2SeqDataLoaders.from_df(pdf, src_col='src', tgt_col='tgt', valid_pct=0, tok_tfm=CharTokenizer(), bs=8)
+    assert len(none.valid_ds) == 0 and len(none.train_ds) == 60
 
 bad = {'missing target':(lambda d: d.assign(tgt=[None]+list(d.tgt[1:])), {}, "column 'tgt' has no text .*index 0"),
        'NaN source':(lambda d: d.assign(src=[*d.src[:-1],float('nan')]), {}, "column 'src' has no text .*index 59"),
@@ -388,6 +387,43 @@ def test_bad_loaders(pdf, pdls):
     with pytest.raises(ValueError, match=r'at \[1, 0\]'): check_pairs(make(block(), block(['xxpad','xxunk','xxbos','xxeos'])))
     plain = TextBlock.from_df('tgt', tok=CharTokenizer(), tok_text_col='tgt', rules=[], n_workers=0)
     with pytest.raises(ValueError, match="instead of 'xxbos' and 'xxeos'"): check_pairs(make(block(), plain))
+
+def test_csv_of_numbers(tmp_path):
+    "What looks like a number is text, with a header and without"
+    df = pd.DataFrame(dict(sum=[f'{i}+1' for i in range(20)], is_valid=[i%5 == 0 for i in range(20)], res=[f'{i+1:03}' for i in range(20)]))
+    kw = dict(tok_tfm=CharTokenizer(), bs=4)
+    for header,cols in (('infer',dict(src_col='sum', tgt_col='res', valid_col='is_valid')), (None,dict(src_col=0, tgt_col=2, seed=0))):
+        df.to_csv(tmp_path/'pairs.csv', index=False, header=header is not None)
+        dls = Seq2SeqDataLoaders.from_csv(tmp_path, header=header, **cols, **kw)
+        assert ('005','4+1') in {tuple(map(str, reversed(o))) for dl in dls.loaders for b in dl.new(shuffle=False, drop_last=False) for o in dl.decode_batch(b, 99)}
+    learn = quiet(transformer_seq2seq_learner(dls, **SMALL))
+    assert len(learn.predict(pd.read_csv(tmp_path/'pairs.csv', header=None)[:3])) == 3      # columns called 0, 1, 2
+
+def test_one_tokenizer(pdf):
+    "A class stands for one tokenizer of both sides"
+    a,b = pair_vocabs(Seq2SeqDataLoaders.from_df(pdf, tok_tfm=BPETokenizer, share_vocab=True, **KW))
+    assert list(a) == list(b)
+
+def test_rare_tokens(pdf):
+    "A tokenizer that loses nothing keeps characters that came once"
+    for tok,n in ((CharTokenizer(), 1), (BaseTokenizer(), 0)):
+        odd = pdf.assign(src=[*pdf.src[:-1], 'Q'])
+        assert ('Q' in pair_vocabs(Seq2SeqDataLoaders.from_df(odd, tok_tfm=tok, rules=[], **KW))[0]) == n
+
+def test_numbers_are_kept(pdf):
+    "`from_df` makes the numbers of a pair once; a block of one's own, whose `get_x` may be random, each time"
+    dls = Seq2SeqDataLoaders.from_df(pdf, tok_tfm=CharTokenizer(), **KW)
+    for _ in range(2): sum(1 for _ in dls.train)
+    assert len(dls.train.made) >= 40 and all(a is b for a,b in zip(dls.train.create_item(3), dls.train.create_item(3)))
+    rng = random.Random(0)
+    dblock = DataBlock((SequenceBlock(CharTokenizer()), SequenceBlock(CharTokenizer())), get_x=lambda r: str(rng.random()), get_y=ColReader('tgt'), splitter=ColSplitter())
+    dl = dblock.dataloaders(pdf, bs=4, num_workers=0).train
+    assert dl.create_item(0)[0].tolist() != dl.create_item(0)[0].tolist()
+
+def test_test_dl(pdls):
+    "Odd items are named"
+    for item,match in (([], 'no text'), (['a',None], 'number 1 is None'), ([1], 'number 0 is 1')):
+        with pytest.raises((ValueError,TypeError), match=match): pdls.test_dl(item)
 
 def test_show_batch(pdls, capsys):
     "Source and target side by side"
@@ -458,6 +494,16 @@ def test_bleu(make, monkeypatch):
     want = sacrebleu.corpus_bleu(learn.predict(df, n_tokens=9), [list(df.tgt)]).score
     assert math.isclose(learn.recorder.values[-1][-1], want, rel_tol=1e-6) and learn.recorder.metric_names[3] == 'bleu'
     with pytest.raises(TypeError): SacreBLEU(n_token=9)
+    for kw,match in ((dict(n_samples=2), 'n_samples=2'), (dict(temperature=-1), 'temperature=-1'), (dict(num_beams=2, top_k=3), 'leave out top_k=3')):
+        with pytest.raises(ValueError, match=match): SacreBLEU(**kw)
+    metric,count = learn.metrics[0],len(learn.metrics[0].written)
+    learn.get_preds()
+    assert len(metric.written) == count == 12                               # nothing is written for log-probabilities
+    assert 'written' not in vars(pickle.loads(pickle.dumps(metric)))
+    upper = SacreBLEU(n_tokens=9, decoder=lambda toks: ['same'])
+    learn.metrics = [upper]
+    words = quiet(transformer_seq2seq_learner(Seq2SeqDataLoaders.from_df(df.assign(is_valid=[True]*4+[False]*8), tok_tfm=BaseTokenizer(), min_freq=1, **{**KW, 'bs':4}), **SMALL, metrics=upper))
+    assert words.validate()[1] > 0                                          # predictions and targets are decoded alike
     monkeypatch.setitem(sys.modules, 'sacrebleu', None)
     with pytest.raises(ImportError, match='pip install sacrebleu'): SacreBLEU()
 
@@ -481,9 +527,30 @@ def test_fastai_calls(make, capsys):
     assert learn.lr_find(show_plot=False).valley > 0
     assert 'Total params' in str(learn.summary())
     learn.fit_one_cycle(1, slice(1e-4,1e-3)); learn.to_bf16(); learn.fit_one_cycle(1, 1e-3); learn.to_fp32()
-    learn.show_results(max_n=3)
+    learn.fine_tune(1, 1e-3)
+    capsys.readouterr()
+    learn.show_results(max_n=3, shuffle=False)
     out = capsys.readouterr().out
-    assert 'prediction' in out and 'source' in out
+    df = pairs_df()
+    assert out.split()[:3] == ['source','target','prediction'] and all(t in out for t in df[df.is_valid].src[:3])
+    learn.show_results(0, max_n=50)
+    assert len(capsys.readouterr().out.splitlines()) >= 49
+    learn.show_results(dl=learn.dls.test_dl(['Ab','cde']))
+    assert 'target' not in capsys.readouterr().out
+
+def test_stop_early(make, tmp_path):
+    "A callback that watches BLEU"
+    learn = make(metrics=SacreBLEU(n_tokens=5), cbs=SaveModelCallback(monitor='bleu', fname='best'))
+    learn.fit(2, 1e-3)
+    assert (tmp_path/'models'/'best.pth').exists()
+
+def test_length_follows_the_data(tmp_path):
+    "Characters written from words are many: the limit comes from the training pairs"
+    df = pd.DataFrame(dict(src=['eins zwei drei']*40, tgt=['abcdefghij'*9]*40, is_valid=[i%5 == 0 for i in range(40)]))
+    dls = Seq2SeqDataLoaders.from_df(df, tok_tfm=(BaseTokenizer(), CharTokenizer()), **{**KW, 'bs':4})
+    learn = quiet(transformer_seq2seq_learner(dls, **SMALL))
+    learn.fit(25, 1e-2)
+    assert learn.predict('eins zwei drei') == 'abcdefghij'*9
 
 def test_freeze(make):
     "Frozen groups stay; thawed ones learn"
@@ -518,6 +585,11 @@ def test_warmup(make):
     n = len(learn.recorder.lrs)
     want = [16**-0.5*min(s**-0.5, s*4**-1.5) for s in range(1, n+1)]
     assert np.allclose(learn.recorder.lrs, want)
+    whole,parts = make(),make()
+    whole.fit_warmup(3, 0.1, warmup=4)
+    parts.fit_warmup(1, 0.1, warmup=4); first = parts.recorder.lrs
+    parts.fit_warmup(3, 0.1, warmup=4, start_epoch=1)
+    assert np.allclose(first + parts.recorder.lrs, whole.recorder.lrs)
     learn.fit_warmup(1, 0.1, warmup=2)
     assert np.isclose(max(learn.recorder.lrs), 0.1)
     with pytest.raises(ValueError, match='warmup=0'): learn.fit_warmup(1, warmup=0)
@@ -534,6 +606,9 @@ def test_predict(make):
     a = learn.predict(texts, temperature=1., n_samples=3, seed=0)
     assert a == learn.predict(texts, temperature=1., n_samples=3, seed=0) and [len(o) for o in a] == [3]*5
     assert isinstance(learn.predict('h', temperature=1., n_samples=2)[0], str)
+    assert len(set(learn.predict(['Ab cde']*8, temperature=1., seed=0, bs=2))) > 4            # one draw after another, not one in each batch
+    assert len(set(learn.predict('Ab cde', n_samples=8, seed=0))) > 4                         # samples are sampled
+    assert learn.predict('Ab cde', top_k=1) == learn.predict('Ab cde')
     assert learn.predict(texts, n_tokens=0) == ['']*5 and all(len(o) <= 2 for o in learn.predict(texts, n_tokens=2))
 
 def test_predict_ends(make):
@@ -561,6 +636,10 @@ def test_predict_types(make):
     with pytest.raises(ValueError, match='no text'): learn.predict([])
     with pytest.raises(ValueError, match="no column 'src'"): learn.predict(pd.DataFrame(dict(de=['h'])))
     with pytest.raises(TypeError, match="'d_modle' .*'d_model'"): make(d_modle=3)
+    for k,v in dict(causal=True, pool='first', token_p=0.5, n_out=3).items():
+        with pytest.raises(TypeError, match=f"'{k}' is neither a field of TransformerConfig that this model uses"): make(**{k:v})
+    with pytest.raises(TypeError, match='use its own `predict`'): predict(learn, 'h')
+    with pytest.raises(TypeError, match='SampleText continues a prompt'): make(cbs=SampleText('h')).fit(1)
 
 def test_encode(make):
     "States, their mean, the last cross-attention and its weights; the model is as it was"
@@ -576,6 +655,8 @@ def test_encode(make):
         close(w.sum(-1), torch.ones(2, len(t)))
     assert not [m for m in learn.model.modules() if m._forward_hooks] and modes == [m.training for m in learn.model.train().modules()]
     assert learn.encode('Ab').cross is None
+    df = pairs_df()[:2]
+    assert [len(c) for c in learn.encode(df, df).cross] == [1+len(t) for t in df.tgt]
     with pytest.raises(ValueError, match='1 targets for 2 texts'): learn.encode(['a','b'], ['c'])
 
 def test_long_texts(make):
@@ -614,6 +695,7 @@ def test_own_arch(pdls, tmp_path):
     learn = quiet(transformer_seq2seq_learner(pdls, arch=Own))
     learn.fit(1, 1e-3)
     assert isinstance(learn.predict('Ab', num_beams=2), str)
+    with pytest.raises(TypeError, match='Own has no `encode`'): learn.encode('Ab')
 
 @pytest.mark.parametrize('preset', PRESETS)
 def test_presets_train(pdls, preset, tmp_path):
