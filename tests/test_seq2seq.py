@@ -167,6 +167,15 @@ def test_rows_keep_their_source(rows):
     plain = model(src[rows], torch.cat([prompts[rows], more[rows]], 1))
     for i,a in enumerate(go(True)): close(a, plain[rows if i < 0 else slice(None),i] if i >= 3 else model(src, torch.cat([prompts, more], 1))[:,i], 1e-4)
 
+def test_compile_but_for_the_compiler(monkeypatch):
+    "A step made for one source serves others, of other lengths, with padding and without"
+    monkeypatch.setattr(torch, 'compile', lambda f, **kwargs: f)
+    model = tiny(n_kv_heads=2)
+    for lens in ((3,8),(5,5),(2,9),(4,),(7,),(1,)):
+        src,start = sources(*lens),text(len(lens),1)
+        got,want = [generate(model, start, 10, src=src, temperature=0, compile=o) for o in (True,False)]
+        assert got.equal(want)
+
 def test_read_once():
     "The source is encoded once, and its keys and values are computed once for each block"
     model,count = tiny(),[]
