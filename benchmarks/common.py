@@ -161,6 +161,12 @@ def tried(row):
     "A mark for a run on a part of the texts."
     return f" **on {row['n']} texts only**" if row['n'] else ''
 
+def own_settings(row, recipes):
+    "How the recipe of `row` differs from the script's, as NAME=VALUE."
+    flat = lambda r: {**r, **r['model']}
+    mine,now = flat(row['recipe']),flat(recipes[row['candidate']])
+    return [f'{k}={mine.get(k)}' for k in {**now, **mine} if k != 'model' and mine.get(k) != now.get(k)]
+
 def ran_with(rows, env=MALLOC):
     "The machines, versions and commits of `rows`, and the environment of their runs, as lines of a list."
     keys = dict.fromkeys((r['machine'], r['versions'], r['commit'], r['date']) for r in rows)

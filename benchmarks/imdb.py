@@ -128,9 +128,7 @@ COLS = {'candidate':lambda r: NAMES[r['candidate']] + tried(r) + changed(r), 'se
 
 def changed(row):
     "How the recipe of `row` differs from the script's."
-    flat = lambda r: {**r, **r['model']}
-    mine,now = flat(row['recipe']),flat(RECIPES[row['candidate']])
-    diff = [f'{k}={mine.get(k)}' for k in {**now, **mine} if k != 'model' and mine.get(k) != now.get(k)]
+    diff = own_settings(row, RECIPES)
     return f" ({', '.join(diff)})" if diff else ''
 
 def with_means(rows):

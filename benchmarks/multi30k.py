@@ -90,14 +90,8 @@ def run(name, seed, args):
 
 # Results
 
-COLS = {'candidate':lambda r: NAMES[r['candidate']] + tried(r), 'recipe':lambda r: ' '.join(f'{k}={v}' for k,v in changed(r).items()) or '–', 'seed':'seed', 'BLEU, beam search':'bleu', 'BLEU, greedy':'greedy',
+COLS = {'candidate':lambda r: NAMES[r['candidate']] + tried(r), 'recipe':lambda r: ' '.join(own_settings(r, RECIPES)) or '–', 'seed':'seed', 'BLEU, beam search':'bleu', 'BLEU, greedy':'greedy',
         'epochs':lambda r: r['recipe']['epochs'], 'source tokens seen':'tokens', 'minutes of training':'minutes', 'minutes of beam search':'predict_minutes', 'parameters':'params'}
-
-def changed(row):
-    "What the recipe of `row` has of its own."
-    flat = lambda r: {**r, **r['model']}
-    mine,now = flat(row['recipe']),flat(RECIPES[row['candidate']])
-    return {k:mine.get(k) for k in {**now, **mine} if k != 'model' and mine.get(k) != now.get(k)}
 
 def render(rows):
     "The results as markdown."

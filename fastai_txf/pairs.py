@@ -6,7 +6,7 @@
 __all__ = ['TextTokenizer', 'TextEnds', 'PadEnd', 'PairDL', 'show_pairs', 'SequenceBlock', 'pair_vocabs', 'check_pairs',
            'Seq2SeqDataLoaders']
 
-# %% ../nbs/05b_pairs.ipynb #923448e9
+# %% ../nbs/05b_pairs.ipynb #e22b608f
 import csv, numpy as np, pandas as pd, torch
 from collections import Counter
 from functools import partial
@@ -19,7 +19,7 @@ from fastcore.basics import ifnone, patch
 from fastcore.imports import IN_NOTEBOOK
 from fastcore.meta import delegates
 from fastcore.xtras import is_listy
-from .data import _check_batches, _check_options, _names, _random_mask, _valid_mask, as_texts, check_df, pad_index, text_tokenizer
+from .data import _check_batches, _check_options, _names, _random_mask, _valid_mask, as_texts, check_df, pad_index
 
 # %% ../nbs/05b_pairs.ipynb #44ebf70a
 class TextTokenizer(Tokenizer):
