@@ -285,6 +285,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'fastai_txf/learner.py'),
                                     'fastai_txf.learner._check_kind': ('learner.html#_check_kind', 'fastai_txf/learner.py'),
                                     'fastai_txf.learner._check_same_shape': ('learner.html#_check_same_shape', 'fastai_txf/learner.py'),
+                                    'fastai_txf.learner._emb_scale': ('learner.html#_emb_scale', 'fastai_txf/learner.py'),
                                     'fastai_txf.learner._make_learner': ('learner.html#_make_learner', 'fastai_txf/learner.py'),
                                     'fastai_txf.learner._read_encoder': ('learner.html#_read_encoder', 'fastai_txf/learner.py'),
                                     'fastai_txf.learner._record_kept': ('learner.html#_record_kept', 'fastai_txf/learner.py'),

@@ -28,8 +28,8 @@ from .models import TransformerClassifier, TransformerConfig, TransformerLM, cla
 from .pairs import PairDL
 from .train import DeviceMixedPrecision, GatherLogProbs
 
-# %% ../nbs/08_learner.ipynb #13262c1d
-_shape_fields = ('d_model','n_heads','n_layers','mode','positions','ff','norm','wiring','scale_emb')
+# %% ../nbs/08_learner.ipynb #ddc2aaf4
+_shape_fields = ('d_model','n_heads','n_layers','mode','positions','ff','norm','wiring')
 _derived_fields = ('d_ff','d_head','n_kv_heads','bias') # None may stand for the same value
 _fitted = {'emb.weight','positions.emb.weight'} # as many rows as are needed
 
@@ -44,7 +44,7 @@ def remap_rows(
     out = torch.where((src >= 0)[:,None], rows[src.clamp(min=0)], rows.mean(0))
     return out, int((src >= 0).sum())
 
-# %% ../nbs/08_learner.ipynb #b1fbf41e
+# %% ../nbs/08_learner.ipynb #7a4a09ed
 def _shapes(weights): return {k:tuple(w.shape) for k,w in weights.items() if k not in _fitted}
 
 def _check_same_shape(saved, enc, file):
@@ -55,6 +55,8 @@ def _check_same_shape(saved, enc, file):
     if not diff: diff = [f'{k} of shape {theirs.get(k)} (here {mine.get(k)})' for k in {**theirs, **mine} if theirs.get(k) != mine.get(k)][:3]
     if diff: raise ValueError(f'{file} holds an encoder with ' + ', '.join(diff) + ': make the learner with the same values')
 
+def _emb_scale(config): return math.sqrt(config['d_model']) if config['scale_emb'] else 1.
+
 def _read_encoder(file):
     "The saved dictionary, checked."
     if not Path(file).exists(): raise FileNotFoundError(f'there is no encoder at {file}: save one with `learn.save_encoder`')
@@ -63,7 +65,7 @@ def _read_encoder(file):
         raise ValueError(f'{file} is no encoder saved by `save_encoder`: whole models are read by `learn.load`')
     return saved
 
-# %% ../nbs/08_learner.ipynb #e5dac25c
+# %% ../nbs/08_learner.ipynb #80c8adc7
 class TransformerLearner(Learner):
     "A `Learner` around a transformer: what classifiers and language models share."
     def one_batch(self, i, b):
@@ -105,6 +107,7 @@ class TransformerLearner(Learner):
         _check_same_shape(saved, enc, file)
         weights,vocab = dict(saved['weights']), text_vocab(self.dls)
         weights['emb.weight'],found = remap_rows(weights['emb.weight'], saved['vocab'], vocab)
+        weights['emb.weight'] = weights['emb.weight']*(_emb_scale(saved['config'])/_emb_scale(dataclasses.asdict(enc.config))) # the blocks see the same
         for k in weights.keys() & {'positions.emb.weight'}: # learned positions: as many as both have
             n = enc.config.max_len
             weights[k] = torch.cat([weights[k][:n], enc.state_dict()[k].cpu()[len(weights[k]):]])

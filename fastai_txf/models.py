@@ -118,7 +118,7 @@ def _named(value, table, field):
     "Check that `value` is a key of `table`."
     if value not in table: raise ValueError(f'{field}={value!r} is not one of {list(table)}')
 
-# %% ../nbs/03_models.ipynb #b598176e
+# %% ../nbs/03_models.ipynb #5fae8fef
 LONG = 'window', 'head', 'tail', 'head+tail'
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class TransformerConfig:
     head_p:float=0.1       # dropout before a classifier's output layer
     token_p:float=0.       # part of the tokens that a classifier leaves out in training
     word_p:float=0.        # part of the vocabulary that a classifier leaves out of a text in training
-    scale_emb:bool=False   # multiply token embeddings by √d_model
+    scale_emb:bool=None    # multiply token embeddings by √d_model; default: encoder–decoders do, and where sinusoids are added
     tie:bool=True          # the output layer of a language model or decoder shares its embeddings' weights
     share_emb:bool=False   # the two sides of an encoder–decoder share their embeddings (and so one vocabulary)
     init:str='scaled'      # a key of `INITS`
@@ -173,12 +173,12 @@ class TransformerConfig:
         fields = ('p','attn_p','ff_p','emb_p','head_p','token_p','word_p')
         return dataclasses.replace(self, **{f:getattr(self, f)*mult for f in fields})
 
-# %% ../nbs/03_models.ipynb #40281b05
+# %% ../nbs/03_models.ipynb #ccc3a67d
 PRESETS = dict(
     default={},
     reviews=dict(n_layers=1, d_ff=256, positions='conv', max_len=256, scale_emb=True, p=0.4, emb_p=0., head_p=0.5, token_p=0.3, word_p=0.2),
     bloem  =dict(mode='wide', positions='learned', wiring='post', ff='relu', pool='mean', n_heads=8, p=0., emb_p=0., head_p=0., init='torch', tie=False, long='head'),
-    vaswani=dict(positions='sinusoidal', wiring='post', ff='relu', init='xavier', scale_emb=True),
+    vaswani=dict(positions='sinusoidal', wiring='post', ff='relu', init='xavier'),
     gpt2   =dict(positions='learned', wiring='pre', ff='gelu', attn_p=0.1, init='gpt2'),
     bert   =dict(positions='learned', wiring='post', ff='gelu', attn_p=0.1, eps=1e-12, init='gpt2', pool='first'),
     llama  =dict(positions='rotary', wiring='pre', ff='swiglu', norm='rms', bias=False, tie=False, p=0., emb_p=0., init='gpt2'))
@@ -211,7 +211,7 @@ def _make_block(block, parts):
     given = getattr(block, 'keywords', {})
     return block(**{k:v for k,v in parts.items() if k in names and k not in given})
 
-# %% ../nbs/03_models.ipynb #4d64126e
+# %% ../nbs/03_models.ipynb #d978b0a3
 class TransformerEncoder(Module):
     "Token ids to one vector for each token."
     parts_per_block = 2 # attention and feed-forward: what scaled initial weights count
@@ -220,7 +220,8 @@ class TransformerEncoder(Module):
         block=TransformerBlock, # makes a block: a class or a `partial`
         **kwargs, # fields of the configuration
     ):
-        c = self.config = make_config(config, **kwargs)
+        c = make_config(config, **kwargs)
+        c = self.config = dataclasses.replace(c, scale_emb=ifnone(c.scale_emb, c.positions=='sinusoidal'))
         if c.vocab_sz is None: raise ValueError('vocab_sz is missing: give the number of tokens')
         d_head = _head_width(c.d_model, c.n_heads, c.d_model if c.mode=='wide' and c.d_head is None else c.d_head)
         self.emb,self.drop = nn.Embedding(c.vocab_sz, c.d_model), nn.Dropout(c.emb_p)
@@ -367,7 +368,7 @@ class TransformerDecoder(TransformerEncoder):
         elif sl > width: mask = causal_mask(sl, device=x.device).triu(1-width)
         return super().forward(x, mask, cache, context=context, context_mask=context_mask)
 
-# %% ../nbs/03_models.ipynb #9e9cfcf2
+# %% ../nbs/03_models.ipynb #b1dbcc89
 class Seq2SeqTransformer(Module):
     "Encoder–decoder: from a source text and the target so far to the logits of the target's next tokens."
     def __init__(self,
@@ -375,7 +376,8 @@ class Seq2SeqTransformer(Module):
         block=TransformerBlock, # makes a block, called with `cross=True` for the decoder: a class or a `partial`
         **kwargs, # fields of the configuration
     ):
-        c = self.config = make_config(config, **kwargs)
+        c = make_config(config, **kwargs)
+        c = self.config = dataclasses.replace(c, scale_emb=ifnone(c.scale_emb, True))
         tgt_vocab_sz = ifnone(c.tgt_vocab_sz, c.vocab_sz)
         if c.share_emb and tgt_vocab_sz != c.vocab_sz: raise ValueError(f'share_emb=True needs one vocabulary for both sides: {c.vocab_sz=} differs from {c.tgt_vocab_sz=}')
         self.encoder = TransformerEncoder(dataclasses.replace(c, causal=False), block)

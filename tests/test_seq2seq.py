@@ -580,7 +580,10 @@ def test_transfer(make, pdf, tmp_path, kind):
     learn = make(pretrained='enc')
     for a,b in zip(other.model.encoder.blocks.parameters(), learn.model.encoder.blocks.parameters()): assert a.equal(b)
     old,new = other.dls.vocab[0] if kind == 'clf' else other.dls.vocab,pair_vocabs(learn.dls)[0]
-    assert learn.model.encoder.emb.weight[new.index('h')].equal(other.model.encoder.emb.weight[old.index('h')])
+    assert (learn.model.encoder.emb.weight[new.index('h')]*4).equal(other.model.encoder.emb.weight[old.index('h')]) # which are scaled by √16 here
+    x = torch.tensor([[new.index(c) for c in 'hello']])
+    y = torch.tensor([[old.index(c) for c in 'hello']])
+    with torch.no_grad(): assert torch.equal(learn.model.encoder.eval()(x), other.model.encoder.eval()(y))
     assert not next(learn.model.encoder.blocks.parameters()).requires_grad and learn.model.head.weight.requires_grad
 
 def test_warmup(make):
