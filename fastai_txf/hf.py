@@ -124,7 +124,7 @@ def _backend(json, max_len):
     res.no_truncation() if max_len is None else res.enable_truncation(max_len)
     return res
 
-# %% ../nbs/04a_hf.ipynb #ed0282b6
+# %% ../nbs/04a_hf.ipynb #243b1554
 class HFTokenizer:
     "The tokens of a Hugging Face tokenizer."
     rules = ()
@@ -135,11 +135,11 @@ class HFTokenizer:
         bos:bool=False, # begin every text with `xxbos`, also where `tokenizer` does not: for texts in a row, as language models read them
     ):
         if not hasattr(tokenizer, 'backend_tokenizer'): raise TypeError(f'{type(tokenizer).__name__} is no fast tokenizer of transformers: AutoTokenizer.from_pretrained gives one')
+        n = tokenizer.num_special_tokens_to_add()
+        if max_len is not None and max_len <= n: raise ValueError(f'{max_len=} leaves no room for text beside {n} special tokens')
         store_attr('max_len,bos')
         self.names,self.json,self.made = _names(tokenizer), tokenizer.backend_tokenizer.to_str(), None
         self.ids = {t:i for i,t in enumerate(self.names)}
-        n = self.tok.num_special_tokens_to_add(False)
-        if max_len is not None and max_len <= n: raise ValueError(f'{max_len=} leaves no room for text beside {n} special tokens')
         if bos and BOS not in self.ids: raise ValueError(f'{bos=}: {type(tokenizer).__name__} has no token that begins a text')
 
     @property

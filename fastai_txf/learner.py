@@ -190,7 +190,7 @@ class TransformerLMLearner(TransformerLearner):
         res = cb.all_tensors()
         return tuple(res + [-res[int(with_input)].mean(1)]*with_loss)
 
-# %% ../nbs/08_learner.ipynb #10b63938
+# %% ../nbs/08_learner.ipynb #52d4e67b
 def _split_options(kwargs, unused=()):
     "`kwargs` parted into fields of the configuration, but for those that the model does not use, and arguments of `Learner`."
     fields = {f.name for f in dataclasses.fields(TransformerConfig)} - {*unused}
@@ -207,8 +207,9 @@ def _check_kind(dls, is_lm):
     if not is_lm and isinstance(dls.train, LMDataLoader): raise ValueError('these `dls` have no targets, but the next tokens (is_lm=True): make them with labels, or use transformer_lm_learner')
 
 def _start_config(config, pretrained):
-    "`config`, or that of a model to start from; a ValueError for both."
+    "`config`, or that of a model to start from; a ValueError for both, a TypeError for a model from elsewhere."
     if not isinstance(pretrained, nn.Module): return config
+    if not isinstance(getattr(pretrained, 'config', None), TransformerConfig): raise TypeError(f'{type(pretrained).__name__} is no model of this library: convert it first, for instance with from_hf')
     if config is not None: raise ValueError(f'{config=} beside a pretrained model, which has a configuration of its own: leave one of them out')
     return pretrained.config
 

@@ -269,7 +269,8 @@ def test_max_len(hf):
     "Cut as they cut"
     for n in (3,7):
         for t in corpus[:10]: assert numbers(HFTokenizer(hf, max_len=n), t)==hf(t, truncation=True, max_length=n)['input_ids']
-    with pytest.raises(ValueError, match='max_len=0'): HFTokenizer(hf, max_len=0)
+    for n in (0,-1):
+        with pytest.raises(ValueError, match=f'max_len={n} leaves no room'): HFTokenizer(hf, max_len=n)
 
 def test_max_len_room(wp):
     with pytest.raises(ValueError, match='max_len=2 leaves no room for text beside 2'): HFTokenizer(wp, max_len=2)
@@ -448,9 +449,10 @@ def test_vocabularies(wp, dls, df=df):
     for t in both: assert torch.equal(learn.model.encoder.emb.weight[new.index(t)], model.encoder.emb.weight[old.index(t)])
 
 def test_models_without_names(dls, clf):
-    "A model of another learner does not know its tokens, and a failed load leaves a learner as it was"
+    "A model of another learner does not know its tokens, one from elsewhere is not converted; a failed load leaves a learner as it was"
     theirs,learn = clf
     with pytest.raises(TypeError, match='set `vocab`'): transformer_classifier_learner(dls, pretrained=learn.model)
+    with pytest.raises(TypeError, match='BertForSequenceClassification is no model of this library.*from_hf'): transformer_classifier_learner(dls, pretrained=theirs)
     before = weights(learn)
     for wrong,error in ((nn.Linear(2,2),TypeError), (from_hf(bert()),ValueError), (from_hf(bert(vocab_size=theirs.config.vocab_size, num_hidden_layers=1)),ValueError)):
         with pytest.raises(error): learn.load_encoder(wrong)
