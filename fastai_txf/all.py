@@ -6,6 +6,7 @@ from .positions import *
 from .layers import *
 from .models import *
 from .interop import *
+from .hf import *
 from .data import *
 from .tokens import *
 from .pairs import *

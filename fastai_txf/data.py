@@ -397,7 +397,7 @@ def _tokenize_frame(df, tok):
     check_df(df, cols)
     return tokenize_df(df, list(cols), n_workers=0, rules=tok.rules, mark_fields=kw.get('mark_fields'), tok=tok.tok, tok_text_col=col)[0]
 
-# %% ../nbs/05_data.ipynb #8a422093
+# %% ../nbs/05_data.ipynb #b90b9e3e
 class TransformerDataLoaders(TextDataLoaders):
     "`TextDataLoaders` with early errors, targets inferred from the columns, and the same tokens in use as in training"
     @classmethod
@@ -414,7 +414,7 @@ class TransformerDataLoaders(TextDataLoaders):
         text_vocab:list=None, # tokens; None counts them in the training texts
         is_lm:bool=False, # make batches for a language model, without labels
         valid_col=None, # column that is true for validation rows
-        tok_tfm=None, # tokenizer; None is fastai's spaCy tokenizer
+        tok_tfm=None, # tokenizer, its `rules` in place of fastai's where it has some; None is fastai's spaCy tokenizer
         tok_text_col:str='text', # column that holds the tokens
         seq_len:int=72, # tokens of a language model's sequence; step of the padding otherwise
         backwards:bool=False, # reverse the texts
@@ -430,7 +430,7 @@ class TransformerDataLoaders(TextDataLoaders):
         check_df(df, text_col, None if is_lm else label_col, valid if valid_pct or valid_col is not None else None,
                  label_delim, unseen_ok=y_block is not None)
         blocks = [_text_block(_names(df, text_col), text_vocab, is_lm, seq_len, n_workers, tok_text_col, tok=tok_tfm,
-                              backwards=backwards, min_freq=min_freq, max_vocab=max_vocab)]
+                              rules=getattr(tok_tfm, 'rules', None), backwards=backwards, min_freq=min_freq, max_vocab=max_vocab)]
         if not is_lm: blocks += L(_y_block(df, label_col, label_delim) if y_block is None else y_block)
         get_y = None if is_lm else ColReader(_names(df, label_col), label_delim=label_delim)
         dblock = DataBlock(blocks, get_x=ColReader(tok_text_col), get_y=get_y, splitter=IndexSplitter(np.flatnonzero(valid)))

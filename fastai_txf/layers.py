@@ -59,8 +59,9 @@ class SwiGLU(Module):
         gate,h = self.up(x).chunk(2, -1)
         return self.out(_drop(self.drop, F.silu(gate)*h))
 
-# %% ../nbs/02_layers.ipynb #fd5882b9
-FEED_FORWARDS = dict(relu=partial(FeedForward, act=nn.ReLU), gelu=FeedForward, swiglu=SwiGLU)
+# %% ../nbs/02_layers.ipynb #1f45be33
+_gelu_tanh = partial(nn.GELU, approximate='tanh')
+FEED_FORWARDS = dict(relu=partial(FeedForward, act=nn.ReLU), gelu=FeedForward, gelu_tanh=partial(FeedForward, act=_gelu_tanh), swiglu=SwiGLU)
 
 # %% ../nbs/02_layers.ipynb #791d82ef
 class PreNorm(Module):

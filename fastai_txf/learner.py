@@ -6,8 +6,8 @@
 __all__ = ['remap_rows', 'TransformerLearner', 'TransformerClassifierLearner', 'TransformerLMLearner',
            'transformer_classifier_learner', 'transformer_lm_learner', 'show_results']
 
-# %% ../nbs/08_learner.ipynb #5223d998
-import dataclasses, difflib, inspect, math, pandas as pd, torch
+# %% ../nbs/08_learner.ipynb #bff54715
+import dataclasses, difflib, inspect, math, pandas as pd, torch, torch.nn as nn
 from contextlib import contextmanager
 from pathlib import Path
 from plum import dispatch
@@ -20,6 +20,7 @@ from fastai.callback.fp16 import AMPMode
 from fastai.data.transforms import get_c
 from fastai.learner import Learner, Recorder
 from fastai.losses import CrossEntropyLossFlat
+from fastai.text.core import PAD
 from fastai.text.data import LMDataLoader, TensorText
 from fastai.torch_core import display_df, get_empty_df, to_cpu, trainable_params
 from .data import as_texts, check_dls, pad_index, text_vocab, tokenize_like
@@ -28,32 +29,33 @@ from .models import TransformerClassifier, TransformerConfig, TransformerLM, cla
 from .pairs import PairDL
 from .train import DeviceMixedPrecision, GatherLogProbs
 
-# %% ../nbs/08_learner.ipynb #ddc2aaf4
+# %% ../nbs/08_learner.ipynb #c22dac34
 _shape_fields = ('d_model','n_heads','n_layers','mode','positions','ff','norm','wiring')
 _derived_fields = ('d_ff','d_head','n_kv_heads','bias') # None may stand for the same value
 _fitted = {'emb.weight','positions.emb.weight'} # as many rows as are needed
 
 def remap_rows(
-    rows, # embeddings, `(len(old), d_model)`
+    rows, # embeddings, `(len(old), d_model)`, or one number for each token
     old:list, # their tokens
     new:list, # the tokens wanted
-): # embeddings `(len(new), d_model)`, and how many tokens of `new` were found in `old`
+): # as many for `new`, and how many tokens of `new` were found in `old`
     "Rows for the tokens of `new`: their own where `old` has them, the mean row elsewhere."
     index = {t:i for i,t in enumerate(old)}
     src = torch.tensor([index.get(t, -1) for t in new])
-    out = torch.where((src >= 0)[:,None], rows[src.clamp(min=0)], rows.mean(0))
+    out = rows[src.clamp(min=0)]
+    out[src < 0] = rows.mean(0)
     return out, int((src >= 0).sum())
 
-# %% ../nbs/08_learner.ipynb #7a4a09ed
+# %% ../nbs/08_learner.ipynb #2dba19e1
 def _shapes(weights): return {k:tuple(w.shape) for k,w in weights.items() if k not in _fitted}
 
-def _check_same_shape(saved, enc, file):
+def _check_same_shape(saved, enc, source):
     "Refuse an encoder that differs in anything that its weights depend on."
     theirs,mine,config = _shapes(saved['weights']), _shapes(enc.state_dict()), saved['config']
     fields = _shape_fields + (_derived_fields if theirs != mine else ())
     diff = [f'{f}={config.get(f)!r} (here {getattr(enc.config, f)!r})' for f in fields if config.get(f) != getattr(enc.config, f)]
     if not diff: diff = [f'{k} of shape {theirs.get(k)} (here {mine.get(k)})' for k in {**theirs, **mine} if theirs.get(k) != mine.get(k)][:3]
-    if diff: raise ValueError(f'{file} holds an encoder with ' + ', '.join(diff) + ': make the learner with the same values')
+    if diff: raise ValueError(f'{source} holds an encoder with ' + ', '.join(diff) + ': make the learner with the same values')
 
 def _emb_scale(config): return math.sqrt(config['d_model']) if config['scale_emb'] else 1.
 
@@ -65,7 +67,28 @@ def _read_encoder(file):
         raise ValueError(f'{file} is no encoder saved by `save_encoder`: whole models are read by `learn.load`')
     return saved
 
-# %% ../nbs/08_learner.ipynb #80c8adc7
+# %% ../nbs/08_learner.ipynb #4c7a26c5
+def _model_encoder(model, vocab):
+    "What the file of a model's encoder would hold; an error unless its tokens are known or have the numbers of `vocab`."
+    if not hasattr(model, 'vocab'): raise TypeError(f'{type(model).__name__} has no `vocab`: save its encoder with `learn.save_encoder` and give the file, or set `vocab` to the list of its tokens')
+    enc = getattr(model, 'encoder', model)
+    n = enc.config.vocab_sz
+    if model.vocab is None and (len(vocab) < n or set(vocab[n:]) - {PAD}):
+        raise ValueError(f'the model has {n:,} tokens without names and `dls` have {len(vocab):,}: make `dls` with its tokenizer (tok_tfm=tok, text_vocab=tok.vocab for an HFTokenizer), or name its tokens, from_hf(model, tokenizer)')
+    return dict(config=dataclasses.asdict(enc.config), vocab=ifnone(model.vocab, vocab[:n]), weights=to_cpu(enc.state_dict()))
+
+def _load_head(model, pretrained, vocab):
+    "What `pretrained` has besides its encoder, into a model of its kind, where the shapes agree."
+    if type(model) is not type(pretrained): return
+    head = {k:v for k,v in to_cpu(pretrained.state_dict()).items() if not k.startswith('encoder.')}
+    if isinstance(model, TransformerLM):
+        old = _model_encoder(pretrained, vocab)['vocab']
+        head = {} if model.config.tie else {k:remap_rows(v, old, vocab)[0] for k,v in head.items()}
+    left = [k for k,v in model.state_dict().items() if k in head and v.shape != head[k].shape]
+    model.load_state_dict({k:v for k,v in head.items() if k not in left}, strict=False)
+    if left: print(f'new, because of another shape: {", ".join(left)}')
+
+# %% ../nbs/08_learner.ipynb #449743ed
 class TransformerLearner(Learner):
     "A `Learner` around a transformer: what classifiers and language models share."
     def one_batch(self, i, b):
@@ -99,13 +122,13 @@ class TransformerLearner(Learner):
         return file
 
     def load_encoder(self,
-        file, # a name under `path/model_dir`, or a `Path`
+        file, # a name under `path/model_dir`, or a `Path`; or a model that knows its `vocab`, as from `from_hf`
     ): # `self`
         "Load an encoder, token by token where the vocabularies differ; ValueError if its shape is another."
-        file,enc = self._file(file), self._encoder()
-        saved = _read_encoder(file)
-        _check_same_shape(saved, enc, file)
-        weights,vocab = dict(saved['weights']), text_vocab(self.dls)
+        vocab,enc,in_memory = text_vocab(self.dls), self._encoder(), isinstance(file, nn.Module)
+        saved = _model_encoder(file, vocab) if in_memory else _read_encoder(self._file(file))
+        _check_same_shape(saved, enc, 'the model' if in_memory else self._file(file))
+        weights = dict(saved['weights'])
         weights['emb.weight'],found = remap_rows(weights['emb.weight'], saved['vocab'], vocab)
         weights['emb.weight'] = weights['emb.weight']*(_emb_scale(saved['config'])/_emb_scale(dataclasses.asdict(enc.config))) # the blocks see the same
         for k in weights.keys() & {'positions.emb.weight'}: # learned positions: as many as both have
@@ -167,7 +190,7 @@ class TransformerLMLearner(TransformerLearner):
         res = cb.all_tensors()
         return tuple(res + [-res[int(with_input)].mean(1)]*with_loss)
 
-# %% ../nbs/08_learner.ipynb #3e8bdb4c
+# %% ../nbs/08_learner.ipynb #52d4e67b
 def _split_options(kwargs, unused=()):
     "`kwargs` parted into fields of the configuration, but for those that the model does not use, and arguments of `Learner`."
     fields = {f.name for f in dataclasses.fields(TransformerConfig)} - {*unused}
@@ -183,6 +206,13 @@ def _check_kind(dls, is_lm):
     if not is_lm and isinstance(dls.train, PairDL): raise ValueError('these `dls` hold pairs of texts: use transformer_seq2seq_learner')
     if not is_lm and isinstance(dls.train, LMDataLoader): raise ValueError('these `dls` have no targets, but the next tokens (is_lm=True): make them with labels, or use transformer_lm_learner')
 
+def _start_config(config, pretrained):
+    "`config`, or that of a model to start from; a ValueError for both, a TypeError for a model from elsewhere."
+    if not isinstance(pretrained, nn.Module): return config
+    if not isinstance(getattr(pretrained, 'config', None), TransformerConfig): raise TypeError(f'{type(pretrained).__name__} is no model of this library: convert it first, for instance with from_hf')
+    if config is not None: raise ValueError(f'{config=} beside a pretrained model, which has a configuration of its own: leave one of them out')
+    return pretrained.config
+
 def _make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, model_kw, config_kw, learner_kw):
     "Configuration to model to learner."
     config = make_config(config, **{'vocab_sz':len(text_vocab(dls)), 'pad_idx':pad_index(dls), **config_kw}).scale_dropout(drop_mult)
@@ -190,10 +220,12 @@ def _make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, model
     learner_kw = {'splitter': splitter if hasattr(model, 'encoder') else trainable_params, 'train_bn':False, **learner_kw}
     learn = cls(dls, model, **learner_kw)
     if pretrained is None: return learn
-    learn.load_encoder(pretrained).freeze()
+    learn.load_encoder(pretrained)
+    if isinstance(pretrained, nn.Module): _load_head(model, pretrained, text_vocab(dls))
+    learn.freeze()
     return learn
 
-# %% ../nbs/08_learner.ipynb #9bb43c4b
+# %% ../nbs/08_learner.ipynb #dcfe27a6
 @delegates(Learner.__init__, but=['model'])
 @delegates(TransformerConfig, keep=True, but=['vocab_sz','pad_idx'])
 def transformer_classifier_learner(
@@ -201,7 +233,7 @@ def transformer_classifier_learner(
     config=None, # a preset's name or a `TransformerConfig`
     arch=TransformerClassifier, # makes the model, called with the configuration
     block=None, # makes a block, in place of `TransformerBlock`
-    pretrained=None, # an encoder saved by `save_encoder`: loaded, and frozen but for the last group
+    pretrained=None, # an encoder saved by `save_encoder`, or a model from `from_hf`: loaded, and frozen but for the last group
     drop_mult:float=1., # factor on all dropouts
     n_out:int=None, # outputs; default: as the data needs
     y_range=None, # (low, high) of a regression's targets
@@ -209,26 +241,28 @@ def transformer_classifier_learner(
 ): # `TransformerClassifierLearner`
     "A learner for one label, many labels or regression; `kwargs` are fields of the configuration and arguments of `Learner`."
     check_dls(dls); _check_kind(dls, is_lm=False)
+    config = _start_config(config, pretrained)
     config_kw,learner_kw = _split_options(kwargs)
     n_out = ifnone(n_out, get_c(dls))
     if not n_out: raise ValueError('the number of outputs cannot be read from `dls`: give n_out')
     return _make_learner(TransformerClassifierLearner, dls, config, arch, classifier_splitter, pretrained, drop_mult,
                          dict(block=block, y_range=y_range), {**config_kw, 'n_out':n_out}, learner_kw)
 
-# %% ../nbs/08_learner.ipynb #2db44775
+# %% ../nbs/08_learner.ipynb #2eac3681
 @delegates(Learner.__init__, but=['model'])
-@delegates(TransformerConfig, keep=True, but=['vocab_sz','pad_idx','n_out','pool','long'])
+@delegates(TransformerConfig, keep=True, but=['vocab_sz','pad_idx','n_out','pool','pooler','long'])
 def transformer_lm_learner(
     dls, # `DataLoaders` of a language model (`is_lm=True`)
     config=None, # a preset's name or a `TransformerConfig`
     arch=TransformerLM, # makes the model, called with the configuration
     block=None, # makes a block, in place of `TransformerBlock`
-    pretrained=None, # an encoder saved by `save_encoder`: loaded, and frozen but for the last group
+    pretrained=None, # an encoder saved by `save_encoder`, or a model from `from_hf`: loaded, and frozen but for the last group
     drop_mult:float=1., # factor on all dropouts
     **kwargs
 ): # `TransformerLMLearner`
     "A learner that predicts the next token; `kwargs` are fields of the configuration and arguments of `Learner`."
     check_dls(dls); _check_kind(dls, is_lm=True)
+    config = _start_config(config, pretrained)
     config_kw,learner_kw = _split_options(kwargs)
     if not isinstance(config, TransformerConfig): config_kw.setdefault('max_len', max(TransformerConfig.max_len, dls.train.seq_len))
     return _make_learner(TransformerLMLearner, dls, config, arch, lm_splitter, pretrained, drop_mult,

@@ -118,7 +118,7 @@ def _named(value, table, field):
     "Check that `value` is a key of `table`."
     if value not in table: raise ValueError(f'{field}={value!r} is not one of {list(table)}')
 
-# %% ../nbs/03_models.ipynb #5fae8fef
+# %% ../nbs/03_models.ipynb #71861d19
 LONG = 'window', 'head', 'tail', 'head+tail'
 
 @dataclass(frozen=True)
@@ -142,6 +142,7 @@ class TransformerConfig:
     ff:str='gelu'          # a key of `FEED_FORWARDS`
     norm:str='layer'       # a key of `NORMS`
     eps:float=1e-5         # of the norms
+    emb_norm:bool=False    # a norm between the embeddings and the first block
     wiring:str='pre'       # a key of `WIRINGS`
     bias:bool=None         # biases in all linear maps of the blocks; default: each part's own
     p:float=0.1            # dropout on what each part of a block adds
@@ -156,6 +157,7 @@ class TransformerConfig:
     share_emb:bool=False   # the two sides of an encoder–decoder share their embeddings (and so one vocabulary)
     init:str='scaled'      # a key of `INITS`
     pool:str='mean+max'    # how a classifier makes one vector of many: a key of `POOLS`, or 'max_logits'
+    pooler:bool=False      # a linear map and tanh between a classifier's pooling and its output layer
     long:str='window'      # what is done with a text to read of more than `max_len` tokens: 'window', 'head', 'tail' or 'head+tail'
 
     def __post_init__(self):
@@ -173,14 +175,14 @@ class TransformerConfig:
         fields = ('p','attn_p','ff_p','emb_p','head_p','token_p','word_p')
         return dataclasses.replace(self, **{f:getattr(self, f)*mult for f in fields})
 
-# %% ../nbs/03_models.ipynb #ccc3a67d
+# %% ../nbs/03_models.ipynb #13720971
 PRESETS = dict(
     default={},
     reviews=dict(n_layers=1, d_ff=256, positions='conv', max_len=256, scale_emb=True, p=0.4, emb_p=0., head_p=0.5, token_p=0.3, word_p=0.2),
     bloem  =dict(mode='wide', positions='learned', wiring='post', ff='relu', pool='mean', n_heads=8, p=0., emb_p=0., head_p=0., init='torch', tie=False, long='head'),
     vaswani=dict(positions='sinusoidal', wiring='post', ff='relu', init='xavier'),
     gpt2   =dict(positions='learned', wiring='pre', ff='gelu', attn_p=0.1, init='gpt2'),
-    bert   =dict(positions='learned', wiring='post', ff='gelu', attn_p=0.1, eps=1e-12, init='gpt2', pool='first'),
+    bert   =dict(positions='learned', wiring='post', ff='gelu', attn_p=0.1, eps=1e-12, emb_norm=True, init='gpt2', pool='first', pooler=True),
     llama  =dict(positions='rotary', wiring='pre', ff='swiglu', norm='rms', bias=False, tie=False, p=0., emb_p=0., init='gpt2'))
 
 # %% ../nbs/03_models.ipynb #54621787
@@ -211,7 +213,7 @@ def _make_block(block, parts):
     given = getattr(block, 'keywords', {})
     return block(**{k:v for k,v in parts.items() if k in names and k not in given})
 
-# %% ../nbs/03_models.ipynb #d978b0a3
+# %% ../nbs/03_models.ipynb #9741b1ad
 class TransformerEncoder(Module):
     "Token ids to one vector for each token."
     parts_per_block = 2 # attention and feed-forward: what scaled initial weights count
@@ -227,6 +229,7 @@ class TransformerEncoder(Module):
         self.emb,self.drop = nn.Embedding(c.vocab_sz, c.d_model), nn.Dropout(c.emb_p)
         self.positions = POSITIONS[c.positions](c.d_model, c.n_heads, d_head, c.max_len)
         parts = _block_parts(c, self.positions, bool(c.causal))
+        self.emb_norm = parts['norm'](c.d_model) if c.emb_norm else nn.Identity()
         self.blocks = nn.ModuleList([_make_block(block, parts) for _ in range(c.n_layers)])
         self.norm = parts['norm'](c.d_model) if c.wiring=='pre' else nn.Identity()
         INITS[c.init](self, c.n_layers*self.parts_per_block/2)
@@ -245,7 +248,7 @@ class TransformerEncoder(Module):
         if mask is None and not self.config.causal: mask = padding_mask(x, self.config.pad_idx)
         h = self.emb(x)                                                     # (bs, sl, d_model)
         if self.config.scale_emb: h = h*math.sqrt(self.config.d_model)
-        h = _drop(self.drop, self.positions.embed(h, pos))
+        h = _drop(self.drop, self.emb_norm(self.positions.embed(h, pos)))
         for block in self.blocks: h = block(h, mask=mask, pos=pos, **kwargs)
         return self.norm(h)
 
@@ -303,7 +306,7 @@ class TransformerLM(Module):
         "Raw logits of each next token."
         return self.head(self.hidden(x, cache))
 
-# %% ../nbs/03_models.ipynb #356acbeb
+# %% ../nbs/03_models.ipynb #ddc5ecf4
 class TransformerClassifier(Module):
     "Whole texts to logits: one label, many labels or regression."
     def __init__(self,
@@ -314,10 +317,11 @@ class TransformerClassifier(Module):
     ):
         c = self.config = make_config(config, **kwargs)
         self.encoder = TransformerEncoder(c, block)
-        self.drop = nn.Dropout(c.head_p)
-        self.head = nn.Linear(c.d_model*(2 if c.pool=='mean+max' else 1), c.n_out)
+        width = c.d_model*(2 if c.pool=='mean+max' else 1)
+        self.pooler,self.drop = nn.Sequential(nn.Linear(width, c.d_model), nn.Tanh()) if c.pooler else nn.Identity(), nn.Dropout(c.head_p)
+        self.head = nn.Linear(c.d_model if c.pooler else width, c.n_out)
         self.range = nn.Identity() if y_range is None else SigmoidRange(*y_range)
-        INITS[c.init](self.head, c.n_layers)
+        INITS[c.init](nn.ModuleList([self.pooler, self.head]), c.n_layers)
 
     def _leave_out(self, x):
         "Turn `token_p` of the tokens and all tokens of `word_p` of the vocabulary (never the first token) into padding."
@@ -340,8 +344,9 @@ class TransformerClassifier(Module):
     ): # `(bs, n_out)`
         "Raw logits (or, with `y_range`, values)."
         h,mask = self.hidden(x)
-        if self.config.pool == 'max_logits': return self.range(masked_max(self.head(self.drop(h)), mask))
-        return self.range(self.head(self.drop(POOLS[self.config.pool](h, mask))))
+        score = lambda h: self.head(self.drop(self.pooler(h)))
+        if self.config.pool == 'max_logits': return self.range(masked_max(score(h), mask))
+        return self.range(score(POOLS[self.config.pool](h, mask)))
 
 # %% ../nbs/03_models.ipynb #ff1d090f
 class TransformerDecoder(TransformerEncoder):
@@ -410,7 +415,7 @@ class Seq2SeqTransformer(Module):
         "Raw logits of each next token of the target."
         return self.head(self.hidden(tgt, *self.encode(src)))
 
-# %% ../nbs/03_models.ipynb #2db90405
+# %% ../nbs/03_models.ipynb #37f582fe
 def _split(model, parts):
     "The parameters of each of `parts`, and all others as the last group; each parameter once."
     seen,groups = set(), []
@@ -425,13 +430,14 @@ def classifier_splitter(
 ): # list of lists of parameters
     "Embeddings and positions, each block, the rest."
     enc = model.encoder
-    return _split(model, [nn.ModuleList([enc.emb, enc.positions]), *enc.blocks])
+    return _split(model, [nn.ModuleList([enc.emb, enc.positions, enc.emb_norm]), *enc.blocks])
 
 def lm_splitter(
     model, # a `TransformerLM`, or any model with an `encoder` of that kind
 ): # list of lists of parameters
     "Positions, each block, the rest with the embeddings."
-    return _split(model, [model.encoder.positions, *model.encoder.blocks])
+    enc = model.encoder
+    return _split(model, [nn.ModuleList([enc.positions, enc.emb_norm]), *enc.blocks])
 
 def seq2seq_splitter(
     model, # a `Seq2SeqTransformer`, or any model with an `encoder` and a `decoder` of that kind
@@ -439,4 +445,4 @@ def seq2seq_splitter(
     "The encoder's embeddings (unless the decoder shares them) and positions, each of its blocks, the rest with the decoder."
     enc = model.encoder
     emb = [] if enc.emb.weight is model.decoder.emb.weight else [enc.emb]
-    return _split(model, [nn.ModuleList([*emb, enc.positions]), *enc.blocks])
+    return _split(model, [nn.ModuleList([*emb, enc.positions, enc.emb_norm]), *enc.blocks])

@@ -32,7 +32,7 @@ def test_signature(factory):
     "Every field of the configuration and every argument of `Learner` shows, with its default"
     sig = inspect.signature(factory).parameters
     lm = factory is transformer_lm_learner
-    hidden = {'vocab_sz','pad_idx'} | ({'n_out','pool','long'} if lm else set())
+    hidden = {'vocab_sz','pad_idx'} | ({'n_out','pool','pooler','long'} if lm else set())
     for f in dataclasses.fields(TransformerConfig):
         assert (f.name in sig) == (f.name not in hidden), f.name
         if f.name in sig and f.name != 'n_out': assert sig[f.name].default == f.default

@@ -177,7 +177,7 @@ def test_transformer(norm_first, src, tgt, memory):
         return m(x, y, **{f'{k}_mask':v[1] for k,v in made.items()})
     same_converted(theirs, from_torch, f, [leaf(2,7,16), leaf(2,5,16)])
 
-@pytest.mark.parametrize('norm,wiring,ff', [*product(('layer','rms'), (PreNorm,PostNorm), ('relu','gelu','swiglu'))])
+@pytest.mark.parametrize('norm,wiring,ff', [*product(('layer','rms'), (PreNorm,PostNorm), FEED_FORWARDS)])
 def test_block_formula(norm, wiring, ff):
     "A block against its formulas, written from the weights"
     block = randomize(TransformerBlock(8, 2, 12, ff=FEED_FORWARDS[ff], norm=partial(NORMS[norm], eps=1e-4), wiring=wiring))
@@ -192,7 +192,8 @@ def test_block_formula(norm, wiring, ff):
             z = x@w1.T
             return (z/(1+(-z).exp()) * (x@w3.T)) @ f.out.weight.T
         z = x@f.up.weight.T + f.up.bias
-        z = z*(z>0) if ff=='relu' else z * (1+torch.erf(z/math.sqrt(2)))/2
+        acts = dict(relu=lambda: z*(z>0), gelu=lambda: z * (1+torch.erf(z/math.sqrt(2)))/2, gelu_tanh=lambda: z * (1+torch.tanh(math.sqrt(2/math.pi)*(z + 0.044715*z**3)))/2)
+        z = acts[ff]()
         return z@f.out.weight.T + f.out.bias
     def formula():
         h = x
