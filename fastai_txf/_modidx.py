@@ -52,6 +52,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'fastai_txf.attention.combine_masks': ('attention.html#combine_masks', 'fastai_txf/attention.py'),
                                       'fastai_txf.attention.concat_heads': ('attention.html#concat_heads', 'fastai_txf/attention.py'),
                                       'fastai_txf.attention.padding_mask': ('attention.html#padding_mask', 'fastai_txf/attention.py'),
+                                      'fastai_txf.attention.record_attention': ( 'attention.html#record_attention',
+                                                                                 'fastai_txf/attention.py'),
                                       'fastai_txf.attention.self_attention': ('attention.html#self_attention', 'fastai_txf/attention.py'),
                                       'fastai_txf.attention.split_heads': ('attention.html#split_heads', 'fastai_txf/attention.py')},
             'fastai_txf.data': { 'fastai_txf.data.TransformerDataLoaders': ('data.html#transformerdataloaders', 'fastai_txf/data.py'),
