@@ -14,3 +14,6 @@ from .generate import *
 from .train import *
 from .learner import *
 from .seq2seq import *
+from .interpret import *
+from .explain import *
+from .steps import *

@@ -4,10 +4,12 @@
 
 # %% auto #0
 __all__ = ['self_attention', 'padding_mask', 'causal_mask', 'combine_masks', 'attention_weights', 'attend', 'split_heads',
-           'concat_heads', 'MultiHeadAttention', 'PerHeadLinear', 'NoPositions', 'SelfAttention', 'KVCache']
+           'concat_heads', 'MultiHeadAttention', 'PerHeadLinear', 'NoPositions', 'SelfAttention', 'record_attention',
+           'KVCache']
 
-# %% ../nbs/00_attention.ipynb #380b2eb4
+# %% ../nbs/00_attention.ipynb #6319f566
 import math, torch, torch.nn as nn, torch.nn.functional as F
+from contextlib import contextmanager
 from fastai.torch_core import Module
 from fastcore.basics import ifnone, store_attr
 
@@ -264,6 +266,25 @@ class SelfAttention(_Heads):
         if cache is None: return self.mix(q, k, v, mask, self.positions.bias(pos, pos), need_weights)
         k,v = cache.append(self, k, v)                                      # (bs, n_kv_heads, k_len, d_head)
         return self.mix(q, k, v, mask, self.positions.bias(pos, cache.k_pos), need_weights)
+
+# %% ../nbs/00_attention.ipynb #b5c816b1
+@contextmanager
+def record_attention(
+    model, # a module in which there is attention of this library, or such an attention itself
+): # yields a dictionary from its attention layers, in order, to a list with (output, weights `(bs, n_heads, q_len, k_len)`) for each call
+    "Inside of this block, note the weights of all attention in `model`, which computes what it always does."
+    seen = {m:[] for m in model.modules() if isinstance(m, _Heads)}
+    if not seen: raise TypeError(f'{type(model).__name__} has no attention of this library in it: a SelfAttention or MultiHeadAttention is needed')
+    @torch.no_grad()
+    def note(m, args, kwargs, out):
+        if kwargs.get('cache') is not None: raise ValueError('with a cache, attention would remember what it reads twice: call the model without one')
+        training,m.training = m.training,False                              # weights are noted before dropout, which draws no numbers here
+        try: seen[m].append(m.forward(*args, **{**kwargs, 'need_weights':True}))
+        finally: m.training = training
+    handles = [m.register_forward_hook(note, with_kwargs=True) for m in seen]
+    try: yield seen
+    finally:
+        for h in handles: h.remove()
 
 # %% ../nbs/00_attention.ipynb #8be01345
 def _extend(columns, new, end, k_len):

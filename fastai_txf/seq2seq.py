@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Encoded', 'Seq2SeqLearner', 'transformer_seq2seq_learner', 'SacreBLEU']
 
-# %% ../nbs/08a_seq2seq.ipynb #ce9f4161
+# %% ../nbs/08a_seq2seq.ipynb #e0e4cde2
 import inspect, numpy as np, torch
 from dataclasses import dataclass
 from torch.nn.utils.rnn import pad_sequence
@@ -16,6 +16,7 @@ from fastcore.xtras import ContextManagers
 from fastai.learner import Learner, Metric
 from fastai.losses import CrossEntropyLossFlat
 from fastai.text.core import BOS, EOS, FLD, PAD, UNK
+from .attention import record_attention
 from .data import as_texts, pad_index, text_list, text_tokenizer, tokenize_like
 from .generate import _as_generator, _beam_options, _check, _decoding, _joiner, beam_search, decode_specials, generate, stream_tokens
 from .learner import TransformerLearner, _make_learner, _split_options
@@ -23,7 +24,7 @@ from .models import Seq2SeqTransformer, TransformerConfig, masked_mean, seq2seq_
 from .pairs import check_pairs, pair_vocabs, show_pairs
 from .train import GatherLogProbs, TeacherForcing
 
-# %% ../nbs/08a_seq2seq.ipynb #f6a0aef1
+# %% ../nbs/08a_seq2seq.ipynb #9a128c00
 def _longest_ratio(ds, n=500):
     "How many target tokens come to one of the source, in all but the longest hundredth of `n` pairs of `ds`, evenly drawn."
     pairs = [ds[i] for i in np.linspace(0, len(ds)-1, min(n, len(ds))).astype(int)]
@@ -181,11 +182,9 @@ class Seq2SeqLearner(TransformerLearner):
 
 def _last_cross(model, tgt, context, mask):
     "Output and weights of the last block's cross-attention."
-    cross,seen = model.decoder.blocks[-1].cross.fn, []
-    handle = cross.register_forward_hook(lambda m, args, out: seen.append(args[0]))
-    try: model.hidden(tgt, context, mask)
-    finally: handle.remove()
-    return cross(seen[0], context, mask=mask, need_weights=True)
+    cross = model.decoder.blocks[-1].cross.fn
+    with record_attention(cross) as seen: model.hidden(tgt, context, mask)
+    return seen[cross][0]
 
 # %% ../nbs/08a_seq2seq.ipynb #b02d611a
 _unused = 'causal','n_out','pool','token_p','word_p','head_p'

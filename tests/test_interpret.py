@@ -1,0 +1,561 @@
+"Looking inside: captured attention against explicit loops, attributions that add up, curves, tables, pictures, odd input"
+import copy, html, math, random, re
+import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch, torch.nn as nn
+from fastai.text.all import BaseTokenizer, Learner, SentencePieceTokenizer, load_learner
+from hypothesis import given, settings, strategies as st
+from fastai_txf.attention import MultiHeadAttention, SelfAttention, causal_mask, record_attention
+from fastai_txf.explain import *
+from fastai_txf.explain import _labelled
+from fastai_txf.interpret import *
+from fastai_txf.learner import transformer_classifier_learner
+from fastai_txf.models import Seq2SeqTransformer, TransformerClassifier, TransformerEncoder, TransformerLM, make_config
+from fastai_txf.pairs import Seq2SeqDataLoaders
+from fastai_txf.positions import POSITIONS
+from fastai_txf.seq2seq import transformer_seq2seq_learner
+from fastai_txf.steps import StepThrough
+from fastai_txf.tokens import BPETokenizer, CharTokenizer
+from fixtures import SMALL, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet
+from test_properties import build, configs
+
+torch.set_num_threads(1)
+some = settings(max_examples=15)
+TEXT = 'music warm clever dull film with it'
+
+def close(a, b, eps=1e-6): torch.testing.assert_close(a, b, atol=eps, rtol=0)
+
+@pytest.fixture(autouse=True)
+def no_pictures_left():
+    "Close the figures of each test"
+    yield
+    plt.close('all')
+
+@pytest.fixture(scope='module')
+def clf(dls): return trained(transformer_classifier_learner(dls, **SMALL))
+
+@pytest.fixture(scope='module')
+def pairs():
+    "Letters and the same backwards"
+    words = [''.join(random.Random(i).choices('abcd', k=1+i%5)) for i in range(60)]
+    return Seq2SeqDataLoaders.from_df(pd.DataFrame(dict(a=words, b=[w[::-1] for w in words])), tok_tfm=CharTokenizer(), seed=0, bs=8)
+
+@pytest.fixture(scope='module')
+def s2s(pairs): return trained(transformer_seq2seq_learner(pairs, **SMALL))
+
+def trained(learn):
+    "A little, so that no weights are equal by accident"
+    quiet(learn).fit(2, 1e-2)
+    return learn
+
+def hooks(model): return sum(len(m._forward_hooks)+len(m._forward_pre_hooks) for m in model.modules())
+
+# Attention
+
+def explicit_weights(attn, x, mask):
+    "Softmax over allowed keys, head by head and query by query, from the layer's own projections"
+    bs,sl,_ = x.shape
+    n,n_kv,_ = attn.heads
+    d = attn.widths[0]//n
+    q,k,_ = attn.qkv(x).view(bs, sl, sum(attn.heads), d).transpose(1, 2).split(attn.heads, 1)
+    q,k = attn.positions.rotate(q, k, torch.arange(sl))
+    bias = attn.positions.bias(torch.arange(sl), torch.arange(sl))
+    out = torch.zeros(bs, n, sl, sl)
+    for b in range(bs):
+        for h in range(n):
+            for i in range(sl):
+                scores = {j:(q[b,h,i] @ k[b,h//(n//n_kv),j]).item()/math.sqrt(d) + (0. if bias is None else bias[h,i,j].item())
+                          for j in range(sl) if mask[b,j] and (j <= i or not attn.causal)}
+                top = max(scores.values(), default=0.)
+                total = sum(math.exp(s-top) for s in scores.values())
+                for j,s in scores.items(): out[b,h,i,j] = math.exp(s-top)/total
+    return out
+
+@some
+@given(configs(d_model=12), st.booleans(), st.integers(0,3))
+def test_weights_are_explicit(config, causal, n_pad):
+    "All modes, grouped heads, position schemes, causal and not: what is noted is the softmax, and the output is bit for bit the same"
+    import dataclasses
+    config = dataclasses.replace(config, d_model=12, n_heads=6 if config.n_heads == 6 else 2, n_kv_heads=None, d_head=None if config.mode == 'narrow' else config.d_head, causal=causal)
+    model = build(TransformerEncoder, config)
+    x = torch.randint(2, 30, (2,7))
+    if n_pad: x[1,-n_pad:] = 1
+    inputs = {}
+    layers = [m for m in model.modules() if isinstance(m, SelfAttention)]
+    handles = [m.register_forward_hook(lambda m, args, out: inputs.update({m:args[0]})) for m in layers]
+    before = model(x)
+    with record_attention(model) as seen: during = model(x)
+    after = model(x)
+    for h in handles: h.remove()
+    assert during.equal(before) and after.equal(before) and hooks(model) == 0
+    real = torch.ones_like(x, dtype=torch.bool) if causal else x != 1
+    for m in layers:
+        (_,w), = seen[m]
+        close(w, explicit_weights(m, inputs[m], real))
+        close(w.sum(-1), torch.ones(2, config.n_heads, 7))
+
+@pytest.mark.parametrize('mode,n_kv', [('standard',None), ('standard',1), ('standard',2), ('wide',None), ('wide',2), ('narrow',None)])
+@pytest.mark.parametrize('positions', POSITIONS)
+@pytest.mark.parametrize('causal', [False,True])
+def test_weights_every_combination(mode, n_kv, positions, causal):
+    "The same without a draw: each mode with each scheme"
+    torch.manual_seed(0)
+    model = TransformerEncoder(vocab_sz=30, d_model=16, n_heads=4, n_layers=1, mode=mode, n_kv_heads=n_kv, positions=positions, causal=causal).eval()
+    for p in model.parameters(): p.data += 0.2*torch.randn_like(p)
+    attn,x,inputs = model.blocks[0].attn.fn, torch.randint(2, 30, (1,5)), []
+    h = attn.register_forward_hook(lambda m, args, out: inputs.append(args[0]))
+    with record_attention(attn) as seen: model(x)
+    h.remove()
+    close(seen[attn][0][1], explicit_weights(attn, inputs[0], torch.ones(1,5, dtype=torch.bool)))
+
+def test_recording_ends():
+    "Hooks are gone after an error, training modes and random numbers are as they were, and a cache is refused"
+    model = TransformerLM(vocab_sz=30, d_model=16, n_heads=2, n_layers=2, attn_p=0.5, p=0.)
+    x = torch.randint(2, 30, (1,6))
+    torch.manual_seed(1); want = model(x)
+    torch.manual_seed(1)
+    with record_attention(model) as seen: got = model(x)
+    assert got.equal(want) and all(m.training for m in model.modules())
+    close(torch.stack([w.sum(-1) for (_,w), in seen.values()]), torch.ones(2,1,2,6))
+    with pytest.raises(ZeroDivisionError):
+        with record_attention(model): 1/0
+    assert hooks(model) == 0
+    from fastai_txf.attention import KVCache
+    with pytest.raises(ValueError, match='cache'), record_attention(model): model(x, KVCache())
+    assert hooks(model) == 0
+    with pytest.raises(TypeError, match='Linear has no attention'), record_attention(nn.Linear(2,2)): pass
+
+@pytest.mark.parametrize('kind', ['clf','lm','multi','reg'])
+def test_attention_of_learners(make, kind):
+    "Tokens on both axes, rows that sum to 1, an untouched model"
+    learn = make(kind)
+    learn.model.train()
+    before = copy.deepcopy(learn.model.state_dict())
+    a = learn.attention(TEXT)
+    assert a.queries == a.keys == ['xxbos', *TEXT.split()] and a.weights.shape == (2,2,8,8)
+    close(a.weights.sum(-1), torch.ones(2,2,8))
+    if kind == 'lm': assert (a.weights.triu(1) == 0).all()
+    assert hooks(learn.model) == 0 and all(m.training for m in learn.model.modules())
+    assert all(before[k].equal(v) for k,v in learn.model.state_dict().items())
+
+def test_predictions_are_the_same(clf):
+    want = clf.predict(TEXT)[2]
+    clf.show_attention(TEXT); clf.explain(TEXT); clf.step_through(TEXT)
+    assert clf.predict(TEXT)[2].equal(want)
+
+@pytest.mark.parametrize('kind', ['clf','lm'])
+def test_windows(make, kind):
+    "A text beyond `max_len`: each window's weights are those of the window alone"
+    learn = make(kind, max_len=8)
+    text = ' '.join(['music warm clever dull film'.split()[i%5] for i in range(19)]) # 20 tokens with xxbos: windows of 7, 7 and 6
+    parts = [learn.attention(text, window=i) for i in range(3)]
+    assert [len(p.keys) for p in parts] == [7,7,6] and sum((p.keys for p in parts), []) == ['xxbos', *text.split()]
+    assert parts[1].title == 'attention, window 1 of 3'
+    ids = torch.tensor([[learn.model.encoder.config.vocab_sz and list(text_vocab_of(learn)).index(t) for t in parts[1].keys]]).to(next(learn.model.parameters()).device)
+    with record_attention(learn.model.eval()) as seen: learn.model.encoder(ids)
+    close(parts[1].weights, torch.stack([w[0] for (_,w), in seen.values()]).cpu())
+    with pytest.raises(ValueError, match='window=3: there are 3'): learn.attention(text, window=3)
+
+def text_vocab_of(learn):
+    from fastai_txf.data import text_vocab
+    return text_vocab(learn.dls)
+
+def test_pairs(s2s):
+    "Cross-attention is that of `encode`; the decoder sees no later token; without a target the model writes its own"
+    a = s2s.attention('abcd', 'dcba')
+    e = s2s.encode('abcd', 'dcba')
+    assert (a.queries, a.keys) == (e.target, e.tokens) and a.weights.shape == (2,2,5,6)
+    close(a.weights[-1], e.weights)
+    own = s2s.attention('abcd', 'dcba', part='decoder')
+    assert own.queries[0] == 'xxbos' and (own.weights.triu(1) == 0).all()
+    assert s2s.attention('abcd').queries == [*s2s.predict('abcd'), 'xxeos']
+    assert s2s.attention('abcd', part='encoder').weights.shape == (2,2,6,6)
+    assert s2s.attention('abcd', '').queries == ['xxeos']
+    with pytest.raises(ValueError, match='from one text to another'): a.rollout()
+
+def test_long_source(pairs):
+    "A source in windows: every token of the target can look at all of it"
+    learn = quiet(transformer_seq2seq_learner(pairs, **SMALL, max_len=6))
+    a = learn.attention('abcdabcdab', 'ba')
+    assert len(a.keys) == 12 and a.weights.shape == (2,2,3,12)
+    close(a.weights.sum(-1), torch.ones(2,2,3))
+
+def test_rollout():
+    "By hand for two layers; rows sum to 1; what no head looks at arrives by the residual connection alone"
+    torch.manual_seed(0)
+    w = torch.rand(3,2,5,5).softmax(-1)
+    out = attention_rollout(w)
+    want = torch.eye(5)
+    for layer in w:
+        mixed = sum(layer)/2
+        want = (mixed @ want + want)/2
+    close(out, want)
+    close(out.sum(-1), torch.ones(5))
+    close(attention_rollout(torch.eye(4).expand(2,2,4,4)), torch.eye(4))
+    with pytest.raises(ValueError, match='shape'): attention_rollout(torch.rand(2,2,3,4))
+    with pytest.raises(ValueError, match='residual=1'): attention_rollout(w, 1)
+
+# Pictures
+
+def overlaps(texts, fig):
+    "Pairs of visible labels whose boxes overlap"
+    boxes = [t.get_window_extent(fig.canvas.get_renderer()) for t in texts if t.get_visible() and t.get_text().strip()]
+    return sum(a.overlaps(b) for a,b in zip(boxes, boxes[1:]))
+
+@pytest.mark.parametrize('n', [1,4,40,300])
+@pytest.mark.parametrize('chosen', [{}, dict(layer=1, head=0)])
+def test_heat_maps(make, n, chosen):
+    "Every map has the right weights, labels that do not touch, a title and a colour scale; none is wider than a notebook"
+    learn = make('clf', n_heads=4)
+    text = ' '.join(random.Random(0).choices(['music','extraordinarily','warm','of'], k=n))
+    a = learn.attention(text)
+    axs = a.plot(**chosen)
+    fig = axs.flat[0].figure
+    fig.canvas.draw()
+    assert axs.shape == ((1,1) if chosen else (2,4)) and fig.get_size_inches()[0] <= 11 and fig._suptitle.get_text() == 'attention'
+    shown = axs.flat[0].images[0].get_array()
+    assert np.allclose(shown, a.weights[1,0] if chosen else a.weights[0,0])
+    assert len(fig.axes) == axs.size + 1                                    # and the colour bar
+    for ax in (axs[-1,0], axs[0,0]):
+        assert overlaps(ax.get_yticklabels(), fig) == 0 and overlaps(ax.get_xticklabels(), fig) == 0
+    first = axs[-1,0].get_xticklabels()
+    assert first[0].get_text() == 'xxbos' and len(first) <= 45
+
+def test_odd_tokens():
+    "Dollars, newlines and angle brackets are shown as they are"
+    a = Attention(torch.full((1,1,3,3), 1/3), ['$x$','\n','<b>'], ['$x$','\n','<b>'])
+    ax = a.plot()[0,0]
+    ax.figure.canvas.draw()
+    assert [t.get_text() for t in ax.get_xticklabels()] == [r'\$x\$','⏎','<b>']
+    assert '&lt;b&gt;' in a.look(0)._repr_html_() and '<b></b>' not in a.look(0)._repr_html_().replace('<b>what', '')
+
+def test_choice(clf):
+    for kw,match in ((dict(layer=2),'layer=2: there are 2'), (dict(head='x'),"head='x'"), (dict(part='cross'),"part='cross'"), (dict(target='x'),"target='x'")):
+        with pytest.raises(ValueError, match=match): clf.show_attention(TEXT, **kw)
+    assert clf.attention(TEXT).plot(layer=-1).shape == (1,2)
+    with pytest.raises(TypeError, match='7 is a int'): clf.show_attention(7)
+
+def test_look(clf):
+    "The highlighted text holds the chosen row of the mean over layers and heads"
+    a = clf.attention(TEXT)
+    seen = clf.attention_html(TEXT, token='warm')
+    assert seen.words == a.keys and np.allclose(seen.values, a.weights.mean((0,1))[2]) and 'warm' in seen.title
+    assert np.allclose(clf.attention_html(TEXT, token=2, layer=1, head=0).values, a.weights[1,0,2])
+    page = seen._repr_html_()
+    assert re.sub('<[^>]*>', '', page.split('line-height')[1]).split('>')[-1].split() == a.keys
+    with pytest.raises(ValueError, match="close to it are 'warm'"): clf.attention_html(TEXT, token='warn')
+    with pytest.raises(ValueError, match='token=8'): clf.attention_html(TEXT, token=8)
+
+@given(st.lists(st.tuples(st.text(max_size=8), st.floats(-1e3, 1e3)), max_size=6))
+def test_coloured_text(pairs):
+    "Any words and numbers: all words are in the page, escaped, and in the print"
+    t = ColouredText([w for w,_ in pairs], [v for _,v in pairs], 'title')
+    page = t._repr_html_()
+    for w,_ in pairs: assert html.escape(w.replace('\n', '⏎').replace('\t', '⇥')) in page
+    assert page.count('title="') == len(pairs) and str(t).startswith('title')
+
+# Attributions
+
+def exact(learn, text, **kw):
+    e = learn.explain(text, **kw)
+    assert abs(e.gap) <= 0.02*max(1, abs(e.score-e.base))
+    return e
+
+@pytest.mark.parametrize('config', [{}, dict(config='reviews'), dict(config='vaswani'), dict(config='bloem'), dict(config='bert'), dict(config='llama'),
+                                    *[dict(pool=p) for p in ('mean','max','first','last','max_logits')]], ids=str)
+def test_complete(dls, config):
+    "Attributions sum to the difference of the log-odds, for every preset and pool"
+    learn = trained(transformer_classifier_learner(dls, **{**SMALL, **config}))
+    e = exact(learn, TEXT)
+    assert hooks(learn.model) == 0
+    p = learn.predict(TEXT)[2]
+    assert e.target == learn.predict(TEXT)[0] and abs(e.score - torch.logit(p.max()).item()) < 1e-3
+
+@pytest.mark.parametrize('baseline', BASELINES)
+def test_baselines(clf, baseline):
+    "The score of the baseline is that of a text whose embeddings are all replaced"
+    e = exact(clf, TEXT, baseline=baseline)
+    emb = clf.model.encoder.emb
+    base = BASELINES[baseline](emb, 1)
+    h = emb.register_forward_hook(lambda m, args, out: base.expand_as(out))
+    with torch.no_grad(): out = clf.model.eval()(e.ids[None].to(base.device))
+    h.remove()
+    assert abs(float(log_odds(out, e.idx)) - e.base) < 1e-4
+
+def test_more_steps_less_gap(clf):
+    "The sum converges, and too few points warn"
+    gaps = [abs(clf.explain(TEXT, steps=n, tol=1e9).gap) for n in (1,128)]
+    assert gaps[1] < 1e-3 < gaps[0]
+    with pytest.warns(UserWarning, match='steps=1 the shares miss'): clf.explain(TEXT, steps=1, tol=gaps[0]/1e3)
+
+def test_gradient_by_differences():
+    "`integrated_gradients` of a smooth function of the embeddings is the integral, taken by finite differences along the way"
+    torch.manual_seed(0)
+    class Smooth(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = TransformerEncoder(vocab_sz=9, d_model=4, n_heads=2, n_layers=1, init='torch')
+            self.lin = nn.Linear(4, 1)
+        def of(self, e): return torch.tanh(self.lin(e)).prod(1) + e.sum((1,2))[:,None]**2
+        def forward(self, x): return self.of(self.encoder.emb(x))
+    m,ids = Smooth().double(), torch.tensor([[3,5,7]])
+    e,base = m.encoder.emb(ids).detach(), torch.randn(4).double()
+    got,read,low,high = integrated_gradients(m, ids, lambda o: o[:,0], base, steps=40)
+    want,eps,n = torch.zeros(3).double(), 1e-5, 2000
+    for a in (torch.arange(n)+0.5)/n:
+        at = base + a*(e-base)
+        for i in range(3):
+            step = torch.zeros_like(at); step[0,i] = eps*(e[0,i]-base)
+            want[i] += float(m.of(at+step) - m.of(at-step))/(2*eps*n)
+    close(got, want, 1e-5)
+    assert read.tolist() == [3,5,7] and abs(low-float(m.of(base.expand_as(e)))) < 1e-9 and abs(high-float(m(ids))) < 1e-9
+
+def test_words_that_decide(clf):
+    "The words that make a text positive get the largest shares, and speak against the other label"
+    e = exact(clf, 'film with warm clever it was', target='pos')
+    assert set(e.table.word[:2]) <= {'warm','clever','xxbos'} and e.table.attribution[0] > 0
+    other = exact(clf, 'film with warm clever it was', target='neg')
+    close(torch.tensor(other.values), -torch.tensor(e.values), 1e-3)        # two classes: one's log-odds are the other's, negated
+    assert clf.explain('film', target=1).target == 'pos' and clf.explain('film', target=-1).idx == 1
+
+@pytest.mark.parametrize('kind', ['multi','reg'])
+def test_other_tasks(make, kind):
+    "Many labels: a label's own logit; numbers: the number"
+    learn = trained(make(kind, **(dict(y_range=(0,1)) if kind == 'reg' else {})))
+    e = exact(learn, TEXT)
+    out = learn.model.eval()(e.ids[None].to(next(learn.model.parameters()).device))[0]
+    assert e.idx == int(out.argmax()) and abs(e.score - float(out[e.idx])) < 1e-5
+    assert ('probability' in e.title) == (kind == 'multi')
+    e.plot()
+    if kind == 'multi': assert exact(learn, TEXT, target='long').target == 'long'
+    else:
+        with pytest.raises(TypeError, match='predicts numbers'): deletion_curve(learn, [TEXT])
+        with pytest.raises(ValueError, match="target='x': the outputs are numbered"): learn.explain(TEXT, target='x')
+
+@pytest.mark.parametrize('long', ['window','head','tail','head+tail'])
+def test_long_texts(dls, long):
+    "Beyond `max_len`: in windows every token has a share, otherwise those that are read"
+    learn = trained(transformer_classifier_learner(dls, **SMALL, max_len=8, long=long))
+    text = ' '.join(['music warm clever dull film'.split()[i%5] for i in range(19)])
+    e = exact(learn, text)
+    toks = ['xxbos', *text.split()]
+    want = dict(window=toks, head=toks[:8], tail=toks[-8:])
+    assert e.tokens == want.get(long, toks[:4]+toks[-4:]) and len(e.values) == len(e.tokens)
+    assert deletion_curve(learn, [text], n_points=3, n_draws=1).attributed.shape == (1,3)
+
+def test_empty_text(clf):
+    e = exact(clf, '')
+    assert e.tokens == ['xxbos'] and str(e) and e._repr_html_()
+    with pytest.raises(ValueError, match='no word to remove'): deletion_curve(clf, [''])
+
+def test_explain_mistakes(clf, make, s2s):
+    for kw,match in ((dict(target='posi'),"close to it are 'pos'"), (dict(target=2),'target=2'), (dict(baseline='nul'),"baseline='nul'"), (dict(steps=0),'steps=0')):
+        with pytest.raises(ValueError, match=match): clf.explain(TEXT, **kw)
+    with pytest.raises(TypeError, match='a list'): clf.explain([TEXT])
+    for learn in (make('lm'),s2s):
+        with pytest.raises(TypeError, match='only classifiers'): learn.explain('abc')
+
+# Words
+
+specials = ['xxbos','xxmaj','xxup','xxrep','xxwrep','xxeos','xxfld','3','word','▁','▁▁','!']
+
+@given(st.lists(st.sampled_from(specials), max_size=10), st.sampled_from([None,CharTokenizer()]))
+def test_spans_cover(tokens, tok):
+    "Every token is in one span, in order"
+    spans = word_spans(tokens, tok)
+    assert [i for _,a,b in spans for i in range(a, b)] == list(range(len(tokens))) and all(w for w,_,_ in spans if tokens)
+
+def test_word_kinds():
+    "Byte pairs and the pieces of SentencePiece become words again"
+    tok = BPETokenizer(vocab_sz=280, min_freq=1).train(['the film was warm'])
+    toks = next(tok(['the film  was ünique']))
+    assert len(toks) > 6 and [w for w,_,_ in word_spans(['xxbos',*toks], tok)] == ['xxbos','the','film','was','ünique']
+    piece = object.__new__(SentencePieceTokenizer)
+    assert word_spans(['xxbos','▁un','able','▁to'], piece) == [('xxbos',0,1), ('unable',1,3), ('to',3,4)]
+    assert word_spans(['xxmaj'], None)[0][1:] == (0,1)
+
+@pytest.mark.parametrize('make_tok', [CharTokenizer, lambda: BPETokenizer(vocab_sz=300)], ids=['characters','byte pairs'])
+def test_split_words(df, make_tok):
+    "Shares of characters and byte pairs are added up by word"
+    learn = trained(transformer_classifier_learner(make_dls(df, tok_tfm=make_tok(), rules=[]), **SMALL))
+    e = exact(learn, 'music warm film')
+    assert [w for w,_,_ in e.spans if not w.startswith('xx')] == ['music','warm','film'] and len(e.tokens) > 5
+    assert abs(sum(e.values) - float(e.attributions.sum())) < 1e-5
+
+# The deletion curve
+
+def test_deletion_curve(clf, df):
+    "Ends and order by hand; below random on a trained model; drawn with its band"
+    texts = df.text[df.is_valid][:6]
+    c = deletion_curve(clf, texts, n_draws=4)
+    p = clf.predict(texts)[2].max(1).values
+    assert np.allclose(c.attributed[:,0], p, atol=1e-5) and np.allclose(c.random[:,:,0], p, atol=1e-5)
+    assert np.allclose(c.attributed[:,-1], c.random[:,:,-1], atol=1e-6)     # nothing is left
+    e = clf.explain(texts.iloc[0])
+    words = [(v,t) for v,t in zip(e.values[1:], e.tokens[1:])]
+    n = round(0.3*len(words))
+    kept = [t for i,(v,t) in enumerate(words) if i not in np.argsort([-v for v,_ in words], kind='stable')[:n]]
+    assert abs(c.attributed[0,3] - clf.predict(' '.join(kept))[2][e.idx]) < 1e-5
+    assert c.areas[0] < c.areas[1] and (c.table.attributed[1:-1] < c.table.random[1:-1]).all()
+    ax = c.plot()
+    assert len(ax.lines) == 2 and ax.get_title() == 'words removed from 6 texts'
+    assert np.array_equal(deletion_curve(clf, texts[:2], seed=1).random, deletion_curve(clf, texts[:2], seed=1).random)
+
+def test_deletion_mistakes(clf):
+    with pytest.raises(ValueError, match='n_points=1'): deletion_curve(clf, [TEXT], n_points=1)
+    with pytest.raises(ValueError, match='empty'): deletion_curve(clf, [])
+    with pytest.raises(TypeError, match='stepz'): deletion_curve(clf, [TEXT], stepz=3)
+
+def test_deletion_many_labels(make):
+    c = deletion_curve(trained(make('multi')), [TEXT], n_draws=2)
+    assert c.attributed.shape == (1,11) and ((c.attributed >= 0) & (c.attributed <= 1)).all()
+
+# Positions and neighbours
+
+def test_positions(make):
+    "Every scheme that has vectors is drawn, a learner's too; the others say why not"
+    axs = plot_positions(['learned','sinusoidal','rotary','alibi'], n=20)
+    assert axs.shape == (4,2)
+    for right in axs[:3,1]: assert np.allclose(np.diag(right.images[0].get_array()), 1, atol=1e-5)
+    assert np.allclose(axs[3,1].images[0].get_array()[0], -np.arange(20)*0.5)    # head 0 of 8
+    learn = make('clf', positions='learned', max_len=12)
+    left = plot_positions(learn)[0,0].images[0].get_array()
+    assert np.allclose(left, learn.model.encoder.positions.emb.weight.detach().cpu().T)
+    plot_positions([make('clf'), make('lm', mode='wide')])
+    for which in ('none','conv',make('clf', positions='conv')):
+        with pytest.raises(ValueError, match='no vectors to draw'): plot_positions(which)
+    with pytest.raises(ValueError, match="'rotery' is neither"): plot_positions('rotery')
+
+def test_neighbours(clf, s2s):
+    "Against an explicit loop; never the word itself or padding"
+    got = clf.neighbours('warm', n=4)
+    vocab,emb = list(text_vocab_of(clf)), clf.model.encoder.emb.weight.detach().cpu()
+    cos = {t:float(emb[i] @ emb[vocab.index('warm')] / (emb[i].norm()*emb[vocab.index('warm')].norm())) for i,t in enumerate(vocab) if t not in ('warm','xxpad','xxfake')}
+    want = sorted(cos, key=cos.get, reverse=True)[:4]
+    assert list(got.token) == want and np.allclose(got.cosine, [cos[t] for t in want], atol=1e-5)
+    assert len(clf.neighbours('warm', n=10_000)) == len(cos)
+    assert len(s2s.neighbours('a', n=2, side=1)) == 2
+    with pytest.raises(ValueError, match="close to it are 'warm'"): clf.neighbours('wram')
+    with pytest.raises(ValueError, match='n=0'): clf.neighbours('warm', n=0)
+
+# Step through
+
+@pytest.mark.parametrize('kind', ['clf','lm','reg'])
+def test_steps(make, kind):
+    "Every tensor leads to the next: the outputs are the model's"
+    learn = make(kind)
+    s = learn.step_through(TEXT)
+    model,ids = learn.model.eval(), s['ids'].to(next(learn.model.parameters()).device)
+    assert s.tokens == ['xxbos', *TEXT.split()] and s['outputs'].equal(model(ids).detach().cpu())
+    close(s['embeddings'], model.encoder.emb(ids).detach().cpu())
+    close(s['last norm'], model.encoder.norm(s['block 1, ff'].to(ids.device)).detach().cpu())
+    close(s['block 0, attn: weights'], learn.attention(TEXT).weights[:1])
+    assert [k for k in s.steps][:3] == ['ids','embeddings','with positions'] and hooks(model) == 0
+    assert str(s).count('\n') == len(s.steps) and all(k in s._repr_html_() for k in s.steps)
+    with pytest.raises(KeyError, match="close to it are 'outputs'"): s['output']
+    with pytest.raises(ValueError, match='leave out target'): learn.step_through(TEXT, 'x')
+
+def test_steps_of_pairs(s2s):
+    s = s2s.step_through('abc', 'cba')
+    assert s['encoder: ids'].shape == (1,5) and s['decoder: ids'].shape == (1,4) and s['decoder: block 1, cross: weights'].shape == (1,2,4,5)
+    close(s['outputs'], s2s.model.eval()(s['encoder: ids'], s['decoder: ids']).detach())
+    assert s2s.step_through('abc')['decoder: ids'].shape[1] == len(s2s.predict('abc')) + 1
+
+def test_steps_of_shared_embeddings(pairs):
+    "Encoder and decoder share a module, and each shows its own call of it"
+    learn = quiet(transformer_seq2seq_learner(pairs, **SMALL, share_emb=True))
+    s = learn.step_through('abc', 'ab')
+    assert (s['encoder: ids'].shape[1], s['decoder: ids'].shape[1]) == (5,3)
+
+class OwnBlock(nn.Module):
+    "A block of one's own: parts of other names, one of them not used, one that returns no tensor"
+    def __init__(self, d_model):
+        super().__init__()
+        self.mix,self.spare,self.pair = SelfAttention(d_model, 2), nn.Linear(2,2), Pair()
+    def forward(self, x, mask=None, pos=None): return self.pair(x + self.mix(x, mask, pos))[0]
+
+class Pair(nn.Module):
+    def forward(self, x): return x,x
+
+def test_own_block(make):
+    learn = make('clf', block=OwnBlock)
+    assert learn.attention(TEXT).weights.shape == (2,2,8,8)
+    s = learn.step_through(TEXT)
+    assert {'block 0, mix: weights','block 0, mix'} <= set(s.steps) and not [k for k in s.steps if 'spare' in k or 'pair' in k]
+    exact(learn, TEXT)
+
+# The largest losses
+
+def test_top_losses_labels(clf, make):
+    "In order, each beside its own text"
+    t = clf.top_losses(5)
+    assert list(t.columns) == ['text','target','prediction','probability','loss'] and t.loss.is_monotonic_decreasing
+    for r in t.itertuples():
+        p = clf.predict(r.text.removeprefix('xxbos '))
+        assert p[0] == r.prediction and abs(float(p[2].max()) - r.probability) < 1e-5
+        assert abs(-math.log(p[2][list(clf.dls.vocab[1]).index(r.target)]) - r.loss) < 1e-4
+    assert clf.top_losses(1, largest=False).loss[0] < t.loss[0] and len(clf.top_losses(10_000)) == 16
+    assert len(clf.top_losses(3, ds_idx=0)) == 3
+
+@pytest.mark.parametrize('kind', ['multi','reg'])
+def test_top_losses_other(make, kind):
+    learn = trained(make(kind))
+    t = learn.top_losses(4)
+    for r in t.itertuples():
+        pred,_,acts = learn.predict(r.text.removeprefix('xxbos '))
+        assert str(pred) == str(r.prediction)
+        if kind == 'reg': assert abs(float(acts[0]-float(r.target))**2 - r.loss) < 1e-4
+
+def test_top_losses_lm(make):
+    "Sequences of the loader's length, with the mean of their tokens' losses"
+    learn = make('lm')
+    t = learn.top_losses(3)
+    with learn.no_bar(): logp,targs = learn.get_preds()
+    n = learn.dls.valid.seq_len
+    means = -torch.stack([o.mean() for row in logp for o in row.split(n) if len(o) == n]) if logp.shape[1] >= n else -logp.mean(1)
+    assert np.allclose(t.loss, means.topk(3).values, atol=1e-6)
+    assert all(len(r.text.split()) == min(n, logp.shape[1]) and r.surprise in r.text.split() for r in t.itertuples())
+
+def test_top_losses_pairs(s2s):
+    t = s2s.top_losses(3)
+    assert list(t.columns) == ['source','target','prediction','loss'] and (t.target == t.source.str[::-1]).all()
+    assert list(t.prediction) == s2s.predict(list(t.source))
+
+def test_plot_top_losses(clf, make, s2s, capsys):
+    for learn in (clf,make('lm'),s2s):
+        learn.plot_top_losses(2, trunc_at=3)
+        out = capsys.readouterr().out
+        assert 'loss' in out and out.count('\n') >= 3
+    with pytest.raises(ValueError, match='k=0'): clf.top_losses(0)
+    with pytest.raises(ValueError, match='no targets'): clf.top_losses(dl=clf.dls.test_dl([['xxbos','film']]))
+
+# All kinds of learners
+
+def test_exported(clf, s2s, tmp_path):
+    "What comes back from a file can be looked into just as well"
+    for learn,text in ((clf,TEXT),(s2s,'abc')):
+        learn.path,path = tmp_path,learn.path
+        try: learn.export('l.pkl')
+        finally: learn.path = path
+        back = load_learner(tmp_path/'l.pkl')
+        close(back.attention(text).weights, learn.attention(text).weights.cpu())
+        assert str(back.step_through(text)) == str(learn.step_through(text))
+        if learn is clf: assert str(back.explain(text)) == str(learn.explain(text))
+
+def test_plain_learner(dls, dls_lm):
+    "A plain `Learner` around one of our models will do; other models are a TypeError"
+    config = make_config(vocab_sz=len(dls.vocab[0]), n_out=2, **SMALL)
+    plain = Learner(dls, TransformerClassifier(config), loss_func=nn.CrossEntropyLoss())
+    assert plain.attention(TEXT).weights.shape == (2,2,8,8) and plain.explain(TEXT).target in ('pos','neg')
+    other = Learner(dls, nn.Linear(2,2), loss_func=nn.CrossEntropyLoss())
+    for f in (other.show_attention, other.explain, other.step_through, other.neighbours, lambda t: deletion_curve(other, [t]), lambda t: plot_positions(other)):
+        with pytest.raises(TypeError, match='Learner with the model Linear'): f(TEXT)
+    with pytest.raises(TypeError, match='Learner is no learner'): plain.top_losses()
+    s2s = Learner(dls, Seq2SeqTransformer(make_config(vocab_sz=30, **SMALL)), loss_func=nn.CrossEntropyLoss())
+    with pytest.raises(TypeError, match='transformer_seq2seq_learner'): s2s.show_attention(TEXT)
+
+def test_very_long(make):
+    "5,000 words"
+    learn,text = make('clf', max_len=512), ' '.join(random.Random(0).choices(['music','warm','of'], k=5000))
+    a = learn.attention(text, window=9)
+    assert a.title == 'attention, window 9 of 10'
+    e = learn.explain(text, steps=2, tol=1e9)
+    assert len(e.values) == 5001 and len(learn.step_through(text)._repr_html_()) < 1e6
