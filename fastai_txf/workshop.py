@@ -81,7 +81,7 @@ def _make(cls, *args):
     for p in module.parameters(): p.add_(0.3*torch.randn_like(p))
     return module.eval()
 
-# %% ../nbs/12_workshop.ipynb #ee7bbb32
+# %% ../nbs/12_workshop.ipynb #28eb21c4
 @_check
 def check_dot_products(
     fn, # from vectors `(b, t, k)` to `(b, t, t)`
@@ -122,9 +122,9 @@ def check_self_attention(
     _compare(_run(fn, x), self_attention(x), {
         'these are the weights: they have still to be multiplied with x': w,
         'there is no softmax between the two products': x @ x.mT @ x,
-        'the weights are transposed before they meet x: row i holds the weights of token i': w.mT @ x,
+        'the columns of the weights sum to 1, not the rows: the softmax runs over the wrong axis, or the weights are transposed': w.mT @ x,
         'x stands before the weights: the weights come first': x @ w,
-        'the softmax runs over the wrong axis: rows should sum to 1': (x @ x.mT).softmax(1) @ x})
+        'there are two softmaxes: `weights` has one already': w.softmax(2) @ x})
     x = torch.randn(3, 5, 2)
     _compare(_run(fn, x), self_attention(x))
 
@@ -188,7 +188,7 @@ def check_scaled_dots(
         '`k**1/4` is (k**1)/4, for powers come first: write k**(1/4)': dots/(9/4)**2,
         'this uses the number of tokens: k is the width, the last dimension': dots/5**0.5})
 
-# %% ../nbs/12_workshop.ipynb #2d5fb84f
+# %% ../nbs/12_workshop.ipynb #cb7c2be5
 def _fold(x, h): return split_heads(x, h).flatten(0, 1)                      # (b, t, h*k) to (b*h, t, k)
 def _unfold(x, h): return concat_heads(x.unflatten(0, (-1,h)))               # and back
 
@@ -203,7 +203,6 @@ def check_split_heads(
         'a view alone mixes tokens and heads: view as (b, t, heads, k), then swap tokens and heads, then fold': x.reshape(2*h, 3, 3),
         'the heads are not slices of the vector: view the last dimension as (heads, k), not (k, heads)': x.unflatten(-1, (3,h)).permute(0,3,1,2).flatten(0, 1),
         'the heads come before the texts: fold (b, heads) in this order': _fold(x, h).unflatten(0, (2,h)).transpose(0, 1).flatten(0, 1),
-        'tokens and heads are not swapped before folding: that makes (b*t, heads, k)': x.reshape(6, h, 3),
         'the heads are split off, but not folded into the batch': split_heads(x, h)})
     x = torch.randn(2, 4, 5*h)
     _compare(_run(fn, x, h), _fold(x, h), {'a view alone mixes tokens and heads: view as (b, t, heads, k), then swap tokens and heads, then fold': x.reshape(2*h, 4, 5)})
@@ -284,7 +283,7 @@ def check_narrow(
         'matrices and tokens are matched, not matrices and heads: swap tokens and heads first': x.unflatten(-1, (h,s)) @ w.mT,
         'these are the slices: they have still to be mapped': parts})
 
-# %% ../nbs/12_workshop.ipynb #321272c0
+# %% ../nbs/12_workshop.ipynb #34e87f74
 def _library_model(state, h, **kwargs):
     "The library's equivalent of these weights."
     try: return from_former(state, h, **kwargs).eval()
@@ -321,7 +320,7 @@ def check_block_parts(
     shape = tuple(_run(_part(m, 'attention', nn.Module), x).shape)
     if shape != x.shape: raise WrongAnswer(f'`attention` turns the shape {tuple(x.shape)} into {shape}: it should keep it')
     heads = getattr(m.attention, 'heads', 3)
-    if heads != 3: raise WrongAnswer(f'`attention` has {heads} heads, but the block was asked for 3: pass `heads` on')
+    if isinstance(heads, int) and heads != 3: raise WrongAnswer(f'`attention` has {heads} heads, but the block was asked for 3: pass `heads` on')
     _norms(m, k, 'norm1', 'norm2')
     _feed_forward(m, k)
 
@@ -527,7 +526,7 @@ def check_shift(
         'the target is two tokens later: shift by one': pair(x[:,:-2], x[:,2:]),
         'the shift runs over the texts of the batch: tokens are dimension 1': pair(x[:-1], x[1:])}, 'input and target, side by side,')
 
-# %% ../nbs/12_workshop.ipynb #d6ea1623
+# %% ../nbs/12_workshop.ipynb #396d7dfb
 def _frequencies(fn, logits, temperature, n=3000):
     "How often each token was drawn."
     drawn = torch.tensor([int(_run(fn, logits, temperature)) for _ in range(n)])
@@ -568,7 +567,7 @@ def check_generate(
     digits = lambda *new: torch.tensor([3, 7, *new])
     _compare(_run(fn, _count_up, digits(), 4, 3, 1.), digits(8,9,0,1), {
         'only the new tokens are returned: append them to the text': torch.tensor([8,9,0,1]),
-        'the prediction of the first token is used: what comes next stands at the last': digits(4,4,4,4),
+        'the prediction of the first token is used: what comes next stands at the last': digits(4,4,8,5),
         'the model always sees the same text: append each token before the next is drawn': digits(8,8,8,8),
         'of a long text the model sees the beginning: show it the end': digits(8,9,9,9),
         'one token too many was drawn': digits(8,9,0,1,2),
@@ -630,7 +629,7 @@ def check_decoder_block(
         'the residual sum around cross-attention is missing': f(m.norm2(m.cross(a(x), context))),
         'the residual sum around the feed-forward is missing': m.norm3(m.ff(cross(a(x))))})
 
-# %% ../nbs/12_workshop.ipynb #8612a3e7
+# %% ../nbs/12_workshop.ipynb #67d04373
 def _check_sizes(m, c):
     "A `WrongAnswer` unless the classifier `m` is as large as the configuration says."
     _embedding(m, 'token_emb', c.vocab_sz, c.d_model, 'token of the vocabulary (config.vocab_sz, config.d_model)')
@@ -651,7 +650,7 @@ def check_fastai_classifier(
     x[0,:6] = 1; x[1,:3] = 1; x[1,-2:] = 1
     ref,text = _library_model(m.state_dict(), c.n_heads, lm=False), compact(x)[0]
     want = lambda ids: ref(ids).log_softmax(-1)
-    got = _run(m, x, hint='A batch may be longer than config.max_len: cut it to the positions that there are.')
+    got = _run(m, x, hint='A batch may be longer than config.max_len: cut it to as many positions as there are.')
     _compare(got.log_softmax(-1) if isinstance(got, torch.Tensor) else got, want(text[:,:4]), {
         'the batch is cut before padding is moved behind: of a short text with padding in front nothing is left': want(x[:,:4]),
         'the batch is cut at its front: of a text with padding behind little is left. Compact it, then keep the first tokens': want(x[:,-4:]),
@@ -685,8 +684,8 @@ def earlier(
     if missing: raise ValueError(f'{path} defines no {", ".join(missing)}, only {sorted(getattr(n, "name", n) for n in nodes if hasattr(n, "name"))}')
     return ns[names[0]] if len(names) == 1 else [ns[n] for n in names]
 
-# %% ../nbs/12_workshop.ipynb #6bdba49f
-_solution = re.compile(r'^([ \t]*)### (?!end\b)(.+)\n(?:.*\n)*?\1### end[ \t]*$', re.M)
+# %% ../nbs/12_workshop.ipynb #5fb7321c
+_solution = re.compile(r'^([ \t]*)### (?!end\b)(.+)\n(?:(?![ \t]*### ).*\n)*\1### end[ \t]*$', re.M)
 _mark = re.compile(r'^[ \t]*### .*$', re.M)
 
 def exercise_source(
