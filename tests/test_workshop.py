@@ -1,0 +1,601 @@
+"The workshop: checks know the mistakes, exercises come from the solutions, steps build on each other"
+import ast, json, re, shutil, pytest, torch, torch.nn as nn, torch.nn.functional as F
+from functools import partial
+from pathlib import Path
+from fastai.torch_core import Module
+from fastai_txf import workshop
+from fastai_txf.attention import concat_heads, split_heads
+from fastai_txf.models import compact
+from fastai_txf.workshop import WrongAnswer, earlier, exercise_notebook, exercise_source, main, write_exercises
+
+root = Path(__file__).parents[1]
+solutions = root/'nbs/workshop'
+exercises = solutions/'_exercises'
+steps = sorted(o.stem for o in solutions.glob('[0-9]*.ipynb'))
+each_step = pytest.mark.parametrize('step', steps)
+
+solved = partial(earlier, folder=solutions)
+weights,scaled,Projections,SelfAttention = solved('04_heads', 'weights', 'scaled_dots', 'Projections', 'SelfAttention')
+BlockParts,Block = solved('05_block', 'BlockParts', 'TransformerBlock')
+Embeddings,Stack,Classifier = solved('07_classifier', 'Embeddings', 'Stack', 'Classifier')
+hide_future,StackLM,LanguageModel = solved('08_language_model', 'mask_future', 'Stack', 'LanguageModel')
+Cross,DecoderBlock = solved('09_encoder_decoder', 'CrossAttention', 'DecoderBlock')
+
+# Wrong answers: for each check, what its message says and the code that earns it
+
+wrong = {}
+
+wrong['check_dot_products'] = [
+    ('not transposed', lambda x: torch.bmm(x, x)),
+    ('which compares features', lambda x: torch.bmm(x.transpose(1, 2), x)),
+    ('which two dimensions', lambda x: torch.bmm(x, x.transpose(0, 1))),
+    ('place by place', lambda x: x * x),
+    ('comes in step 3', lambda x: torch.bmm(x, x.transpose(1, 2)) / x.shape[-1]**0.5),
+    ('None: is the `return` missing', lambda x: None),
+    ('a list: it should be a tensor', lambda x: [o @ o.T for o in x]),
+    (r'the shape \(2, 4\), but should have \(2, 4, 4\)', lambda x: (x*x).sum(-1)),
+    ('other numbers than expected: at .*instead of', lambda x: torch.cdist(x, x))]
+
+wrong['check_softmax'] = [
+    ('columns sum to 1', lambda d: F.softmax(d, dim=1)),
+    ('over the batch', lambda d: F.softmax(d, dim=0)),
+    ('each whole matrix sums to 1', lambda d: F.softmax(d.flatten(1), dim=1).view_as(d)),
+    ('all texts together', lambda d: d.exp()/d.exp().sum()),
+    ('not divided by their sum', lambda d: d.exp()),
+    ('without an exponential', lambda d: d/d.sum(2, keepdim=True)),
+    ('logarithm', lambda d: F.log_softmax(d, dim=2)),
+    ('NaN in 27 of 27', lambda d: d*float('nan'))]
+
+wrong['check_self_attention'] = [
+    ('still to be multiplied', lambda x: weights(x @ x.mT)),
+    ('no softmax', lambda x: x @ x.mT @ x),
+    ('or the weights are transposed', lambda x: weights(x @ x.mT).mT @ x),
+    ('the weights come first', lambda x: x @ weights(x @ x.mT)),
+    ('two softmaxes', lambda x: weights(weights(x @ x.mT)) @ x),
+    ('other numbers', lambda x: weights(x @ x.mT) @ x + x)]
+
+def projections(k_out=lambda k, h: h*k, bias=False, make=lambda self: None):
+    "A class of three maps."
+    class Maps(Module):
+        def __init__(self, k, heads=1):
+            self.heads = heads
+            for name in ('toqueries','tokeys','tovalues'): setattr(self, name, nn.Linear(k, k_out(k, heads), bias=bias))
+            make(self)
+    return Maps
+
+class NoSuper(nn.Module):
+    def __init__(self, k, heads): self.toqueries = nn.Linear(k, heads*k, bias=False)
+class NoModule:
+    def __init__(self, k, heads): self.toqueries = nn.Linear(k, heads*k, bias=False)
+
+wrong['check_projections'] = [
+    ('`toqueries` has a bias', projections(bias=True)),
+    ('6 to 6: it should map 6 to 18, for every head has its own', projections(lambda k, h: k)),
+    ('6 to 2: it should map 6 to 18, for a wide head keeps', projections(lambda k, h: k//h)),
+    ('one and the same', projections(make=lambda m: setattr(m, 'tokeys', m.toqueries))),
+    ('`self.tovalues` is missing', projections(make=lambda m: delattr(m, 'tovalues'))),
+    ('`self.tokeys` is a Identity', projections(make=lambda m: setattr(m, 'tokeys', nn.Identity()))),
+    ('the class a Module', NoSuper), ('it should be a Module', NoModule)]
+
+wrong['check_attention'] = [
+    ('queries and keys are swapped', lambda q, k, v: weights(k @ q.mT) @ v),
+    ('fetch the keys', lambda q, k, v: weights(q @ k.mT) @ k),
+    ('fetch the queries', lambda q, k, v: weights(q @ k.mT) @ q),
+    ('queries meet values', lambda q, k, v: weights(q @ v.mT) @ v),
+    ('over the queries', lambda q, k, v: F.softmax(q @ k.mT, dim=1) @ v),
+    ('no softmax', lambda q, k, v: q @ k.mT @ v),
+    ('keys are not transposed', lambda q, k, v: weights(q @ k) @ v)]
+
+wrong['check_dot_std'] = [
+    ('this is the variance', lambda k: k),
+    ('fourth root', lambda k: k**(1/4)),
+    ('the inverse', lambda k: 1/k**0.5),
+    ('does not stay 1', lambda k: 1.),
+    ('the list of standard deviations .* at', lambda k: k/2)]
+
+def scaled_by(f, g=None):
+    "Dot products of queries divided by `f` and keys divided by `g`."
+    return lambda q, k: (q/f(q)) @ (k/(g or f)(k)).mT
+
+wrong['check_scaled_dots'] = [
+    ('are not scaled', scaled_by(lambda x: 1)),
+    ('each divided by √k', scaled_by(lambda x: x.shape[-1]**0.5)),
+    ('only one of the two', scaled_by(lambda x: x.shape[-1]**0.25, lambda x: 1)),
+    ('multiplied by the fourth root', scaled_by(lambda x: x.shape[-1]**-0.25)),
+    (r'powers come first: write k\*\*\(1/4\)', scaled_by(lambda x: x.shape[-1]**1/4)),
+    ('the number of tokens', scaled_by(lambda x: x.shape[1]**0.25))]
+
+def cut(x, h): return x.view(*x.shape[:2], h, -1)                             # (b, t, h, k)
+
+wrong['check_split_heads'] = [
+    ('a view alone', lambda x, h: x.view(len(x)*h, x.shape[1], -1)),
+    ('heads are not slices', lambda x, h: x.view(*x.shape[:2], -1, h).permute(0, 3, 1, 2).reshape(len(x)*h, x.shape[1], -1)),
+    ('come before the texts', lambda x, h: cut(x, h).permute(2, 0, 1, 3).reshape(len(x)*h, x.shape[1], -1)),
+    ('not folded', lambda x, h: cut(x, h).transpose(1, 2)),
+    ('use `reshape`', lambda x, h: cut(x, h).transpose(1, 2).view(len(x)*h, x.shape[1], -1))]
+
+def apart(x, h): return x.view(len(x)//h, h, *x.shape[1:])                    # (b, h, t, k)
+
+wrong['check_merge_heads'] = [
+    ('a reshape alone', lambda x, h: x.reshape(len(x)//h, x.shape[1], -1)),
+    ('interleaved', lambda x, h: apart(x, h).permute(0, 2, 3, 1).flatten(2)),
+    (r'unfolded as \(heads, b\)', lambda x, h: x.view(h, len(x)//h, *x.shape[1:]).permute(1, 2, 0, 3).flatten(2)),
+    ('averaged', lambda x, h: apart(x, h).mean(1)),
+    ('added up', lambda x, h: apart(x, h).sum(1)),
+    ('not joined', lambda x, h: apart(x, h).transpose(1, 2)),
+    ('use `reshape`', lambda x, h: apart(x, h).transpose(1, 2).view(len(x)//h, x.shape[1], -1))]
+
+def attention(scale=lambda k, h: k**0.5, dim=-1, split=lambda x, h: split_heads(x, h).flatten(0, 1), merge=lambda x, h: concat_heads(apart(x, h)),
+              unite=True, swap=False, out=lambda k, h: nn.Linear(h*k, k)):
+    "A class of self-attention."
+    class Attention(Projections):
+        def __init__(self, k, heads):
+            super().__init__(k, heads)
+            self.unifyheads = out(k, heads)
+        def forward(self, x):
+            q,k,v = [split(f(x), self.heads) for f in (self.toqueries, self.tokeys, self.tovalues)]
+            if swap: q,k = k,q
+            y = merge((q @ k.mT / scale(x.shape[-1], self.heads)).softmax(dim) @ v, self.heads)
+            return self.unifyheads(y) if unite else y
+    return Attention
+
+wrong['check_multi_head'] = [
+    ('are not scaled', attention(scale=lambda k, h: 1)),
+    ('divided by k: by √k in all', attention(scale=lambda k, h: k)),
+    ('width of all heads', attention(scale=lambda k, h: (h*k)**0.5)),
+    ('over the queries', attention(dim=1)),
+    ('cut with a view alone', attention(split=lambda x, h: x.view(len(x)*h, x.shape[1], -1))),
+    ('joined with a reshape alone', attention(merge=lambda x, h: x.reshape(len(x)//h, x.shape[1], -1))),
+    ('queries and keys are swapped', attention(swap=True)),
+    ('not united', attention(unite=False)),
+    ('`unifyheads` has no bias', attention(out=lambda k, h: nn.Linear(h*k, k, bias=False))),
+    ('6 to 6: it should map 18 to 6', attention(out=lambda k, h: nn.Linear(k, k))),
+    ('`self.unifyheads` is missing', Projections)]
+
+wrong['check_narrow'] = [
+    ('first matrix', lambda x, w: split_heads(x, len(w)) @ w[0].T),
+    ('not transposed', lambda x, w: split_heads(x, len(w)) @ w),
+    ('interleaved', lambda x, w: x.view(*x.shape[:2], -1, len(w)).permute(0, 3, 1, 2) @ w.mT),
+    ('tokens come before heads', lambda x, w: torch.einsum('bthi,hoi->btho', cut(x, len(w)), w)),
+    ('matrices and tokens', lambda x, w: cut(x, len(w)) @ w.mT),
+    ('these are the slices', lambda x, w: split_heads(x, len(w)))]
+
+def parts(change):
+    "The parts of a block, one of them changed."
+    class Parts(BlockParts):
+        def __init__(self, k, heads):
+            super().__init__(k, heads)
+            change(self, k)
+    return Parts
+
+def linears(*widths, act=nn.ReLU): return nn.Sequential(nn.Linear(*widths[:2]), *([act()] if act else []), nn.Linear(*widths[2:]))
+
+wrong['check_block_parts'] = [
+    ('one norm is used in several', parts(lambda m, k: setattr(m, 'norm2', m.norm1))),
+    ('nothing between its two maps', parts(lambda m, k: setattr(m, 'ff', linears(k, 4*k, 4*k, k, act=None)))),
+    (r"\['Linear', 'GELU', 'Linear'\]", parts(lambda m, k: setattr(m, 'ff', linears(k, 4*k, 4*k, k, act=nn.GELU)))),
+    (r'`ff\[0\]` maps width 6 to 6', parts(lambda m, k: setattr(m, 'ff', linears(k, k, k, k)))),
+    (r'`norm1` normalises the shape \(24,\)', parts(lambda m, k: setattr(m, 'norm1', nn.LayerNorm(4*k)))),
+    ('`self.norm2` is missing', parts(lambda m, k: delattr(m, 'norm2'))),
+    ('has 1 heads, but', parts(lambda m, k: setattr(m, 'attention', SelfAttention(k, 1)))),
+    ('it should keep it', parts(lambda m, k: setattr(m, 'attention', nn.Linear(k, 2*k))))]
+
+def block(forward): return type('Wrong', (BlockParts,), dict(forward=forward))
+
+def second(self, z): return self.norm2(self.ff(z) + z)
+def first(self, x): return self.norm1(self.attention(x) + x)
+
+class Scaled(Block):
+    def __init__(self, k, heads):
+        super().__init__(k, heads)
+        self.scale = nn.Linear(1, 1)
+
+wrong['check_block'] = [
+    ('first residual sum is missing', block(lambda self, x: second(self, self.norm1(self.attention(x))))),
+    ('second residual sum is missing', block(lambda self, x: self.norm2(self.ff(first(self, x))))),
+    ('both residual sums', block(lambda self, x: self.norm2(self.ff(self.norm1(self.attention(x)))))),
+    ('adds the input of the block', block(lambda self, x: self.norm2(self.ff(first(self, x)) + x))),
+    ('norm1 is used twice', block(lambda self, x: self.norm1(self.ff(z := first(self, x)) + z))),
+    ('pre-norm', block(lambda self, x: (z := x + self.attention(self.norm1(x))) + self.ff(self.norm2(z)))),
+    ('inside the sums', block(lambda self, x: (z := x + self.norm1(self.attention(x))) + self.norm2(self.ff(z)))),
+    ('norms are not used', block(lambda self, x: (z := x + self.attention(x)) + self.ff(z))),
+    (r"do not have the names or sizes of this step: .*'tblocks.0.scale.weight'", Scaled)]
+
+def embeddings(forward, sizes=lambda n, t: (n, t)):
+    "A class of embeddings."
+    class Wrong(Embeddings):
+        def __init__(self, k, num_tokens, seq_length): super().__init__(k, *sizes(num_tokens, seq_length))
+    Wrong.forward = forward
+    return Wrong
+
+def pos(self, x, *args): return self.pos_emb(torch.arange(*args))
+
+wrong['check_embeddings'] = [
+    ('the text in the batch', embeddings(lambda self, x: self.token_emb(x) + pos(self, x, len(x))[:,None])),
+    (r'not the texts of the batch', embeddings(lambda self, x: self.token_emb(x) + pos(self, x, len(x)))),
+    ('looked up by token', embeddings(lambda self, x: self.token_emb(x) + self.pos_emb(x))),
+    ('positions are missing', embeddings(lambda self, x: self.token_emb(x))),
+    ('tokens are missing', embeddings(lambda self, x: pos(self, x, x.shape[1]).expand(*x.shape, -1))),
+    ('count from 1', embeddings(lambda self, x: self.token_emb(x) + pos(self, x, 1, x.shape[1]+1))),
+    ('the last position', embeddings(lambda self, x: self.token_emb(x) + pos(self, x, x.shape[1])[-1])),
+    ('side by side', embeddings(lambda self, x: torch.cat([self.token_emb(x), pos(self, x, x.shape[1]).expand(*x.shape, -1)], -1))),
+    ('`token_emb` holds 7 vectors of width 6: it should hold 11', embeddings(Embeddings.forward, lambda n, t: (t, n)))]
+
+def waves(t, k, i=lambda k: torch.arange(0, k, 2)/k, times=False):
+    powers = 10_000**i(k)
+    a = torch.arange(t)[:,None]*powers if times else torch.arange(t)[:,None]/powers
+    return a.sin(), a.cos()
+def weave(a, b): return torch.stack([a, b], -1).flatten(1)
+
+wrong['check_sinusoids'] = [
+    ('all sines come first', lambda t, k: torch.cat(waves(t, k), 1)),
+    ('changed places', lambda t, k: weave(*waves(t, k)[::-1])),
+    ('exponent is i/k', lambda t, k: weave(*waves(t, k, lambda k: torch.arange(k//2)/k))),
+    ('multiplied by the power', lambda t, k: weave(*waves(t, k, times=True))),
+    ('width are swapped', lambda t, k: weave(*waves(t, k)).T),
+    ('different wavelengths', lambda t, k: torch.stack([w[:,j] for j in range(k) for w in [waves(t, k, lambda k: torch.arange(k)/k)[j%2]]], 1))]
+
+def stack(blocks=lambda make, depth: nn.Sequential(*[make() for _ in range(depth)]), forward=Stack.forward):
+    "A class of stacks."
+    class Wrong(Stack):
+        def __init__(self, k, heads, depth, seq_length, num_tokens):
+            Embeddings.__init__(self, k, num_tokens, seq_length)
+            self.tblocks = blocks(lambda: Block(k, heads), depth)
+    Wrong.forward = forward
+    return Wrong
+
+def emb(self, x): return Embeddings.forward(self, x)
+def runs(self, y, order):
+    for i in order: y = self.tblocks[i](y)
+    return y
+
+wrong['check_stack'] = [
+    ('repeats one object', stack(lambda make, depth: nn.Sequential(*[make()]*depth))),
+    ('plain list', stack(lambda make, depth: [make() for _ in range(depth)])),
+    ('holds 1 blocks, but `depth` is 3', stack(lambda make, depth: nn.Sequential(make()))),
+    ('`self.tblocks` is a ModuleList', stack(lambda make, depth: nn.ModuleList([make() for _ in range(depth)]))),
+    ('these are the embeddings', stack(forward=emb)),
+    ('only the first block', stack(forward=lambda self, x: runs(self, emb(self, x), [0]))),
+    ('only the last block', stack(forward=lambda self, x: [b(emb(self, x)) for b in self.tblocks][-1])),
+    ('reverse order', stack(forward=lambda self, x: runs(self, emb(self, x), [2,1,0]))),
+    ('outputs are added', stack(forward=lambda self, x: sum(b(emb(self, x)) for b in self.tblocks))),
+    ('positions are missing', stack(forward=lambda self, x: self.tblocks(self.token_emb(x))))]
+
+ends = [
+    ('mean runs over the texts', lambda h, head: F.log_softmax(head(h.mean(0)), dim=1)),
+    ('these are logits', lambda h, head: head(h.mean(1))),
+    ('these are probabilities', lambda h, head: F.softmax(head(h.mean(1)), dim=1)),
+    ('log-softmax runs over the texts', lambda h, head: F.log_softmax(head(h.mean(1)), dim=0)),
+    ('the maximum over the tokens', lambda h, head: F.log_softmax(head(h.amax(1)), dim=1)),
+    ('the sum over the tokens', lambda h, head: F.log_softmax(head(h.sum(1)), dim=1)),
+    ('only the first token', lambda h, head: F.log_softmax(head(h[:,0]), dim=1)),
+    ('only the last token', lambda h, head: F.log_softmax(head(h[:,-1]), dim=1)),
+    ('each token is classified', lambda h, head: F.log_softmax(head(h), dim=-1))]
+
+wrong['check_log_probs'] = [*ends, ('takes vectors of width k', lambda h, head: F.log_softmax(head(h.mean(2)), dim=1))]
+
+def classifier(end): return type('Wrong', (Classifier,), dict(forward=lambda self, x: end(Stack.forward(self, x), self.toprobs)))
+
+class ScoresTokens(Stack):
+    def __init__(self, k, heads, depth, seq_length, num_tokens, num_classes):
+        super().__init__(k, heads, depth, seq_length, num_tokens)
+        self.toprobs = nn.Linear(k, num_tokens)
+
+wrong['check_classifier'] = [*[(s, classifier(f)) for s,f in ends], ('scores classes and not tokens', ScoresTokens)]
+
+def hidden(diagonal=1, value=float('-inf'), flip=False):
+    "Hides a triangle."
+    def f(dots):
+        m = torch.ones(dots.shape[-1], dots.shape[-1], dtype=torch.bool).triu(diagonal)
+        return dots.masked_fill(m.T if flip else m, value)
+    return f
+
+wrong['check_mask'] = [
+    ('nothing is hidden', lambda dots: dots),
+    ('diagonal is hidden too', hidden(0)),
+    ('the past is hidden, and the future can be seen', hidden(flip=True)),
+    ('past and diagonal are hidden', hidden(0, flip=True)),
+    ('the future is 0', hidden(value=0.)),
+    ('all but the diagonal', lambda dots: hidden()(hidden(flip=True)(dots))),
+    ('None: is the `return` missing', lambda dots: None)]
+
+wrong['check_may_see'] = [
+    ('turned round', lambda i, j: i <= j),
+    ('j = i is allowed', lambda i, j: j < i),
+    ('whole past', lambda i, j: i-1 <= j <= i),
+    ('everything is allowed', lambda i, j: True),
+    ('what is forbidden', lambda i, j: j > i)]
+
+def causal(f): return type('Wrong', (SelfAttention,), dict(attention_weights=lambda self, q, k: f(q, k)))
+
+wrong['check_causal'] = [
+    ('future is not hidden', causal(lambda q, k: weights(scaled(q, k)))),
+    ('comes after the softmax', causal(lambda q, k: hidden(value=0.)(weights(scaled(q, k))))),
+    ('the past is hidden', causal(lambda q, k: weights(hidden(flip=True)(scaled(q, k))))),
+    ('diagonal is hidden', causal(lambda q, k: weights(hidden(0)(scaled(q, k))))),
+    ('no longer scaled', causal(lambda q, k: weights(hide_future(q @ k.mT))))]
+
+def language_model(end): return type('Wrong', (LanguageModel,), dict(forward=lambda self, x: end(StackLM.forward(self, x), self.toprobs)))
+
+class Seer(LanguageModel):
+    def __init__(self, k, heads, depth, seq_length, num_tokens):
+        StackLM.__init__(self, k, heads, depth, seq_length, num_tokens)
+        self.toprobs = nn.Linear(k, num_tokens)
+class NoScores(Stack):
+    def __init__(self, k, *args):
+        super().__init__(k, *args)
+        self.toprobs = nn.Linear(k, k)
+
+wrong['check_language_model'] = [
+    ('future can be seen', Seer),
+    ('are averaged', language_model(lambda h, head: F.log_softmax(head(h.mean(1)), dim=-1))),
+    ('these are logits', language_model(lambda h, head: head(h))),
+    ('over the tokens of the text', language_model(lambda h, head: F.log_softmax(head(h), dim=1))),
+    ('over the texts', language_model(lambda h, head: F.log_softmax(head(h), dim=0))),
+    ('these are probabilities', language_model(lambda h, head: F.softmax(head(h), dim=-1))),
+    ('scores every token of the vocabulary', NoScores)]
+
+wrong['check_shift'] = [
+    ('not shifted: the model would only', lambda x: (x, x)),
+    ('both have lost', lambda x: (x[:,:-1], x[:,:-1])),
+    ('rolled round', lambda x: (x, x.roll(-1, 1))),
+    ('input and target are swapped', lambda x: (x[:,1:], x[:,:-1])),
+    ('two tokens later', lambda x: (x[:,:-2], x[:,2:])),
+    ('over the texts of the batch', lambda x: (x[:-1], x[1:])),
+    (r'the input has the shape \(4, 4\) and the target \(4, 3\)', lambda x: (x, x[:,1:])),
+    ('return two tensors', lambda x: x[:,1:])]
+
+def draw(p): return torch.multinomial(p, 1)[0]
+def cold(f): return lambda z, T: z.argmax() if T == 0 else f(z, T)
+
+wrong['check_sample'] = [
+    ('multiplied by the temperature', cold(lambda z, T: draw(F.softmax(z*T, dim=0)))),
+    ('changes nothing', cold(lambda z, T: draw(F.softmax(z, dim=0)))),
+    ('probabilities are divided', cold(lambda z, T: draw(F.softmax(F.softmax(z, dim=0)/T, dim=0)))),
+    ('equally likely', cold(lambda z, T: torch.randint(len(z), (1,))[0])),
+    ('same token comes always', lambda z, T: F.softmax(z/T, dim=0).argmax()),
+    ('cannot be divided by', lambda z, T: draw(F.softmax(z/T, dim=0))),
+    ('another token than the likeliest', lambda z, T: draw(F.softmax(z/max(T, 1), dim=0))),
+    ('the frequencies should be near', cold(lambda z, T: draw(F.softmax(z/2.7, dim=0)))),
+    ('the token 4 was drawn of a vocabulary of 4', lambda z, T: len(z))]
+
+def writer(show=lambda tokens, length: tokens[-length:], at=-1, n_more=0, keep=True, batch=True, whole=True):
+    "A function that writes."
+    def f(model, tokens, n, seq_length, temperature):
+        start = tokens
+        for _ in range(n+n_more):
+            seen = show(tokens if keep else start, seq_length)
+            new = model(seen[None])[0,at] if batch else model(seen)[at]
+            tokens = torch.cat([tokens, new.argmax()[None]])
+        return tokens if whole else tokens[len(start):]
+    return f
+
+wrong['check_generate'] = [
+    ('only the new tokens', writer(whole=False)),
+    ('prediction of the first token', writer(at=0)),
+    ('always sees the same text', writer(keep=False)),
+    ('sees the beginning', writer(lambda tokens, length: tokens[:length])),
+    ('one token too many', writer(n_more=1)),
+    ('one token too few', writer(n_more=-1)),
+    ('nothing was appended', lambda model, tokens, *args: tokens),
+    ('show the model the last 3', writer(lambda tokens, length: tokens)),
+    (r'a batch of one text is tokens\[None\]', writer(batch=False))]
+
+def cross(f): return type('Wrong', (Cross,), dict(forward=f))
+
+def sourced(sources):
+    "Cross-attention with queries, keys and values from elsewhere."
+    def forward(self, x, context):
+        q,k,v = [split_heads(f(dict(x=x, c=context)[s]), self.heads) for f,s in zip((self.toqueries, self.tokeys, self.tovalues), sources)]
+        return self.unifyheads(concat_heads((q @ k.mT / x.shape[-1]**0.5).softmax(-1) @ v))
+    return cross(forward)
+
+def weighed(f): return type('Wrong', (Cross,), dict(attention_weights=lambda self, q, k: f(q, k)))
+
+wrong['check_cross_attention'] = [
+    ('context is not used', sourced('xxx')),
+    ('two texts are swapped', sourced('cxx')),
+    ('x is not used', sourced('ccc')),
+    ('values come from x', sourced('xcx')),
+    ('keys come from x', sourced('xxc')),
+    ('future of the context is hidden', weighed(lambda q, k: weights(hide_future(scaled(q, k))))),
+    ('over the queries', weighed(lambda q, k: F.softmax(scaled(q, k), dim=1))),
+    ('other numbers', cross(lambda self, x, context: Cross.forward(self, x, context[:,:x.shape[1]]))),
+    ('another length than x', cross(lambda self, x, context: Cross.forward(self, x, context + 0*x)))]
+
+def decoder(forward=DecoderBlock.forward, change=lambda m, k, heads: None):
+    "A class of decoder blocks."
+    class Wrong(DecoderBlock):
+        def __init__(self, k, heads):
+            super().__init__(k, heads)
+            change(self, k, heads)
+    Wrong.forward = forward
+    return Wrong
+
+def own(self, x): return self.norm1(self.attention(x) + x)
+def other(self, x, c): return self.norm2(self.cross(x, c) + x)
+def think(self, x): return self.norm3(self.ff(x) + x)
+
+wrong['check_decoder_block'] = [
+    ('sees its own future', decoder(change=lambda m, k, heads: setattr(m, 'attention', SelfAttention(k, heads)))),
+    ('cross-attention comes before', decoder(lambda self, x, c: think(self, own(self, other(self, x, c))))),
+    ('cross-attention is missing', decoder(lambda self, x, c: think(self, own(self, x)))),
+    ('looks at x', decoder(lambda self, x, c: think(self, other(self, own(self, x), own(self, x))))),
+    ('feed-forward is missing', decoder(lambda self, x, c: other(self, own(self, x), c))),
+    ('sum around self-attention', decoder(lambda self, x, c: think(self, other(self, self.norm1(self.attention(x)), c)))),
+    ('sum around cross-attention', decoder(lambda self, x, c: think(self, self.norm2(self.cross(own(self, x), c))))),
+    ('sum around the feed-forward', decoder(lambda self, x, c: self.norm3(self.ff(other(self, own(self, x), c))))),
+    ('one norm is used in several', decoder(change=lambda m, k, heads: setattr(m, 'norm3', m.norm1))),
+    ('`self.cross` is missing', decoder(change=lambda m, k, heads: delattr(m, 'cross')))]
+
+def adapter(read=lambda x, n: compact(x)[0][:,:n], sizes=lambda c: (c.d_model, c.n_heads, c.n_layers, c.max_len, c.vocab_sz, c.n_out)):
+    "A class for fastai."
+    class Wrong(Classifier):
+        def __init__(self, config):
+            self.config = config
+            super().__init__(*sizes(config))
+        def forward(self, x): return super().forward(read(x, self.config.max_len))
+    return Wrong
+
+wrong['check_fastai_classifier'] = [
+    ('cut before padding is moved', adapter(lambda x, n: x[:,:n])),
+    ('cut at its front', adapter(lambda x, n: x[:,-n:])),
+    ('the last tokens are kept', adapter(lambda x, n: compact(x)[0][:,-n:])),
+    ('longer than config.max_len', adapter(lambda x, n: compact(x)[0])),
+    ('holds 3 blocks, but `depth` is 2', adapter(sizes=lambda c: (c.d_model, c.n_layers, c.n_heads, c.max_len, c.vocab_sz, c.n_out))),
+    ('`token_emb` holds 4 vectors', adapter(sizes=lambda c: (c.d_model, c.n_heads, c.n_layers, c.vocab_sz, c.max_len, c.n_out))),
+    ('`toprobs` maps width 6 to 30', adapter(sizes=lambda c: (c.d_model, c.n_heads, c.n_layers, c.max_len, c.vocab_sz, c.vocab_sz)))]
+
+each_check = pytest.mark.parametrize('check', wrong)
+
+@each_check
+def test_wrong(check):
+    "Each wrong answer gets a message of its own, which names the mistake"
+    said = []
+    for pattern,answer in wrong[check]:
+        with pytest.raises(WrongAnswer) as e: getattr(workshop, check)(answer)
+        assert re.search(pattern, str(e.value), re.S), f'{pattern!r} is not in {str(e.value)!r}'
+        said.append(str(e.value))
+    assert len(said) >= 3 and len(set(said)) == len(said)
+
+def test_not_written():
+    "Code that is not written yet keeps its own error, in every place"
+    def todo(*args): raise NotImplementedError('later')
+    class Empty(Module):
+        def __init__(self, *args): todo()
+    for check in wrong:
+        for answer in (todo, Empty):
+            with pytest.raises(NotImplementedError, match='later'): getattr(workshop, check)(answer)
+
+def test_check_leaves_no_trace(capsys):
+    "The same numbers every time, torch's own random state as before, a word when all is right"
+    seen = []
+    def fn(x):
+        seen.append(x)
+        return x @ x.mT
+    before = torch.get_rng_state()
+    workshop.check_dot_products(fn); workshop.check_dot_products(fn)
+    assert before.equal(torch.get_rng_state()) and seen[0].equal(seen[2]) and torch.is_grad_enabled()
+    assert capsys.readouterr().out == 'dot products: right\n'*2
+
+def test_minus_a_billion():
+    "What leads to the same weights is as good as −∞, and changing the given tensor is allowed"
+    workshop.check_mask(hidden(value=-1e9))
+    def in_place(dots):
+        dots[:, *torch.triu_indices(4, 4, 1)] = float('-inf')
+        return dots
+    workshop.check_mask(in_place)
+
+# Solutions and exercises
+
+def sources(path): return [''.join(c['source']) for c in json.loads(path.read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'code']
+
+mark = workshop._solution
+
+def unsolve(src, i):
+    "`src` with only its `i`-th solution left out, and what is then to do"
+    m = list(mark.finditer(src))[i]
+    return src[:m.start()] + exercise_source(m[0]) + src[m.end():], m[2].strip()
+
+@each_step
+def test_exercises_fail_then_pass(step, monkeypatch, capsys):
+    "Each part that is to be written stops its cell with its task, and the solution passes"
+    monkeypatch.chdir(solutions)
+    ns,n = dict(__name__=step), 0
+    for src in sources(solutions/f'{step}.ipynb'):
+        found = len(mark.findall(src))
+        for i in range(found):
+            cell,task = unsolve(src, i)
+            with pytest.raises(NotImplementedError, match=re.escape(task)): exec(cell, ns)
+        nodes = [o for o in ast.parse(src).body if found or workshop._is_definition(o)]
+        exec(compile(ast.Module(nodes, []), step, 'exec'), ns)
+        if found: assert capsys.readouterr().out.endswith(': right\n'), f'no check in:\n{src}'
+        n += found
+    assert n
+
+def test_every_check_is_used():
+    "Each check has its wrong answers here and one exercise in the workshop"
+    checks = {n for n in workshop.__all__ if n.startswith('check_')}
+    used = [n for s in steps for src in sources(solutions/f'{s}.ipynb') for n in re.findall(r'^(check_\w+)\(', src, re.M)]
+    assert checks == set(wrong) == set(used) and len(used) == len(checks)
+
+def test_committed_exercises(tmp_path):
+    "The committed exercises are what the solutions give"
+    shutil.copytree(solutions, tmp_path/'workshop', ignore=shutil.ignore_patterns('_exercises', '.ipynb_checkpoints'))
+    made = write_exercises(tmp_path/'workshop/_exercises', tmp_path/'workshop')
+    assert [o.name for o in made] == sorted(o.name for o in exercises.glob('*.ipynb'))
+    for o in made: assert o.read_bytes() == (exercises/o.name).read_bytes(), f'{o.name} is out of step: python -m fastai_txf.workshop nbs/workshop/_exercises --overwrite'
+
+@each_step
+def test_no_solution_in_exercise(step):
+    "No line of a solution, no answer, no output; a link to both"
+    nb = json.loads((exercises/f'{step}.ipynb').read_text(encoding='utf-8'))
+    given = {line.strip() for src in sources(exercises/f'{step}.ipynb') for line in src.splitlines()}
+    for src in sources(solutions/f'{step}.ipynb'):
+        for m in mark.finditer(src):
+            lines = {line.strip() for line in m[0].splitlines()[1:-1]}
+            assert lines and not lines & given
+    text = '\n'.join(''.join(c['source']) for c in nb['cells'])
+    assert '## Answers' not in text and '### ' not in text and f'[Solution](../{step}.ipynb)' in text
+    assert not any(c.get('outputs') or c.get('execution_count') for c in nb['cells'])
+
+def test_nbdev_tests_solutions_only():
+    "`nbdev-test`, export and clean see the solutions and leave the exercises alone"
+    from nbdev.doclinks import nbglob
+    found = {Path(o).resolve() for o in nbglob(root/'nbs')}
+    assert {solutions/f'{s}.ipynb' for s in steps} <= found
+    assert not any('_exercises' in o.parts for o in found)
+
+# Exercises from solutions
+
+def test_exercise_source():
+    "Only what is marked goes, with its indentation; a mark alone is refused"
+    assert exercise_source('x = 1\n## not a mark\n#### nor this') == 'x = 1\n## not a mark\n#### nor this'
+    got = exercise_source("def f(x):\n    ### TELL: x's name\n    y = x\n\n    return y\n    ### end\n    # rest\n\nf(1)")
+    assert got == 'def f(x):\n    raise NotImplementedError("TELL: x\'s name")\n    # rest\n\nf(1)'
+    for bad in ('### do\nx', 'x\n### end', '### do\nx\n    ### end', 'if x:\n    ### do\n    x\n### end', '### a\n### b\nx\n### end'):
+        with pytest.raises(ValueError, match='stands alone'): exercise_source(bad)
+
+def test_exercise_notebook_leaves_the_solution():
+    "The notebook that is given stays as it was"
+    nb = json.loads((solutions/'01_self_attention.ipynb').read_text(encoding='utf-8'))
+    before = json.dumps(nb)
+    exercise_notebook(nb, 'x.ipynb')
+    assert json.dumps(nb) == before
+
+def test_never_overwrites(tmp_path, monkeypatch, capsys):
+    "Changed exercises are kept unless it is asked for, by the function and on the command line"
+    monkeypatch.chdir(root)
+    assert main([str(tmp_path/'mine')]) == 0 and f'{len(steps)} exercises' in capsys.readouterr().out
+    file = tmp_path/'mine/04_heads.ipynb'
+    written = file.read_text(encoding='utf-8')
+    file.write_text(written + ' ', encoding='utf-8')
+    assert main([str(tmp_path/'mine')]) == 1 and '04_heads.ipynb in' in capsys.readouterr().err
+    assert file.read_text(encoding='utf-8') == written + ' '
+    assert main([str(tmp_path/'mine'), '--overwrite']) == 0 and file.read_text(encoding='utf-8') == written
+    assert main([str(tmp_path/'other'), '--source', str(tmp_path)]) == 1 and 'no solutions in' in capsys.readouterr().err
+    with pytest.raises(FileExistsError, match='holds the solutions'): write_exercises(solutions, solutions, overwrite=True)
+
+# Earlier steps
+
+def notebook(path, *cells):
+    path.write_text(json.dumps(dict(cells=[dict(cell_type='code', source=src.splitlines(keepends=True)) for src in cells])), encoding='utf-8')
+
+def test_earlier(tmp_path):
+    "Definitions, imports and what comes from earlier steps; no other line runs, magics do not disturb"
+    notebook(tmp_path/'01_a.ipynb', '%matplotlib inline\n!ls\nimport math', 'def half(x): return x/2', 'raise RuntimeError("not to be run")')
+    notebook(tmp_path/'02_b.ipynb', 'from fastai_txf.workshop import *', "half = earlier('01_a', 'half')", 'class Quarter:\n    def __call__(self, x): return half(half(x))', 'half = None')
+    Quarter,half = earlier('02_b', 'Quarter', 'half', folder=tmp_path)
+    assert Quarter()(8) == 2 and half(8) == 4
+    with pytest.raises(ValueError, match=r"defines no quarter, only \['Quarter'\]"): earlier('02_b', 'quarter', folder=tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"the notebooks there are \['01_a', '02_b'\]"): earlier('03_c', 'x', folder=tmp_path)
+
+def test_learners_own_code(tmp_path):
+    "A later step uses what the learner has written, and says so if it is not written yet"
+    write_exercises(tmp_path, solutions)
+    for s in steps[:4]: shutil.copy(solutions/f'{s}.ipynb', tmp_path)
+    with pytest.raises(NotImplementedError, match='nn.LayerNorm'): earlier('05_block', 'TransformerBlock', folder=tmp_path)(8, 2)
+    shutil.copy(solutions/'05_block.ipynb', tmp_path)
+    heads = tmp_path/'04_heads.ipynb'
+    heads.write_text(heads.read_text(encoding='utf-8').replace('Self-attention with several heads', 'My own attention'), encoding='utf-8')
+    assert earlier('05_block', 'TransformerBlock', folder=tmp_path)(8, 2).attention.__doc__.startswith('My own')
