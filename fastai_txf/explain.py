@@ -68,7 +68,7 @@ def integrated_gradients(
     for a,v in zip((x+0.5).split(bs), w.split(bs)): res = res + v @ _path_gradients(model, ids, score, base, a)[1]
     return res, read, float(low), float(high)
 
-# %% ../nbs/09a_explain.ipynb #149902db
+# %% ../nbs/09a_explain.ipynb #205a2f9d
 def _glued(tokens):
     "Which tokens belong to the one before: words behind fastai's marks."
     res = [False]*len(tokens)
@@ -95,7 +95,8 @@ def word_spans(
     def text(a, b):
         if special[a]: return tokens[a]
         if pieces is not None: return tokenizer.detokenize(tokens[a:b]).strip() or '␣'
-        return ''.join(tokens[a:b]).replace('▁', ' ').strip() if subword else ' '.join(decode_specials(tokens[a:b]))
+        joined = ''.join(tokens[a:b]).replace('▁', ' ').strip() if subword else ' '.join(decode_specials(tokens[a:b]))
+        return joined.strip() or ' '.join(tokens[a:b])
     return [(text(a, b), a, b) for a,b in spans]
 
 # %% ../nbs/09a_explain.ipynb #68d2fe18
@@ -276,16 +277,17 @@ def deletion_curve(
     curves = np.stack(curves, 1)                                            # (1+n_draws, n_texts, n_points)
     return DeletionCurve(shares, curves[0], curves[1:])
 
-# %% ../nbs/09a_explain.ipynb #78d171ff
+# %% ../nbs/09a_explain.ipynb #1762732c
 def _labelled(learn, dl):
     "Losses, and columns for the chosen of them: text, target, prediction."
     if len(getattr(dl.dataset, 'tls', ())) < 2: raise ValueError('these texts have no targets, so there is no loss: give a loader with labels')
     preds,targs,decoded,losses = learn.get_preds(dl=dl, with_loss=True, with_decoded=True)
-    tl,vocab,one = dl.dataset.tls[-1], text_vocab(learn.dls), _outputs(learn)[1] == 'one'
+    tl,vocab,task = dl.dataset.tls[-1], text_vocab(learn.dls), _outputs(learn)[1]
+    def shown(t): return tl.decode(t) if task != 'number' else t.item() if t.numel() == 1 else t.tolist()
     def columns(idxs):
         texts = [' '.join(vocab[t] for t in dl.dataset[i][0]) for i in idxs]
-        res = dict(text=texts, target=[tl.decode(targs[i]) for i in idxs], prediction=[tl.decode(decoded[i]) for i in idxs])
-        return {**res, 'probability':[float(preds[i].max()) for i in idxs]} if one else res
+        res = dict(text=texts, target=[shown(targs[i]) for i in idxs], prediction=[shown(decoded[i]) for i in idxs])
+        return {**res, 'probability':[float(preds[i].max()) for i in idxs]} if task == 'one' else res
     return losses, columns
 
 def _passages(learn, dl):

@@ -184,7 +184,7 @@ def _find(token, tokens):
     if token not in tokens: raise ValueError(f'{token!r} is not among the {len(tokens)} tokens of the text: {_nearest(token, tokens)}')
     return tokens.index(token)
 
-# %% ../nbs/09_interpret.ipynb #5b07e3a7
+# %% ../nbs/09_interpret.ipynb #6645ee07
 _parts = 'encoder','decoder','cross'
 
 def _self_attention(learn, text, window):
@@ -224,25 +224,25 @@ def attention(self:Learner,
 
 @patch
 def show_attention(self:Learner,
-    text:str, # as in `attention`, like the next two
-    target:str=None,
+    text:str, # tokenized as in training
+    target:str=None, # what an encoder–decoder writes; default: what it would
     layer:int=None, # which layer; default: all, one below the other
     head:int=None, # which head; default: all, side by side
-    part:str=None, # as in `attention`, like the next one
-    window:int=0,
+    part:str=None, # of an encoder–decoder: 'encoder', 'decoder' or 'cross', its default
+    window:int=0, # which window of a text beyond `max_len`
 ):
     "Heat maps with the tokens on both axes."
     self.attention(text, target, part, window).plot(layer, head)
 
 @patch
 def attention_html(self:Learner,
-    text:str, # as in `attention`, like the next one
-    target:str=None,
+    text:str, # tokenized as in training
+    target:str=None, # what an encoder–decoder writes; default: what it would
     token=-1, # which one looks: a token (its first occurrence) or its number
     layer:int=None, # default: mean of all
     head:int=None, # default: mean of all
-    part:str=None, # as in `attention`, like the next one
-    window:int=0,
+    part:str=None, # of an encoder–decoder: 'encoder', 'decoder' or 'cross', its default
+    window:int=0, # which window of a text beyond `max_len`
 ): # `ColouredText`
     "The text, coloured by how much one token looks at each."
     return self.attention(text, target, part, window).look(token, layer, head)

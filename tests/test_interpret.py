@@ -1,18 +1,18 @@
 "Looking inside: captured attention against explicit loops, attributions that add up, curves, tables, pictures, odd input"
-import copy, html, math, random, re
+import copy, dataclasses, html, math, random, re
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch, torch.nn as nn
 from fastai.text.all import BaseTokenizer, Learner, SentencePieceTokenizer, load_learner
 from hypothesis import given, settings, strategies as st
-from fastai_txf.attention import MultiHeadAttention, SelfAttention, causal_mask, record_attention
+from fastai_txf.attention import KVCache, SelfAttention, record_attention
+from fastai_txf.data import text_vocab
 from fastai_txf.explain import *
-from fastai_txf.explain import _labelled
 from fastai_txf.interpret import *
 from fastai_txf.learner import transformer_classifier_learner
 from fastai_txf.models import Seq2SeqTransformer, TransformerClassifier, TransformerEncoder, TransformerLM, make_config
 from fastai_txf.pairs import Seq2SeqDataLoaders
 from fastai_txf.positions import POSITIONS
 from fastai_txf.seq2seq import transformer_seq2seq_learner
-from fastai_txf.steps import StepThrough
+from fastai_txf.steps import *
 from fastai_txf.tokens import BPETokenizer, CharTokenizer
 from fixtures import SMALL, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet
 from test_properties import build, configs
@@ -70,12 +70,10 @@ def explicit_weights(attn, x, mask):
     return out
 
 @some
-@given(configs(d_model=12), st.booleans(), st.integers(0,3))
+@given(configs(), st.booleans(), st.integers(0,3))
 def test_weights_are_explicit(config, causal, n_pad):
     "All modes, grouped heads, position schemes, causal and not: what is noted is the softmax, and the output is bit for bit the same"
-    import dataclasses
-    config = dataclasses.replace(config, d_model=12, n_heads=6 if config.n_heads == 6 else 2, n_kv_heads=None, d_head=None if config.mode == 'narrow' else config.d_head, causal=causal)
-    model = build(TransformerEncoder, config)
+    model = build(TransformerEncoder, dataclasses.replace(config, causal=causal))
     x = torch.randint(2, 30, (2,7))
     if n_pad: x[1,-n_pad:] = 1
     inputs = {}
@@ -118,7 +116,6 @@ def test_recording_ends():
     with pytest.raises(ZeroDivisionError):
         with record_attention(model): 1/0
     assert hooks(model) == 0
-    from fastai_txf.attention import KVCache
     with pytest.raises(ValueError, match='cache'), record_attention(model): model(x, KVCache())
     assert hooks(model) == 0
     with pytest.raises(TypeError, match='Linear has no attention'), record_attention(nn.Linear(2,2)): pass
@@ -149,14 +146,10 @@ def test_windows(make, kind):
     parts = [learn.attention(text, window=i) for i in range(3)]
     assert [len(p.keys) for p in parts] == [7,7,6] and sum((p.keys for p in parts), []) == ['xxbos', *text.split()]
     assert parts[1].title == 'attention, window 1 of 3'
-    ids = torch.tensor([[learn.model.encoder.config.vocab_sz and list(text_vocab_of(learn)).index(t) for t in parts[1].keys]]).to(next(learn.model.parameters()).device)
+    ids = torch.tensor([[text_vocab(learn.dls).index(t) for t in parts[1].keys]]).to(next(learn.model.parameters()).device)
     with record_attention(learn.model.eval()) as seen: learn.model.encoder(ids)
     close(parts[1].weights, torch.stack([w[0] for (_,w), in seen.values()]).cpu())
     with pytest.raises(ValueError, match='window=3: there are 3'): learn.attention(text, window=3)
-
-def text_vocab_of(learn):
-    from fastai_txf.data import text_vocab
-    return text_vocab(learn.dls)
 
 def test_pairs(s2s):
     "Cross-attention is that of `encode`; the decoder sees no later token; without a target the model writes its own"
@@ -200,7 +193,7 @@ def overlaps(texts, fig):
     boxes = [t.get_window_extent(fig.canvas.get_renderer()) for t in texts if t.get_visible() and t.get_text().strip()]
     return sum(a.overlaps(b) for a,b in zip(boxes, boxes[1:]))
 
-@pytest.mark.parametrize('n', [1,4,40,300])
+@pytest.mark.parametrize('n', [1,4,300])
 @pytest.mark.parametrize('chosen', [{}, dict(layer=1, head=0)])
 def test_heat_maps(make, n, chosen):
     "Every map has the right weights, labels that do not touch, a title and a colour scale; none is wider than a notebook"
@@ -244,6 +237,7 @@ def test_look(clf):
     with pytest.raises(ValueError, match="close to it are 'warm'"): clf.attention_html(TEXT, token='warn')
     with pytest.raises(ValueError, match='token=8'): clf.attention_html(TEXT, token=8)
 
+@some
 @given(st.lists(st.tuples(st.text(max_size=8), st.floats(-1e3, 1e3)), max_size=6))
 def test_coloured_text(pairs):
     "Any words and numbers: all words are in the page, escaped, and in the print"
@@ -280,11 +274,12 @@ def test_baselines(clf, baseline):
     h.remove()
     assert abs(float(log_odds(out, e.idx)) - e.base) < 1e-4
 
-def test_more_steps_less_gap(clf):
-    "The sum converges, and too few points warn"
-    gaps = [abs(clf.explain(TEXT, steps=n, tol=1e9).gap) for n in (1,128)]
+def test_more_steps_less_gap(dls):
+    "The sum converges (a maximum in the pool would slow it down by its kinks), and too few points warn"
+    learn = trained(transformer_classifier_learner(dls, **SMALL, pool='mean'))
+    gaps = [abs(learn.explain(TEXT, steps=n, tol=1e9).gap) for n in (1,128)]
     assert gaps[1] < 1e-3 < gaps[0]
-    with pytest.warns(UserWarning, match='steps=1 the shares miss'): clf.explain(TEXT, steps=1, tol=gaps[0]/1e3)
+    with pytest.warns(UserWarning, match='steps=1 the shares miss'): learn.explain(TEXT, steps=1, tol=gaps[0]/1e3)
 
 def test_gradient_by_differences():
     "`integrated_gradients` of a smooth function of the embeddings is the integral, taken by finite differences along the way"
@@ -342,9 +337,10 @@ def test_long_texts(dls, long):
     assert deletion_curve(learn, [text], n_points=3, n_draws=1).attributed.shape == (1,3)
 
 def test_empty_text(clf):
+    "What is empty to a reader is a token to the tokenizer; a text of nothing but special tokens has no words"
     e = exact(clf, '')
-    assert e.tokens == ['xxbos'] and str(e) and e._repr_html_()
-    with pytest.raises(ValueError, match='no word to remove'): deletion_curve(clf, [''])
+    assert e.tokens == ['xxbos','xxunk'] and str(e) and e._repr_html_()
+    with pytest.raises(ValueError, match='no word to remove'): deletion_curve(clf, ['xxbos'])
 
 def test_explain_mistakes(clf, make, s2s):
     for kw,match in ((dict(target='posi'),"close to it are 'pos'"), (dict(target=2),'target=2'), (dict(baseline='nul'),"baseline='nul'"), (dict(steps=0),'steps=0')):
@@ -361,7 +357,7 @@ specials = ['xxbos','xxmaj','xxup','xxrep','xxwrep','xxeos','xxfld','3','word','
 def test_spans_cover(tokens, tok):
     "Every token is in one span, in order"
     spans = word_spans(tokens, tok)
-    assert [i for _,a,b in spans for i in range(a, b)] == list(range(len(tokens))) and all(w for w,_,_ in spans if tokens)
+    assert [i for _,a,b in spans for i in range(a, b)] == list(range(len(tokens))) and all(w for w,_,_ in spans)
 
 def test_word_kinds():
     "Byte pairs and the pieces of SentencePiece become words again"
@@ -427,7 +423,7 @@ def test_positions(make):
 def test_neighbours(clf, s2s):
     "Against an explicit loop; never the word itself or padding"
     got = clf.neighbours('warm', n=4)
-    vocab,emb = list(text_vocab_of(clf)), clf.model.encoder.emb.weight.detach().cpu()
+    vocab,emb = list(text_vocab(clf.dls)), clf.model.encoder.emb.weight.detach().cpu()
     cos = {t:float(emb[i] @ emb[vocab.index('warm')] / (emb[i].norm()*emb[vocab.index('warm')].norm())) for i,t in enumerate(vocab) if t not in ('warm','xxpad','xxfake')}
     want = sorted(cos, key=cos.get, reverse=True)[:4]
     assert list(got.token) == want and np.allclose(got.cosine, [cos[t] for t in want], atol=1e-5)
@@ -501,8 +497,8 @@ def test_top_losses_other(make, kind):
     t = learn.top_losses(4)
     for r in t.itertuples():
         pred,_,acts = learn.predict(r.text.removeprefix('xxbos '))
-        assert str(pred) == str(r.prediction)
-        if kind == 'reg': assert abs(float(acts[0]-float(r.target))**2 - r.loss) < 1e-4
+        if kind == 'multi': assert pred == r.prediction
+        else: assert abs(float(acts[0]) - r.prediction) < 1e-5 and abs((r.prediction-r.target)**2 - r.loss) < 1e-5
 
 def test_top_losses_lm(make):
     "Sequences of the loader's length, with the mean of their tokens' losses"
@@ -554,7 +550,7 @@ def test_plain_learner(dls, dls_lm):
 
 def test_very_long(make):
     "5,000 words"
-    learn,text = make('clf', max_len=512), ' '.join(random.Random(0).choices(['music','warm','of'], k=5000))
+    learn,text = make('clf', max_len=512), ' '.join(['music','warm','of'][i%3] for i in range(5000))
     a = learn.attention(text, window=9)
     assert a.title == 'attention, window 9 of 10'
     e = learn.explain(text, steps=2, tol=1e9)
