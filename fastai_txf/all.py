@@ -11,5 +11,6 @@ from .tokens import *
 from .pairs import *
 from .generate import *
 from .train import *
+from .scale import *
 from .learner import *
 from .seq2seq import *

@@ -65,14 +65,14 @@ def _read_encoder(file):
         raise ValueError(f'{file} is no encoder saved by `save_encoder`: whole models are read by `learn.load`')
     return saved
 
-# %% ../nbs/08_learner.ipynb #80c8adc7
+# %% ../nbs/08_learner.ipynb #e670719a
 class TransformerLearner(Learner):
     "A `Learner` around a transformer: what classifiers and language models share."
     def one_batch(self, i, b):
-        "As in `Learner`, and mixed precision is left however the batch ends."
+        "As in `Learner`, and callbacks that can `leave` a batch do so however it ends."
         try: super().one_batch(i, b)
         finally:
-            for cb in self.cbs.filter(lambda cb: isinstance(cb, DeviceMixedPrecision)): cb.leave()
+            for cb in self.cbs.filter(lambda cb: hasattr(type(cb), 'leave')): cb.leave()
 
     def to_fp16(self, **kwargs):
         "Mixed precision in float16 on the model's device; `kwargs` are those of `GradScaler`."

@@ -8,10 +8,11 @@ __all__ = ['POOLS', 'INITS', 'LONG', 'PRESETS', 'compact', 'crop_index', 'window
            'TransformerLM', 'TransformerClassifier', 'TransformerDecoder', 'Seq2SeqTransformer', 'classifier_splitter',
            'lm_splitter', 'seq2seq_splitter']
 
-# %% ../nbs/03_models.ipynb #a633b816
+# %% ../nbs/03_models.ipynb #b5c8d5d3
 import dataclasses, difflib, inspect, math, torch, torch.nn as nn
 from dataclasses import dataclass
 from functools import partial
+from torch.utils.checkpoint import checkpoint
 from fastai.torch_core import Module, params
 from fastai.layers import SigmoidRange
 from fastcore.basics import ifnone
@@ -118,7 +119,7 @@ def _named(value, table, field):
     "Check that `value` is a key of `table`."
     if value not in table: raise ValueError(f'{field}={value!r} is not one of {list(table)}')
 
-# %% ../nbs/03_models.ipynb #5fae8fef
+# %% ../nbs/03_models.ipynb #430b34d8
 LONG = 'window', 'head', 'tail', 'head+tail'
 
 @dataclass(frozen=True)
@@ -155,6 +156,7 @@ class TransformerConfig:
     tie:bool=True          # the output layer of a language model or decoder shares its embeddings' weights
     share_emb:bool=False   # the two sides of an encoder–decoder share their embeddings (and so one vocabulary)
     init:str='scaled'      # a key of `INITS`
+    checkpoint:bool=False  # in training, compute each block again in the backward pass: less memory, about a third more time
     pool:str='mean+max'    # how a classifier makes one vector of many: a key of `POOLS`, or 'max_logits'
     long:str='window'      # what is done with a text to read of more than `max_len` tokens: 'window', 'head', 'tail' or 'head+tail'
 
@@ -211,7 +213,7 @@ def _make_block(block, parts):
     given = getattr(block, 'keywords', {})
     return block(**{k:v for k,v in parts.items() if k in names and k not in given})
 
-# %% ../nbs/03_models.ipynb #d978b0a3
+# %% ../nbs/03_models.ipynb #a9eff48f
 class TransformerEncoder(Module):
     "Token ids to one vector for each token."
     parts_per_block = 2 # attention and feed-forward: what scaled initial weights count
@@ -246,7 +248,8 @@ class TransformerEncoder(Module):
         h = self.emb(x)                                                     # (bs, sl, d_model)
         if self.config.scale_emb: h = h*math.sqrt(self.config.d_model)
         h = _drop(self.drop, self.positions.embed(h, pos))
-        for block in self.blocks: h = block(h, mask=mask, pos=pos, **kwargs)
+        twice = self.config.checkpoint and self.training and torch.is_grad_enabled() and cache is None
+        for block in self.blocks: h = (partial(checkpoint, block, use_reentrant=False) if twice else block)(h, mask=mask, pos=pos, **kwargs)
         return self.norm(h)
 
     def read(self,
