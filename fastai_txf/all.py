@@ -12,5 +12,6 @@ from .pairs import *
 from .generate import *
 from .train import *
 from .scale import *
+from .resume import *
 from .learner import *
 from .seq2seq import *
