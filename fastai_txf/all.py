@@ -12,6 +12,8 @@ from .tokens import *
 from .pairs import *
 from .generate import *
 from .train import *
+from .scale import *
+from .resume import *
 from .learner import *
 from .seq2seq import *
 from .interpret import *

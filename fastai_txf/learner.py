@@ -92,10 +92,10 @@ def _load_head(model, pretrained, vocab):
 class TransformerLearner(Learner):
     "A `Learner` around a transformer: what classifiers and language models share."
     def one_batch(self, i, b):
-        "As in `Learner`, and mixed precision is left however the batch ends."
+        "As in `Learner`, and callbacks that can `leave` a batch do so however it ends."
         try: super().one_batch(i, b)
         finally:
-            for cb in self.cbs.filter(lambda cb: isinstance(cb, DeviceMixedPrecision)): cb.leave()
+            for cb in self.cbs.filter(lambda cb: hasattr(type(cb), 'leave')): cb.leave()
 
     def to_fp16(self, **kwargs):
         "Mixed precision in float16 on the model's device; `kwargs` are those of `GradScaler`."

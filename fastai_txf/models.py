@@ -8,10 +8,11 @@ __all__ = ['POOLS', 'INITS', 'LONG', 'PRESETS', 'compact', 'crop_index', 'window
            'TransformerLM', 'TransformerClassifier', 'TransformerDecoder', 'Seq2SeqTransformer', 'classifier_splitter',
            'lm_splitter', 'seq2seq_splitter']
 
-# %% ../nbs/03_models.ipynb #a633b816
+# %% ../nbs/03_models.ipynb #b5c8d5d3
 import dataclasses, difflib, inspect, math, torch, torch.nn as nn
 from dataclasses import dataclass
 from functools import partial
+from torch.utils.checkpoint import checkpoint
 from fastai.torch_core import Module, params
 from fastai.layers import SigmoidRange
 from fastcore.basics import ifnone
@@ -156,6 +157,7 @@ class TransformerConfig:
     tie:bool=True          # the output layer of a language model or decoder shares its embeddings' weights
     share_emb:bool=False   # the two sides of an encoder–decoder share their embeddings (and so one vocabulary)
     init:str='scaled'      # a key of `INITS`
+    checkpoint:bool=False  # in training, compute each block again in the backward pass: less memory, about a third more time
     pool:str='mean+max'    # how a classifier makes one vector of many: a key of `POOLS`, or 'max_logits'
     pooler:bool=False      # a linear map and tanh between a classifier's pooling and its output layer
     long:str='window'      # what is done with a text to read of more than `max_len` tokens: 'window', 'head', 'tail' or 'head+tail'
@@ -249,7 +251,8 @@ class TransformerEncoder(Module):
         h = self.emb(x)                                                     # (bs, sl, d_model)
         if self.config.scale_emb: h = h*math.sqrt(self.config.d_model)
         h = _drop(self.drop, self.emb_norm(self.positions.embed(h, pos)))
-        for block in self.blocks: h = block(h, mask=mask, pos=pos, **kwargs)
+        twice = self.config.checkpoint and self.training and torch.is_grad_enabled() and cache is None
+        for block in self.blocks: h = (partial(checkpoint, block, use_reentrant=False) if twice else block)(h, mask=mask, pos=pos, **kwargs)
         return self.norm(h)
 
     def read(self,

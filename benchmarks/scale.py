@@ -1,0 +1,113 @@
+"""What a training step costs: with and without logits, with blocks computed twice, and by optimizer.
+
+Memory: a language model of 4 layers, d_model 256, 8 heads, 8 × 256 tokens, AdamW included; a fresh process for each candidate, the largest resident set above that after the imports.
+Optimizers: a small learner (2 layers, d_model 64), the optimizers taking turns in one process. Times are of the processor, so that what else runs on the machine counts little."""
+from common import *
+import resource, statistics
+from functools import partial
+import numpy as np
+from fastai.callback.training import GradientClip
+from fastai.data.core import DataLoaders
+from fastai.learner import Learner
+from fastai.losses import CrossEntropyLossFlat
+from fastai.optimizer import Adam
+from fastai_txf.models import TransformerLM
+from fastai_txf.scale import ChunkedLoss, SpareDecay, adamw
+
+STEPS = {'full':'all logits', 'chunked':'`ChunkedLoss`', 'twice':'`checkpoint=True`', 'both':'both'}
+OPTIMIZERS = {'loop':'plain loop, fused AdamW', 'adamw':'`Learner`, `adamw`', 'adam':"`Learner`, fastai's `Adam`"}
+
+class Batches(list):
+    "Batches, as a loader."
+    n_inp = 1
+    @property
+    def dataset(self): return self
+
+def learner(n, bs, sl, vocab, opt_func=adamw, cbs=None, **kw):
+    "A language model's learner on `n` batches of random tokens."
+    x = [torch.randint(2, vocab, (bs,sl+1)) for _ in range(n)]
+    learn = Learner(DataLoaders(Batches((o[:,:-1], o[:,1:]) for o in x), []), TransformerLM(vocab_sz=vocab, **kw), CrossEntropyLossFlat(), opt_func=opt_func, cbs=cbs)
+    learn.logger = lambda *args: None
+    if hasattr(learn, 'progress'): learn.remove_cb(learn.progress)
+    return learn
+
+class Clock(Callback):
+    "Processor seconds of each step of training."
+    order = 1000
+    def before_fit(self): self.times = []
+    def before_batch(self): self.start = time.process_time()
+    def after_batch(self): self.times.append(time.process_time()-self.start)
+
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/1024 # MB
+
+# Memory
+
+def step(name, args):
+    "Memory and time of a candidate's steps."
+    before,clock = peak(),Clock()
+    cbs = [clock] + [ChunkedLoss()]*(name in ('chunked','both'))
+    learn = learner(args.rounds, 8, args.sl, args.vocab, cbs=cbs, d_model=256, n_heads=8, n_layers=args.layers, max_len=args.sl, checkpoint=name in ('twice','both'))
+    learn._do_epoch_validate = lambda *args, **kwargs: None # training alone
+    learn.fit(1)
+    return dict(candidate=name, vocab=args.vocab, layers=args.layers, sl=args.sl, mb=round(peak()-before), seconds=round(statistics.median(clock.times), 2), steps=args.rounds, **about(args.threads))
+
+def fresh(name, args):
+    "`step` in a process of its own."
+    cmd = [sys.executable, __file__, '--child', name, *[f'--{o}={getattr(args, o)}' for o in ('rounds','vocab','layers','sl','threads')]]
+    return json.loads(subprocess.run(cmd, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+# Optimizers
+
+def plain_loop(learn):
+    "The same model and batches without fastai."
+    opt = torch.optim.AdamW(learn.model.parameters(), lr=1e-3, fused=True)
+    def run():
+        learn.model.train()
+        for x,y in learn.dls.train:
+            loss = nn.functional.cross_entropy(learn.model(x).flatten(0, 1), y.flatten())
+            loss.backward(); opt.step(); opt.zero_grad()
+    return run
+
+def optimizers(args, n=50):
+    "Milliseconds of a step for each optimizer, in turns."
+    def small(opt_func):
+        learn = learner(n, 8, 32, 500, opt_func, [SpareDecay()], d_model=64, n_heads=2)
+        learn._do_epoch_validate = lambda *args, **kwargs: None
+        return learn
+    runs = dict(loop=plain_loop(small(adamw)), adamw=partial(small(adamw).fit, 1, 1e-3), adam=partial(small(Adam).fit, 1, 1e-3))
+    times = {k:[] for k in runs}
+    for r in range(args.rounds+1):
+        for k,f in runs.items():
+            start = time.process_time()
+            f()
+            if r: times[k].append(1000*(time.process_time()-start)/n)       # the first round warms up
+    return [dict(candidate=k, ms=statistics.median(ts), ratio=statistics.median(a/b for a,b in zip(ts, times['loop'])), rounds=args.rounds, **about(args.threads)) for k,ts in times.items()]
+
+# Results
+
+def render(steps, opts):
+    "The results as markdown."
+    first = steps[0]
+    text = '# Training steps\n\nWritten by `python benchmarks/scale.py`.\n\n'
+    text += f'4 layers and as many tokens as given, d_model 256, 8 heads, batches of 8, vocabulary {first["vocab"]:,}, AdamW; a fresh process each; seconds of the processor, the median of {first["steps"]} steps.\n\n'.replace('4 layers', f'{first["layers"]} layers').replace('as many tokens as given', f'{first["sl"]} tokens')
+    text += table(steps, {'step':lambda r: STEPS[r['candidate']], 'peak memory, MB':'mb', 'of the first':lambda r: r['mb']/first['mb'], 'seconds':'seconds'}) + '\n'
+    if opts: text += f'A small model (2 layers, d_model 64, 8 × 32 tokens), {opts[0]["rounds"]} rounds in turns.\n\n' + table(opts, {'loop':lambda r: OPTIMIZERS[r['candidate']], 'ms a step':'ms', 'times the plain loop':'ratio'}) + '\n'
+    return text + ran_with(steps + opts, env=None)
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('--only', nargs='+', choices=[*STEPS,'optimizers'], default=[*STEPS,'optimizers'], help='candidates')
+    p.add_argument('--rounds', type=int, default=5, help='steps of each memory candidate, rounds of the optimizers')
+    for name,default in dict(vocab=60_000, layers=4, sl=256, threads=torch.get_num_threads()).items(): p.add_argument(f'--{name}', type=int, default=default)
+    p.add_argument('--child', choices=STEPS, help=argparse.SUPPRESS)
+    args = p.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.child: return print(json.dumps(step(args.child, args)))
+    steps = [fresh(k, args) for k in STEPS if k in args.only]
+    for r in steps: print(r['candidate'], r['mb'], 'MB', r['seconds'], 's', flush=True)
+    opts = optimizers(args) if 'optimizers' in args.only else []
+    (HERE/'results').mkdir(exist_ok=True)
+    (HERE/'results'/'scale.jsonl').write_text('\n'.join(map(json.dumps, steps + opts)) + '\n')
+    if steps: (HERE/'results'/'scale.md').write_text(text := render(steps, opts)); print(text)
+
+if __name__ == '__main__': main()
