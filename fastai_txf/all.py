@@ -13,3 +13,4 @@ from .generate import *
 from .train import *
 from .learner import *
 from .seq2seq import *
+from .mlm import *
