@@ -14,3 +14,4 @@ from .train import *
 from .learner import *
 from .seq2seq import *
 from .mlm import *
+from .recipes import *

@@ -6,13 +6,13 @@
 __all__ = ['MASKS', 'mask_index', 'ordinary_tokens', 'mask_tokens', 'fixed_draws', 'MaskTokens', 'TransformerMLM',
            'TransformerMLMLearner', 'transformer_mlm_learner']
 
-# %% ../nbs/08b_mlm.ipynb #f30d9ed5
+# %% ../nbs/08b_mlm.ipynb #21623ea9
 import dataclasses, pandas as pd, re, torch, zlib
 from fastai.callback.core import Callback, CancelBatchException
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.text.core import BOS, defaults
-from fastcore.basics import first, store_attr
+from fastcore.basics import first, ifnone, store_attr
 from fastcore.foundation import L
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
@@ -109,7 +109,7 @@ class MaskTokens(Callback):
         self.learn.yb = ()
         raise CancelBatchException()
 
-# %% ../nbs/08b_mlm.ipynb #fb31e17e
+# %% ../nbs/08b_mlm.ipynb #d20ebba9
 class TransformerMLM(TransformerLM):
     "Bidirectional language model: for each token, or those asked for, the logits of what it was before it was hidden."
     def __init__(self,
@@ -119,7 +119,7 @@ class TransformerMLM(TransformerLM):
     ):
         c = make_config(config, **kwargs)
         if c.causal: raise ValueError(f'{c.causal=}: a masked language model looks at the tokens on both sides of a gap; use TransformerLM')
-        super().__init__(dataclasses.replace(c, causal=False, long='window'), block)
+        super().__init__(dataclasses.replace(c, causal=False, long='window', scale_emb=ifnone(c.scale_emb, True)), block)
 
     def hidden(self,
         x, # token ids, `(bs, sl)`, padding anywhere
