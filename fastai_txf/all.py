@@ -16,6 +16,8 @@ from .scale import *
 from .resume import *
 from .learner import *
 from .seq2seq import *
+from .mlm import *
+from .recipes import *
 from .interpret import *
 from .explain import *
 from .steps import *

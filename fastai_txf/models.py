@@ -153,7 +153,7 @@ class TransformerConfig:
     head_p:float=0.1       # dropout before a classifier's output layer
     token_p:float=0.       # part of the tokens that a classifier leaves out in training
     word_p:float=0.        # part of the vocabulary that a classifier leaves out of a text in training
-    scale_emb:bool=None    # multiply token embeddings by √d_model; default: encoder–decoders do, and where sinusoids are added
+    scale_emb:bool=None    # multiply token embeddings by √d_model; default: encoder–decoders and masked language models do, and where sinusoids are added
     tie:bool=True          # the output layer of a language model or decoder shares its embeddings' weights
     share_emb:bool=False   # the two sides of an encoder–decoder share their embeddings (and so one vocabulary)
     init:str='scaled'      # a key of `INITS`

@@ -1,0 +1,254 @@
+"The baseline against scikit-learn's own n-grams, suggestions that can be followed, pretraining that never looks at the validation set"
+import math, random, sys
+import numpy as np, pandas as pd, pytest, torch
+import fastai_txf.recipes as recipes, fastai_txf.train as train
+from types import SimpleNamespace
+from hypothesis import given, strategies as st
+from fastai.text.all import BaseTokenizer, Callback, MultiCategoryBlock, TextDataLoaders, accuracy, accuracy_multi, mse, set_seed
+from fastai_txf.data import TransformerDataLoaders, text_vocab
+from fastai_txf.pairs import Seq2SeqDataLoaders
+from fastai_txf.recipes import SIZES, Suggestion, baseline, nb_weights, ngram_matrix, ngrams, self_pretrain, suggest_config
+from fixtures import *
+
+# The baseline
+
+V = 5
+texts = st.lists(st.lists(st.integers(0, V-1), min_size=1, max_size=8), min_size=1, max_size=6)
+
+def grams(ids): return {*ids, *((a+1)*V+b for a,b in zip(ids, ids[1:]))}
+
+@given(texts, texts)
+def test_ngrams(known, new):
+    "As sets of Python make them; unknown ones have no column"
+    for ids in known: assert ngrams(ids, V).tolist() == sorted(grams(ids))
+    x,cols = ngram_matrix(known, V)
+    assert cols.tolist() == sorted(set().union(*map(grams, known)))
+    for ts in (known, new): assert ngram_matrix(ts, V, cols)[0].toarray().tolist() == [[float(c in grams(t)) for c in cols] for t in ts]
+    assert len(ngram_matrix(known*2, V, min_df=2)[1]) == len(cols)
+
+def test_no_column_left():
+    with pytest.raises(ValueError, match='min_df=3'): ngram_matrix([[1,2],[1]], V, min_df=3)
+
+@given(texts.filter(lambda t: len(t) > 1), st.integers(1, 100), st.floats(0.1, 2))
+def test_nb_weights(ts, n, alpha):
+    "The formula of the paper, feature by feature"
+    x,y = ngram_matrix(ts, V)[0], np.arange(len(ts)) < max(1, n % len(ts))
+    d = x.toarray()
+    p,q = ([alpha + sum(d[i,j] for i in range(len(ts)) if y[i] == c) for j in range(d.shape[1])] for c in (True,False))
+    want = [math.log((a/sum(p))/(b/sum(q))) for a,b in zip(p, q)]
+    np.testing.assert_allclose(nb_weights(x, y, alpha), want, atol=1e-9)
+
+def reference(dls, C=0.1):
+    "Features by scikit-learn, the same for training and validation: `(x, y, x_valid, y_valid)`"
+    from sklearn.feature_extraction.text import CountVectorizer
+    vocab = text_vocab(dls)
+    def read(ds): return [[vocab[i] for i in o] for o in ds.tls[0]], np.stack([np.asarray(o) for o in ds.tls[1]])
+    (ts,y),(ts_valid,y_valid) = read(dls.train_ds), read(dls.valid_ds)
+    count = CountVectorizer(ngram_range=(1,2), binary=True, min_df=2, tokenizer=lambda o: o, preprocessor=lambda o: o, token_pattern=None)
+    return count.fit_transform(ts).toarray().astype(float), y, count.transform(ts_valid).toarray().astype(float), y_valid
+
+def nb_svm(x, y, x_valid, C=0.1):
+    "Log-odds of naive Bayes features in a logistic regression"
+    from sklearn.linear_model import LogisticRegression
+    p,q = 1+x[y].sum(0), 1+x[~y].sum(0)
+    r = np.log((p/p.sum())/(q/q.sum()))
+    return LogisticRegression(C=C, solver='liblinear').fit(x*r, y).decision_function(x_valid*r)
+
+def noisy(df):
+    "`df` with a third of the labels drawn anew, and a third class, so that nothing is perfect"
+    rng = random.Random(1)
+    return df.assign(label=[rng.choice(['pos','neg','odd']) if rng.random() < 0.4 else l for l in df.label])
+
+def test_baseline_two_classes(df):
+    dls = make_dls(df.assign(label=noisy(df).label.replace('odd', 'pos')))
+    x,y,x_valid,y_valid = reference(dls)
+    res = baseline(dls)
+    assert res.model.tolist() == ['majority','bigrams, linear'] and (res.seconds > 0).all()
+    assert res.accuracy[0] == pytest.approx((y_valid == np.bincount(y).argmax()).mean())
+    assert res.accuracy[1] == pytest.approx(((nb_svm(x, y==1, x_valid) > 0) == y_valid).mean())
+    assert res.accuracy[1] < 1
+
+def test_baseline_three_classes(df):
+    dls = make_dls(noisy(df))
+    x,y,x_valid,y_valid = reference(dls)
+    want = np.stack([nb_svm(x, y==i, x_valid) for i in range(3)]).argmax(0)
+    assert baseline(dls).accuracy[1] == pytest.approx((want == y_valid).mean())
+
+def test_baseline_many_labels(dls_multi):
+    x,y,x_valid,y_valid = reference(dls_multi)
+    want = np.stack([nb_svm(x, y[:,i]==1, x_valid) > 0 for i in range(y.shape[1])], 1)
+    res = baseline(dls_multi)
+    assert res.accuracy[1] == pytest.approx((want == y_valid).mean()) and res.accuracy[0] == pytest.approx(((y.mean(0) > 0.5) == y_valid).mean())
+
+def test_baseline_numbers(dls_reg):
+    from sklearn.linear_model import Ridge
+    x,y,x_valid,y_valid = reference(dls_reg)
+    norm = lambda o: o/np.sqrt((o**2).sum(1, keepdims=True))
+    want = Ridge().fit(norm(x), y).predict(norm(x_valid))
+    res = baseline(dls_reg)
+    assert list(res) == ['model','mse','seconds'] and res.model[0] == 'mean'
+    assert res.mse[1] == pytest.approx(((want-y_valid)**2).mean(), rel=1e-3) and res.mse[0] == pytest.approx(((y.mean()-y_valid)**2).mean(), rel=1e-5)
+
+def test_baseline_one_label_everywhere(df):
+    "A label that all training texts have, or none, needs no regression"
+    encoded = df.assign(all=1, none=0, pos=(df.label=='pos').astype(int))
+    dls = TransformerDataLoaders.from_df(encoded, text_col='text', label_col=['all','none','pos'], valid_col='is_valid', tok_tfm=BaseTokenizer(), bs=8)
+    assert baseline(dls).accuracy[1] == 1.
+
+def test_baseline_is_in_vain(df, dls, dls_lm, monkeypatch):
+    with pytest.raises(ValueError, match='no targets'): baseline(dls_lm)
+    with pytest.raises(ValueError, match='C=0'): baseline(dls, C=0)
+    with pytest.raises(TypeError, match='no DataLoaders'): baseline(df)
+    with pytest.raises(ValueError, match='validation set is empty'): baseline(make_dls(df, valid_col=None, valid_pct=0.))
+    pairs = Seq2SeqDataLoaders.from_df(df, src_col='text', tgt_col='label', tok_tfm=BaseTokenizer(), valid_pct=0.2, bs=8)
+    with pytest.raises((TypeError,ValueError)): baseline(pairs)
+    monkeypatch.setitem(sys.modules, 'sklearn.linear_model', None)
+    with pytest.raises(ImportError, match='pip install scikit-learn'): baseline(dls)
+
+# Suggestions
+
+@pytest.fixture
+def speed(monkeypatch):
+    "`speed(tokens)`: every model of `w` weights in its blocks trains on `tokens/w` tokens a second"
+    def _set(tokens): monkeypatch.setattr(recipes, '_speed', lambda model, x: tokens/sum(p.numel() for p in model.encoder.blocks.parameters()))
+    return _set
+
+@pytest.mark.parametrize('loaders', ['dls','dls_lm'])
+def test_suggestion(request, loaders, speed):
+    "The same again from the same speeds; more time never gives a smaller model"
+    dls,sizes = request.getfixturevalue(loaders), []
+    for tokens in (1e5, 1e9, 1e14):
+        speed(tokens)
+        s = suggest_config(dls, minutes=1)
+        assert repr(suggest_config(dls, minutes=1)) == repr(s) and s.minutes <= 1
+        sizes.append((s.config['d_model'], s.config['n_layers']))
+    assert sizes == sorted(sizes) and set(sizes) <= set(SIZES) and sizes[0] == SIZES[0]
+    assert sizes[-1] == ((256,1) if loaders == 'dls' else SIZES[0])          # so little text is never enough for an LM of more
+    assert s.epochs <= 60 and s.minutes < 1 and any('by heart' in r for r in s.reasons)
+
+def test_rule_for_language_models(df, speed):
+    "20 tokens for each weight, what is repeated more than four times not counted"
+    dls = make_dls(pd.concat([df]*40), is_lm=True, seq_len=16, bs=8)
+    total = len(dls.train)*8*16
+    def block(d, n): return n*(12*d*d + 13*d)
+    for tokens in (1e8, 1e10, 1e12):
+        speed(tokens)
+        fit = [o for o in SIZES if min(60*tokens/block(*o), 4*total) >= 20*block(*o)]
+        s = suggest_config(dls, minutes=1)
+        assert (s.config['d_model'], s.config['n_layers']) == (fit[-1] if fit else SIZES[0])
+        assert ('even 64' in s.reasons[2]) == (not fit)
+
+@pytest.mark.parametrize('loaders', ['dls','dls_lm','dls_multi','dls_reg'])
+def test_suggestion_can_be_followed(request, loaders, tmp_path):
+    "Really timed; nothing is different afterwards, and a learner made of it trains"
+    dls = request.getfixturevalue(loaders)
+    def state(): return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist(), dls.train.rng.getstate()
+    before = state()
+    s = suggest_config(dls, minutes=1e-4)
+    assert state() == before and s.speeds.keys() == {SIZES[0]} and s.speeds[SIZES[0]] > 0
+    learn = quiet(s.factory(dls, path=tmp_path, **s.config))
+    learn.fit_one_cycle(1)
+    assert learn.lr == s.config['lr'] and math.isfinite(learn.recorder.values[0][1])
+    assert all(r in repr(s) for r in s.reasons) and f'{s.factory.__name__}(dls, ' in repr(s)
+
+def test_no_suggestion(df, dls):
+    with pytest.raises(ValueError, match='minutes=-1'): suggest_config(dls, minutes=-1)
+    with pytest.raises(TypeError, match='no DataLoaders'): suggest_config(df)
+    pairs = Seq2SeqDataLoaders.from_df(df, src_col='text', tgt_col='label', tok_tfm=BaseTokenizer(), valid_pct=0.2, bs=8)
+    with pytest.raises((TypeError,ValueError)): suggest_config(pairs)
+
+# Unfreezing
+
+@pytest.fixture
+def clock(monkeypatch):
+    "Every look at the clock takes a second"
+    now = iter(range(10**6))
+    monkeypatch.setattr(train, 'time', SimpleNamespace(perf_counter=lambda: next(now)))
+
+class Stages(Callback):
+    "What is frozen in each fit, how fast the groups may learn, and the weights at its end"
+    def __init__(self): self.seen = []
+    def before_fit(self): self.rates,self.steps = [], 0
+    def after_batch(self):
+        if self.training: self.rates.append([h['lr'] for h in self.opt.hypers]); self.steps += 1
+    def after_fit(self): self.seen.append((self.opt.frozen_idx, np.max(self.rates, 0), self.steps, weights(self.learn)))
+
+def test_fit_gradual(make, clock):
+    learn = make(cbs=Stages())
+    start = weights(learn)
+    learn.fit_gradual(2, 1e-2, frozen=0.3, div=2)
+    frozen,rates,steps,after = zip(*learn.stages.seen)
+    assert frozen == (3,2,1,0)
+    for r in rates: np.testing.assert_allclose(r, [1e-2/8,1e-2/4,1e-2/2,1e-2], rtol=0.2) # the peak of the cycle lies between two steps
+    assert max(steps[:3]) <= 12 < 60 < steps[3] <= 84                        # 12 seconds each, then 84
+    same = [{k for k in start if start[k].equal(a[k])} for a in after]
+    assert 'encoder.emb.weight' in same[2] and not same[3] and same[0] == {k for k in start if k.startswith('encoder.') and 'encoder.norm' not in k}
+
+@pytest.mark.parametrize('kw,words', [(dict(minutes=0), 'minutes=0'), (dict(minutes=1, frozen=1), 'frozen=1'), (dict(minutes=1, div=0), 'div=0')])
+def test_fit_gradual_refuses(make, kw, words):
+    learn = make()
+    with pytest.raises(ValueError, match=words): learn.fit_gradual(**kw)
+    assert learn.opt is None
+
+# Pretraining on one's own text
+
+OPTIONS = dict(**SMALL, minutes=0.5, valid_col='is_valid', tok_tfm=BaseTokenizer(), num_workers=0, bs=8, seq_len=16, verbose=False, min_freq=1)
+more = [t + ' onlyhere' for t in texts_df(30, seed=5).text]
+
+def pretrain(df, **kw):
+    set_seed(3)
+    return self_pretrain(df, **{**OPTIONS, 'unlabelled':more, **kw})
+
+def all_weights(res): return [weights(o) for o in (res.learn, res.scratch, res.pretrained) if o is not None]
+def equal(a, b): return all(x.keys() == y.keys() and all(x[k].equal(y[k]) for k in x) for x,y in zip(all_weights(a), all_weights(b)))
+
+@pytest.mark.parametrize('objective', ['lm','mlm'])
+def test_validation_is_never_read(df, clock, objective):
+    "Other labels or other texts in the validation rows: the same weights, other scores"
+    res = pretrain(df, objective=objective)
+    labels = df.label.where(~df.is_valid, df.label.map(dict(pos='neg', neg='pos')))
+    other = pretrain(df.assign(label=labels), objective=objective)
+    assert equal(res, other)
+    np.testing.assert_allclose(other.results.accuracy, 1-res.results.accuracy)
+    texts = df.text.where(~df.is_valid, 'unseen words ' + df.text)
+    assert equal(res, pretrain(df.assign(text=texts), objective=objective))
+    assert not equal(res, pretrain(df.assign(text=df.text.where(df.is_valid, df.text + ' film')), objective=objective))
+
+def test_report(df, clock):
+    res = pretrain(df, share=0.6)
+    assert res.results.index.tolist() == ['with pretraining','labels only']
+    np.testing.assert_allclose(res.results[['minutes for text','minutes for labels']], [[0.3,0.2],[0,0.5]])
+    for name,learn in {'with pretraining':res.learn, 'labels only':res.scratch}.items():
+        assert quiet(learn).validate()[1] == pytest.approx(res.results.accuracy[name])
+    assert repr(res) == res.results.to_string() and res.learn.predict('a warm film')[0] in ('pos','neg')
+    enc = res.pretrained.model.encoder.config
+    assert enc.causal and not res.learn.model.encoder.config.causal and res.learn.opt.frozen_idx == 0
+
+def test_vocabulary(df, clock):
+    "From training and unlabelled texts, not from validation; the same for all; validation texts among the unlabelled ones are left out"
+    df = df.assign(text=df.text.where(~df.is_valid, df.text + ' secret'))
+    for unlabelled in (more + df.text.tolist(), pd.DataFrame(dict(text=more)), pd.Series(more)):
+        res = pretrain(df, unlabelled=unlabelled, compare=False, minutes=0.2)
+        vocab = text_vocab(res.learn.dls)
+        assert res.scratch is None and len(res.results) == 1
+        assert list(vocab) == list(text_vocab(res.pretrained.dls)) and 'onlyhere' in vocab and 'secret' not in vocab
+    assert 'secret' in text_vocab(pretrain(df, valid_texts=True, compare=False, minutes=0.2).learn.dls)
+    assert 'onlyhere' not in text_vocab(pretrain(df, unlabelled=None, compare=False, minutes=0.2).learn.dls)
+
+def test_other_targets(df, clock):
+    "Several labels, numbers; fields of a classifier alone; a random split"
+    kw = dict(minutes=0.2, objective='mlm', pool='max', token_p=0.1)
+    many = pretrain(df, label_col='tags', label_delim=';', **kw)
+    assert quiet(many.learn).validate()[0] > 0 and 0 <= many.results.accuracy.min() <= 1 and many.learn.model.config.token_p == 0.1
+    preds,targs = many.scratch.get_preds()
+    assert many.results.accuracy['labels only'] == pytest.approx(((preds > 0.5) == targs).float().mean().item())
+    numbers = pretrain(df, label_col='score', valid_col=None, valid_pct=0.3, **kw)
+    assert list(numbers.results)[0] == 'mse' and len(numbers.learn.dls.valid_ds) == 24
+
+@pytest.mark.parametrize('kw,error,words', [(dict(label_col='lable'), ValueError, "'lable'"), (dict(text_col='txt'), ValueError, "'txt'"), (dict(valid_col='valid'), ValueError, "'valid'"),
+    (dict(minutes=0), ValueError, 'minutes=0'), (dict(share=1), ValueError, 'share=1'), (dict(objective='bert'), ValueError, "objective='bert'"),
+    (dict(unlabelled=[]), ValueError, 'unlabelled holds no text'), (dict(unlabelled=pd.DataFrame(dict(t=['a']))), ValueError, "no column 'text'"), (dict(unlabelled=['a', None]), TypeError, 'number 1 is None'),
+    (dict(d_modle=3), TypeError, "'d_modle'"), (dict(config='gtp2'), ValueError, "'gtp2'"), (dict(n_heads=3), ValueError, 'n_heads=3')])
+def test_refused(df, kw, error, words, monkeypatch):
+    monkeypatch.setattr(recipes.Learner, 'fit', lambda *a, **k: pytest.fail('it trains before it looks'))
+    with pytest.raises(error, match=words): pretrain(df, **kw)
