@@ -17,7 +17,7 @@ from .resume import *
 from .learner import *
 from .seq2seq import *
 from .mlm import *
-from .recipes import *
 from .interpret import *
 from .explain import *
 from .steps import *
+from .recipes import *
