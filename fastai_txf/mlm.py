@@ -223,8 +223,8 @@ class TransformerMLMLearner(TransformerLearner):
         texts = [' '.join(shown(i, w) for i,w in zip(*o) if i != self.mask_tokens.pad_idx) for o in zip(seen.tolist(), where.tolist())]
         show_pairs({'text':texts, 'hidden':chosen(x), 'prediction':chosen(guess)})
 
-# %% ../nbs/08b_mlm.ipynb #67aa40e3
-_unused = 'causal','n_out','pool','long','token_p','word_p','head_p','tgt_vocab_sz','n_dec_layers','share_emb'
+# %% ../nbs/08b_mlm.ipynb #7bfbb8fc
+_unused = 'causal','n_out','pool','pooler','long','token_p','word_p','head_p','tgt_vocab_sz','n_dec_layers','share_emb'
 
 @delegates(Learner.__init__, but=['model'])
 @delegates(TransformerConfig, keep=True, but=['vocab_sz','pad_idx',*_unused])

@@ -186,8 +186,8 @@ def _last_cross(model, tgt, context, mask):
     with record_attention(cross) as seen: model.hidden(tgt, context, mask)
     return seen[cross][0]
 
-# %% ../nbs/08a_seq2seq.ipynb #b02d611a
-_unused = 'causal','n_out','pool','token_p','word_p','head_p'
+# %% ../nbs/08a_seq2seq.ipynb #28cca3a3
+_unused = 'causal','n_out','pool','pooler','token_p','word_p','head_p'
 
 @delegates(Learner.__init__, but=['model'])
 @delegates(TransformerConfig, keep=True, but=['vocab_sz','tgt_vocab_sz','pad_idx',*_unused])
