@@ -1,0 +1,130 @@
+"""Characters of tinyshakespeare at nanoGPT's CPU setting: 4 layers, 4 heads, width 128, 64 characters, batches of 12, 2,000 steps, no dropout.
+
+`txf` is `transformer_lm_learner`, `plain` a model of the same size in nanoGPT's arrangement, in a loop without a learner. Both train on random windows of the first 90 % of
+the text; the loss is that of the last 10 %, in disjoint windows of 64. The candidates take turns in one process, so that their times can be compared."""
+from fastai.text.all import *
+from fastai_txf.all import *
+from common import *
+import statistics
+
+BS,SEQ_LEN,WIDTH,HEADS,LAYERS = 12,64,128,4,4
+NAMES = dict(txf='`transformer_lm_learner`', plain="the same size, arranged as nanoGPT's, in a plain loop")
+
+# Data
+
+def read():
+    "The texts for training and validation."
+    file = fastai_path('data')/'tinyshakespeare'/'input.txt'
+    if not file.exists(): raise FileNotFoundError(f'{file} is missing: put tinyshakespeare (github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt) there')
+    text = file.read_text(encoding='utf8')
+    n = int(0.9*len(text))
+    return text[:n], text[n:]
+
+def make_dls(): return LMDataLoaders.from_texts(*[[t] for t in read()], tok_tfm=CharTokenizer(), starts=False, bs=BS, seq_len=SEQ_LEN, windows='random')
+
+@torch.no_grad()
+def valid_loss(model, ids):
+    "Mean loss of the characters after those of all disjoint windows."
+    n = (len(ids)-1)//SEQ_LEN
+    x,y = (ids[i:i+n*SEQ_LEN].view(n, SEQ_LEN) for i in (0,1))
+    return F.cross_entropy(torch.cat([model(b) for b in x.split(256)]).flatten(0,1), y.flatten()).item()
+
+# The learner
+
+class StopAfter(Callback):
+    "End the training after so many steps."
+    order = 70
+    def __init__(self, steps): self.steps = steps
+    def after_batch(self):
+        if self.training and self.train_iter >= self.steps: raise CancelFitException()
+    def before_validate(self): raise CancelValidException()
+
+def txf(dls, steps):
+    "A trained model, and the seconds of its training."
+    learn = transformer_lm_learner(dls, d_model=WIDTH, n_heads=HEADS, n_layers=LAYERS, max_len=SEQ_LEN, p=0., emb_p=0., bias=False, opt_func=adamw)
+    n_epoch = -(-steps//len(dls.train))
+    scheds = combine_scheds([0.05,0.95], [SchedLin(0., 4e-3), SchedCos(4e-3, 4e-5)])
+    share = n_epoch*len(dls.train)/steps                                    # a schedule runs over whole epochs
+    with learn.no_bar(), learn.no_logging():
+        start = time.perf_counter()
+        learn.fit(n_epoch, cbs=[ParamScheduler(dict(lr=lambda pos: scheds(min(1., pos*share)))), StopAfter(steps)], wd=0.1)
+    return learn.model.eval(), time.perf_counter()-start
+
+# The plain loop
+
+class PlainBlock(nn.Module):
+    "Causal attention and a GELU feed-forward, each behind a norm and beside a residual."
+    def __init__(self):
+        super().__init__()
+        self.norm1,self.norm2 = (nn.LayerNorm(WIDTH, bias=False) for _ in range(2))
+        self.qkv,self.out = nn.Linear(WIDTH, 3*WIDTH, bias=False),nn.Linear(WIDTH, WIDTH, bias=False)
+        self.ff = nn.Sequential(nn.Linear(WIDTH, 4*WIDTH, bias=False), nn.GELU(), nn.Linear(4*WIDTH, WIDTH, bias=False))
+
+    def forward(self, x):
+        b,t,_ = x.shape
+        q,k,v = self.qkv(self.norm1(x)).view(b, t, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, WIDTH))
+        return x + self.ff(self.norm2(x))
+
+class PlainModel(nn.Module):
+    "Learned positions, tied output."
+    def __init__(self, vocab_sz):
+        super().__init__()
+        self.emb,self.pos = nn.Embedding(vocab_sz, WIDTH),nn.Embedding(SEQ_LEN, WIDTH)
+        self.blocks,self.norm = nn.Sequential(*[PlainBlock() for _ in range(LAYERS)]),nn.LayerNorm(WIDTH, bias=False)
+        self.head = nn.Linear(WIDTH, vocab_sz, bias=False)
+        for p in self.parameters(): nn.init.normal_(p, std=0.02) if p.ndim > 1 else None
+        for b in self.blocks:
+            for m in (b.out, b.ff[2]): nn.init.normal_(m.weight, std=0.02/(2*LAYERS)**0.5)
+        self.head.weight = self.emb.weight
+
+    def forward(self, x): return self.head(self.norm(self.blocks(self.emb(x) + self.pos.weight[:x.shape[1]])))
+
+def plain(dls, steps):
+    "As `txf`."
+    ids,model = torch.from_numpy(dls.train.flat.ids.astype(np.int64)),PlainModel(len(dls.vocab))
+    groups = [dict(params=[p for p in model.parameters() if (p.ndim > 1) == o], weight_decay=0.1*o) for o in (True,False)]
+    opt = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9,0.99), fused=True)
+    start = time.perf_counter()
+    for i in range(steps):
+        lr = 1e-3*i/100 if i < 100 else 1e-4 + 0.45e-3*(1+math.cos(math.pi*(i-100)/(steps-100)))
+        for g in opt.param_groups: g['lr'] = lr
+        at = torch.randint(len(ids)-SEQ_LEN, (BS,1)) + torch.arange(SEQ_LEN+1)
+        x,y = ids[at[:,:-1]],ids[at[:,1:]]
+        F.cross_entropy(model(x).flatten(0,1), y.flatten()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.)
+        opt.step(); opt.zero_grad()
+    return model.eval(), time.perf_counter()-start
+
+# Results
+
+COLS = {'model':lambda r: NAMES[r['candidate']], 'seed':'seed', 'valid loss':lambda r: f"{r['loss']:.3f}", 'steps':'steps', 'seconds':'seconds', 'ms a step':lambda r: f"{1000*r['seconds']/r['steps']:.1f}", 'parameters':'params'}
+
+def render(rows):
+    "The results as markdown."
+    times = {k:[r['seconds'] for r in rows if r['candidate'] == k] for k in NAMES}
+    ratio = statistics.median(a/b for a,b in zip(*times.values()))
+    return f'# Characters of tinyshakespeare\n\nWritten by `python benchmarks/shakespeare.py`. {LAYERS} layers, {HEADS} heads, width {WIDTH}, windows of {SEQ_LEN} characters, batches of {BS}. ' \
+           f'The loss is over the whole last tenth of the text.\n\n{table(rows, COLS)}\nThe learner takes {ratio:.2f} times as long as the plain loop, the median of {len(times["txf"])} rounds in which the two take turns.\n\n' \
+           f"{ran_with(rows, env=None)}\nPublished for nanoGPT at this setting: a validation loss of 1.88.\n"
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    p.add_argument('--seeds', nargs='+', type=int, default=[0,1,2], help='a round for each')
+    p.add_argument('--steps', type=int, default=2000, help='of training; with another number nothing is recorded')
+    p.add_argument('--threads', type=int, default=torch.get_num_threads(), help='threads of torch')
+    args = p.parse_args()
+    torch.set_num_threads(args.threads)
+    dls,rows = make_dls(), []
+    valid = torch.from_numpy(dls.valid.flat.ids.astype(np.int64))
+    for seed,name in itertools.product(args.seeds, NAMES):
+        set_seed(seed)
+        model,seconds = globals()[name](dls, args.steps)
+        rows.append(dict(candidate=name, seed=seed, steps=args.steps, loss=valid_loss(model, valid), seconds=seconds, params=n_params(model), **about(args.threads)))
+        print(json.dumps(rows[-1]), flush=True)
+    print(text := render(rows))
+    if args.steps != 2000: return
+    (HERE/'results'/'shakespeare.jsonl').write_text(''.join(json.dumps(r)+'\n' for r in rows))
+    (HERE/'results'/'shakespeare.md').write_text(text)
+
+if __name__ == '__main__': main()
