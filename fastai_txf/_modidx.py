@@ -796,6 +796,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastai_txf.workshop._by_hand': ('workshop.html#_by_hand', 'fastai_txf/workshop.py'),
                                      'fastai_txf.workshop._check': ('workshop.html#_check', 'fastai_txf/workshop.py'),
                                      'fastai_txf.workshop._check_blocks': ('workshop.html#_check_blocks', 'fastai_txf/workshop.py'),
+                                     'fastai_txf.workshop._check_heads': ('workshop.html#_check_heads', 'fastai_txf/workshop.py'),
+                                     'fastai_txf.workshop._check_parts': ('workshop.html#_check_parts', 'fastai_txf/workshop.py'),
                                      'fastai_txf.workshop._check_projections': ( 'workshop.html#_check_projections',
                                                                                  'fastai_txf/workshop.py'),
                                      'fastai_txf.workshop._check_sizes': ('workshop.html#_check_sizes', 'fastai_txf/workshop.py'),

@@ -222,7 +222,7 @@ def check_merge_heads(
         'the heads are added up: they should stand side by side': x.unflatten(0, (2,h)).sum(1),
         'the heads are unfolded, but not joined': x.unflatten(0, (2,h)).transpose(1, 2)})
 
-# %% ../nbs/12_workshop.ipynb #245efe73
+# %% ../nbs/12_workshop.ipynb #04e604d4
 def _library_attention(m, k, h, **kwargs):
     "The library's wide self-attention with the weights of `m`."
     res = SelfAttention(k, h, mode='wide', **kwargs)
@@ -251,6 +251,11 @@ def _attention_mistakes(m, x, h):
         'the heads were joined with a reshape alone: heads and tokens have to be swapped back': _by_hand(m, x, h, unfold=lambda t,h: t.reshape(len(t)//h, t.shape[1], -1)),
         'queries and keys are swapped': _by_hand(m, x, h, names=('tokeys','toqueries','tovalues'))}
 
+def _check_heads(m, k, h):
+    "A `WrongAnswer` unless `m` has the maps of wide multi-head attention."
+    _check_projections(m, k, h)
+    _linear(_part(m, 'unifyheads', nn.Linear), 'unifyheads', h*k, k, True)
+
 def _united(m, mistakes): return {sentence:m.unifyheads(wrong) for sentence,wrong in mistakes.items()}
 
 @_check
@@ -260,8 +265,7 @@ def check_multi_head(
     "Is this wide multi-head self-attention, its heads united by a map with a bias?"
     k,h,x = 6, 3, torch.randn(2, 4, 6)
     m = _make(cls, k, h)
-    _check_projections(m, k, h)
-    _linear(_part(m, 'unifyheads', nn.Linear), 'unifyheads', h*k, k, True)
+    _check_heads(m, k, h)
     _compare(_run(m, x), _library_attention(m, k, h)(x), {**_united(m, _attention_mistakes(m, x, h)),
         'the heads are joined, but not united: send them through `unifyheads`': _by_hand(m, x, h)})
 
@@ -283,11 +287,11 @@ def check_narrow(
         'matrices and tokens are matched, not matrices and heads: swap tokens and heads first': x.unflatten(-1, (h,s)) @ w.mT,
         'these are the slices: they have still to be mapped': parts})
 
-# %% ../nbs/12_workshop.ipynb #34e87f74
+# %% ../nbs/12_workshop.ipynb #aa5c6dd1
 def _library_model(state, h, **kwargs):
     "The library's equivalent of these weights."
     try: return from_former(state, h, **kwargs).eval()
-    except ValueError as e: raise WrongAnswer(f'the weights do not have the names or sizes of this step: {e}') from e
+    except (ValueError, RuntimeError) as e: raise WrongAnswer(f'the weights do not have the names or sizes of this step: {e}') from e
 
 def _library_block(m, k, h):
     "The library's equivalent of a block."
@@ -310,19 +314,21 @@ def _feed_forward(m, k):
     if types != [nn.Linear, nn.ReLU, nn.Linear]: raise WrongAnswer(f'`ff` is made of {[t.__name__ for t in types]}: it should be Linear, ReLU, Linear')
     _linear(ff[0], 'ff[0]', k, 4*k, True); _linear(ff[2], 'ff[2]', 4*k, k, True)
 
+def _check_parts(m, x, h):
+    "A `WrongAnswer` unless `m` has the parts of a block."
+    shape = tuple(_run(_part(m, 'attention', nn.Module), x).shape)
+    if shape != x.shape: raise WrongAnswer(f'`attention` turns the shape {tuple(x.shape)} into {shape}: it should keep it')
+    heads = getattr(m.attention, 'heads', h)
+    if isinstance(heads, int) and heads != h: raise WrongAnswer(f'`attention` has {heads} heads, but the block was asked for {h}: pass `heads` on')
+    _norms(m, x.shape[-1], 'norm1', 'norm2')
+    _feed_forward(m, x.shape[-1])
+
 @_check
 def check_block_parts(
     cls, # class, called as `cls(k, heads)`
 ):
     "Are there attention, two norms and a feed-forward?"
-    k,x = 6, torch.randn(2, 4, 6)
-    m = _make(cls, k, 3)
-    shape = tuple(_run(_part(m, 'attention', nn.Module), x).shape)
-    if shape != x.shape: raise WrongAnswer(f'`attention` turns the shape {tuple(x.shape)} into {shape}: it should keep it')
-    heads = getattr(m.attention, 'heads', 3)
-    if isinstance(heads, int) and heads != 3: raise WrongAnswer(f'`attention` has {heads} heads, but the block was asked for 3: pass `heads` on')
-    _norms(m, k, 'norm1', 'norm2')
-    _feed_forward(m, k)
+    _check_parts(_make(cls, 6, 3), torch.randn(2, 4, 6), 3)
 
 @_check
 def check_block(
@@ -331,6 +337,7 @@ def check_block(
     "Are both residual sums there, each followed by its norm?"
     k,h,x = 6, 3, torch.randn(2, 4, 6)
     m = _make(cls, k, h)
+    _check_parts(m, x, h)
     a,n1,n2,f = m.attention, m.norm1, m.norm2, m.ff
     y = n1(a(x) + x)
     _compare(_run(m, x), _library_block(m, k, h)(x), {
@@ -445,7 +452,7 @@ def check_classifier(
     ref = _library_model(m.state_dict(), _heads, lm=False)
     _compare(_run(m, x), ref(x).log_softmax(-1), _log_probs_mistakes(ref.encoder(x), ref.head))
 
-# %% ../nbs/12_workshop.ipynb #55cbda66
+# %% ../nbs/12_workshop.ipynb #2149c22d
 @_check
 def check_mask(
     fn, # from dot products `(b, t, t)` to the same with −∞ where a token would see the future
@@ -484,6 +491,7 @@ def check_causal(
     "Is this multi-head self-attention that hides the future?"
     k,h,x = _k, _heads, torch.randn(2, 4, _k)
     m,above = _make(cls, k, h), ~causal_mask(4)
+    _check_heads(m, k, h)
     _compare(_run(m, x), _library_attention(m, k, h, causal=True)(x), _united(m, {
         'the future is not hidden': _by_hand(m, x, h),
         'the mask comes after the softmax, so the rows no longer sum to 1: hide before it': _by_hand(m, x, h, forget=above),
@@ -574,7 +582,7 @@ def check_generate(
         'one token too few was drawn': digits(8,9,0),
         'nothing was appended': digits()})
 
-# %% ../nbs/12_workshop.ipynb #cbc8eee4
+# %% ../nbs/12_workshop.ipynb #def7bc0f
 def _library_cross(m, k, h):
     "The library's cross-attention with the weights of `m`."
     res = MultiHeadAttention(k, h, d_head=k)
@@ -588,6 +596,7 @@ def check_cross_attention(
 ):
     "Do the queries come from the text that is written, keys and values from the context?"
     m,x,context = _make(cls, _k, _heads), torch.randn(2, 4, _k), torch.randn(2, 4, _k)
+    _check_heads(m, _k, _heads)
     ref,turn = _library_cross(m, _k, _heads), functools.partial(_by_hand, m, x, _heads, context)
     _compare(_run(m, x, context), ref(x, context), _united(m, {
         'the context is not used: this is self-attention': turn(sources='xxx'),
@@ -614,7 +623,7 @@ def check_decoder_block(
 ):
     "Causal self-attention, cross-attention, feed-forward, each with its sum and norm?"
     m,x,context = _make(cls, _k, _heads), torch.randn(2, 4, _k), torch.randn(2, 4, _k)
-    for name in ('attention','cross'): _part(m, name, nn.Module)
+    for name in ('attention','cross'): _check_heads(_part(m, name, nn.Module), _k, _heads)
     _norms(m, _k, 'norm1', 'norm2', 'norm3')
     _feed_forward(m, _k)
     good,seer = [_library_decoder_block(m, o) for o in (True,False)]
@@ -629,13 +638,13 @@ def check_decoder_block(
         'the residual sum around cross-attention is missing': f(m.norm2(m.cross(a(x), context))),
         'the residual sum around the feed-forward is missing': m.norm3(m.ff(cross(a(x))))})
 
-# %% ../nbs/12_workshop.ipynb #67d04373
+# %% ../nbs/12_workshop.ipynb #1e5684fe
 def _check_sizes(m, c):
     "A `WrongAnswer` unless the classifier `m` is as large as the configuration says."
     _embedding(m, 'token_emb', c.vocab_sz, c.d_model, 'token of the vocabulary (config.vocab_sz, config.d_model)')
     _embedding(m, 'pos_emb', c.max_len, c.d_model, 'position (config.max_len)')
     blocks = _check_blocks(m, c.n_layers)
-    _linear(blocks[0].attention.toqueries, 'toqueries', c.d_model, c.n_heads*c.d_model, False)
+    _check_projections(_part(blocks[0], 'attention', nn.Module), c.d_model, c.n_heads)
     _linear(_part(m, 'toprobs', nn.Linear), 'toprobs', c.d_model, c.n_out, True)
 
 @_check

@@ -199,6 +199,7 @@ wrong['check_block'] = [
     ('pre-norm', block(lambda self, x: (z := x + self.attention(self.norm1(x))) + self.ff(self.norm2(z)))),
     ('inside the sums', block(lambda self, x: (z := x + self.norm1(self.attention(x))) + self.norm2(self.ff(z)))),
     ('norms are not used', block(lambda self, x: (z := x + self.attention(x)) + self.ff(z))),
+    ('nothing between its two maps', parts(lambda m, k: setattr(m, 'ff', linears(k, 4*k, 4*k, k, act=None)))),
     (r"do not have the names or sizes of this step: .*'tblocks.0.scale.weight'", Scaled)]
 
 def embeddings(forward, sizes=lambda n, t: (n, t)):
@@ -313,6 +314,7 @@ wrong['check_causal'] = [
     ('comes after the softmax', causal(lambda q, k: hidden(value=0.)(weights(scaled(q, k))))),
     ('the past is hidden', causal(lambda q, k: weights(hidden(flip=True)(scaled(q, k))))),
     ('diagonal is hidden', causal(lambda q, k: weights(hidden(0)(scaled(q, k))))),
+    ('`self.unifyheads` is missing', Projections),
     ('no longer scaled', causal(lambda q, k: weights(hide_future(q @ k.mT))))]
 
 def language_model(end): return type('Wrong', (LanguageModel,), dict(forward=lambda self, x: end(StackLM.forward(self, x), self.toprobs)))
