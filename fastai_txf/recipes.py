@@ -17,7 +17,7 @@ from fastcore.basics import ifnone, patch
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
 from .data import TransformerDataLoaders, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_vocab
-from .learner import TransformerClassifierLearner, TransformerLearner, _check_kind, _split_options, transformer_classifier_learner, transformer_lm_learner
+from .learner import TransformerClassifierLearner, TransformerLearner, _check_kind, transformer_classifier_learner, transformer_lm_learner
 from .mlm import _unused as _not_mlm, transformer_mlm_learner
 from .models import TransformerConfig, make_config
 import fastai_txf.train # it gives `Learner` its `fit_minutes`

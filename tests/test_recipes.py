@@ -4,10 +4,10 @@ import numpy as np, pandas as pd, pytest, torch
 import fastai_txf.recipes as recipes, fastai_txf.train as train
 from types import SimpleNamespace
 from hypothesis import given, strategies as st
-from fastai.text.all import BaseTokenizer, Callback, MultiCategoryBlock, TextDataLoaders, accuracy, accuracy_multi, mse, set_seed
+from fastai.text.all import BaseTokenizer, Callback, set_seed
 from fastai_txf.data import TransformerDataLoaders, text_vocab
 from fastai_txf.pairs import Seq2SeqDataLoaders
-from fastai_txf.recipes import SIZES, Suggestion, baseline, nb_weights, ngram_matrix, ngrams, self_pretrain, suggest_config
+from fastai_txf.recipes import SIZES, baseline, nb_weights, ngram_matrix, ngrams, self_pretrain, suggest_config
 from fixtures import *
 
 # The baseline
