@@ -5,8 +5,6 @@ Optimizers: a small learner (2 layers, d_model 64), the optimizers taking turns 
 from common import *
 import resource, statistics
 from functools import partial
-import numpy as np
-from fastai.callback.training import GradientClip
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
@@ -89,7 +87,7 @@ def render(steps, opts):
     "The results as markdown."
     first = steps[0]
     text = '# Training steps\n\nWritten by `python benchmarks/scale.py`.\n\n'
-    text += f'4 layers and as many tokens as given, d_model 256, 8 heads, batches of 8, vocabulary {first["vocab"]:,}, AdamW; a fresh process each; seconds of the processor, the median of {first["steps"]} steps.\n\n'.replace('4 layers', f'{first["layers"]} layers').replace('as many tokens as given', f'{first["sl"]} tokens')
+    text += f'A language model of {first["layers"]} layers, d_model 256, 8 heads, vocabulary {first["vocab"]:,}, batches of 8 × {first["sl"]} tokens, AdamW; a fresh process each; seconds of the processor, the median of {first["steps"]} steps.\n\n'
     text += table(steps, {'step':lambda r: STEPS[r['candidate']], 'peak memory, MB':'mb', 'of the first':lambda r: r['mb']/first['mb'], 'seconds':'seconds'}) + '\n'
     if opts: text += f'A small model (2 layers, d_model 64, 8 × 32 tokens), {opts[0]["rounds"]} rounds in turns.\n\n' + table(opts, {'loop':lambda r: OPTIMIZERS[r['candidate']], 'ms a step':'ms', 'times the plain loop':'ratio'}) + '\n'
     return text + ran_with(steps + opts, env=None)

@@ -77,7 +77,8 @@ def _set_dls_state(dls, states):
 def _describe(learn, others):
     "What a run must have in common with the one in the file."
     scheds = {n:f(0.25) for cb in learn.cbs.filter(lambda cb: isinstance(cb, ParamScheduler)) for n,f in cb.scheds.items()}
-    return _plain(dict(epochs=learn.n_epoch, batches=len(learn.dls.train), optimizer=type(getattr(learn.opt, 'opt', learn.opt)).__name__,
+    steps = learn.opt.cbs if isinstance(learn.opt, Optimizer) else [type(learn.opt.opt)]
+    return _plain(dict(epochs=learn.n_epoch, batches=len(learn.dls.train), optimizer=[getattr(o, '__name__', repr(o)) for o in steps],
                        groups=[len(g) for g in learn.opt.param_lists], schedule=scheds, callbacks=[type(o).__name__ for o in others],
                        parameters={n:list(p.shape) for n,p in get_model(learn.model).named_parameters()}))
 
@@ -103,7 +104,7 @@ def _set_state(learn, others, state):
     model,opt = get_model(learn.model), _unpack(state['opt'])
     model.load_state_dict(state['model'])
     device = next(model.parameters()).device
-    learn.opt.load_state_dict(dict(state=to_device(opt['state'], device), hypers=L(opt['hypers'])) if isinstance(learn.opt, Optimizer) else opt)
+    learn.opt.load_state_dict(to_device(opt, device) | dict(hypers=L(opt['hypers'])) if isinstance(learn.opt, Optimizer) else opt)
     for n,p in model.named_parameters(): p.grad = state['grads'][n].to(device) if n in state['grads'] else None
     if state['scaler']: learn.scaler.load_state_dict(state['scaler'])
     for o,attrs in zip(others, state['attrs']): _set_attrs(o, attrs)
