@@ -9,6 +9,7 @@ from .interop import *
 from .data import *
 from .tokens import *
 from .pairs import *
+from .stream import *
 from .generate import *
 from .train import *
 from .learner import *
