@@ -10,6 +10,7 @@ from .hf import *
 from .data import *
 from .tokens import *
 from .pairs import *
+from .stream import *
 from .generate import *
 from .train import *
 from .scale import *

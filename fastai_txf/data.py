@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['docstrings', 'package_files', 'docstrings_df', 'label_kind', 'check_df', 'text_vocab', 'pad_index', 'check_dls',
-           'refresh_tokens', 'text_list', 'as_texts', 'text_tokenizer', 'tokenize_like', 'TransformerDataLoaders']
+           'token_lists', 'TextTokenizer', 'refresh_tokens', 'text_list', 'as_texts', 'text_tokenizer', 'tokenize_like',
+           'TransformerDataLoaders']
 
-# %% ../nbs/05_data.ipynb #e2b85021
+# %% ../nbs/05_data.ipynb #c9ec93cf
 import ast, csv, difflib, gc, importlib.util, inspect, random, re, warnings
 from fastai.text.all import *
+from fastai.text.core import _join_texts
 
 # %% ../nbs/05_data.ipynb #3ad36a82
 _defs = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -298,7 +300,7 @@ def check_dls(
     if not isinstance(dls, DataLoaders): raise TypeError(f'{type(dls).__name__} is no DataLoaders: make one with TextDataLoaders or a DataBlock')
     _check_pad_tfm(dls); _check_batches(dls); _check_vocab_labels(dls, max_n)
 
-# %% ../nbs/05_data.ipynb #6344400a
+# %% ../nbs/05_data.ipynb #51a4df6d
 def _check_options(func, kwargs):
     "No misspelt options: fastai's loaders ignore what they do not know"
     known = {p for f in (func, FilteredBase.dataloaders, TfmdDL.__init__, SortedDL.__init__, LMDataLoader.__init__)
@@ -312,16 +314,66 @@ def _random_mask(n, valid_pct, seed):
     mask[RandomSplitter(valid_pct, seed=seed)(range(n))[1]] = True
     return mask
 
-def _y_block(df, label_col, label_delim):
-    "The target block for what the label columns hold"
+def _y_block(df, label_col, label_delim, valid):
+    "The target block for what the label columns hold; one label's categories are read from the column: fastai goes row by row"
     cols = _names(df, label_col)
-    blocks = dict(category=CategoryBlock, multi=MultiCategoryBlock, regression=RegressionBlock,
+    blocks = dict(category=lambda: CategoryBlock(df[cols[0]][~valid].unique().tolist()), multi=MultiCategoryBlock, regression=RegressionBlock,
                   encoded=partial(MultiCategoryBlock, encoded=True, vocab=cols))
     return blocks[label_kind(df, cols, label_delim)]()
 
-def _text_block(text_col, vocab, is_lm, seq_len, n_workers, tok_text_col, **kwargs):
-    "A `TextBlock` whose tokenizer stores its tokens in `tok_text_col` and whose batches are padded with `xxpad`"
-    res = TextBlock.from_df(text_col, vocab, is_lm, seq_len, tok_text_col=tok_text_col, n_workers=n_workers, **kwargs)
+# %% ../nbs/05_data.ipynb #925f8af2
+def token_lists(
+    texts, # any iterable of strings
+    tok, # tokenizer
+    rules:list, # what rewrites a text before it is cut
+    n_workers:int=0 # processes, for a tokenizer without `tokenize`
+): # yields a list of tokens for each
+    "The tokens that fastai's loaders make of training texts, without holding more than some of them"
+    if hasattr(tok, 'tokenize'): yield from tok.tokenize(texts, rules)
+    else:
+        for some in chunked(texts, 10_000): yield from tokenize_texts(some, n_workers=n_workers, rules=rules, tok=tok)
+
+def _join_cols(df, cols, mark_fields=None):
+    "The text of each row"
+    return _join_texts(df[cols], ifnone(mark_fields, len(cols) > 1))
+
+def _token_frame(df, cols, tok, rules, n_workers=0, mark_fields=None, tok_text_col='text'):
+    "fastai's `tokenize_df`: `df` with tokens for its text columns, and how often each occurs"
+    if not hasattr(tok, 'tokenize'): return tokenize_df(df, cols, n_workers, rules, mark_fields, tok, tok_text_col)
+    cols = [df.columns[c] if isinstance(c, int) else c for c in L(cols)]
+    toks = list(tok.tokenize(_join_cols(df, cols, mark_fields), rules))
+    res = df.loc[:,~df.columns.isin(cols)].copy()
+    res[tok_text_col],res[f'{tok_text_col}_length'] = toks,[*map(len, toks)]
+    return res,Counter(itertools.chain.from_iterable(toks))
+
+class TextTokenizer(Tokenizer):
+    "fastai's `Tokenizer`, with the rules that `tok` asks for, its `tokenize` and its `detokenize` where it has them"
+    def __init__(self,
+        tok, # tokenizer, or its class
+        rules=None, # what rewrites a text before it is cut; None asks the tokenizer, then fastai
+        text_cols='text', # the column(s) of a data frame
+        mode:str=None # 'df' if data frames are tokenized in set-up
+    ):
+        tok = tok() if isinstance(tok, type) else tok
+        super().__init__(tok, rules=ifnone(rules, list(getattr(tok, 'rules', defaults.text_proc_rules))), mode=mode)
+        self.text_cols = text_cols
+
+    def setups(self, dsets):
+        if self.mode != 'df' or not isinstance(dsets.items, pd.DataFrame): return
+        dsets.items,count = _token_frame(dsets.items, self.text_cols, **{**self.kwargs, 'tok':self.tok, 'rules':self.rules})
+        self.counter = ifnone(self.counter, count)
+        self.lengths = ifnone(self.lengths, dsets.items[f'{self.tok_text_col}_length'].values)
+        return dsets
+
+    @property
+    def tokenizer(self): return self # under this name fastai's loaders look for the lengths of the texts
+    def _tokenize1(self, o): return list(token_lists([o], self.tok, self.rules))[0] # one text as many
+    def decodes(self, o): return TitledStr(self.tok.detokenize(o) if hasattr(self.tok, 'detokenize') else self.sep.join(o))
+
+def _text_block(tok, vocab, is_lm, seq_len, min_freq, **kwargs):
+    "A `TextBlock` around `tok`, which may have a vocabulary of its own, whose batches are padded with `xxpad`"
+    vocab,least = ifnone(vocab, getattr(tok.tok, 'vocab', None)), 1 if hasattr(tok.tok, 'detokenize') else 3
+    res = TextBlock(tok, vocab, is_lm, seq_len, min_freq=ifnone(min_freq, least), **kwargs)
     if vocab is not None and not is_lm: res.dls_kwargs = {'before_batch': Pad_Chunk(pad_idx=pad_index(vocab), seq_len=seq_len)}
     return res
 
@@ -338,7 +390,7 @@ def refresh_tokens(
     if n: (cache/'counter.pkl').unlink() # the file by which fastai knows a finished cache
     return n
 
-# %% ../nbs/05_data.ipynb #d261b29e
+# %% ../nbs/05_data.ipynb #1c93e709
 def text_list(
     dls, # text `DataLoaders`
     side:int=0 # which texts: 0 for those to read, 1 for those to write (pairs)
@@ -386,7 +438,7 @@ def tokenize_like(
     if not len(items): raise ValueError(f'there are no texts in {items!r}: pass at least one')
     if isinstance(items, list) and isinstance(items[0], pd.Series): items = pd.DataFrame(items)
     if tok is None or not isinstance(items, pd.DataFrame) and is_listy(items[0]): return items
-    if not isinstance(items, pd.DataFrame): return list(tokenize_texts(_all_texts(items), n_workers=0, rules=tok.rules, tok=tok.tok))
+    if not isinstance(items, pd.DataFrame): return list(token_lists(_all_texts(items), tok.tok, tok.rules))
     return _tokenize_frame(items.rename(columns=str), tok)
 
 def _tokenize_frame(df, tok):
@@ -395,9 +447,9 @@ def _tokenize_frame(df, tok):
     col,cols = kw.get('tok_text_col', 'text'),L(getattr(tok, 'text_cols', 'text'))
     if not all(isinstance(c, int) or c in df.columns for c in cols) and col in df.columns: cols = L(col)
     check_df(df, cols)
-    return tokenize_df(df, list(cols), n_workers=0, rules=tok.rules, mark_fields=kw.get('mark_fields'), tok=tok.tok, tok_text_col=col)[0]
+    return _token_frame(df, list(cols), tok.tok, tok.rules, mark_fields=kw.get('mark_fields'), tok_text_col=col)[0]
 
-# %% ../nbs/05_data.ipynb #b90b9e3e
+# %% ../nbs/05_data.ipynb #30c8cea3
 class TransformerDataLoaders(TextDataLoaders):
     "`TextDataLoaders` with early errors, targets inferred from the columns, and the same tokens in use as in training"
     @classmethod
@@ -411,16 +463,17 @@ class TransformerDataLoaders(TextDataLoaders):
         label_col=1, # of the label column, or a list of them (see `label_kind`)
         label_delim:str=None, # what separates the labels in a string
         y_block=None, # target block; None derives it from the label columns
-        text_vocab:list=None, # tokens; None counts them in the training texts
+        text_vocab:list=None, # tokens; None asks the tokenizer, or counts them in the texts
         is_lm:bool=False, # make batches for a language model, without labels
         valid_col=None, # column that is true for validation rows
-        tok_tfm=None, # tokenizer, its `rules` in place of fastai's where it has some; None is fastai's spaCy tokenizer
+        tok_tfm=None, # tokenizer; None is fastai's spaCy tokenizer
+        rules=None, # what rewrites a text before it is cut; None asks the tokenizer, then fastai
         tok_text_col:str='text', # column that holds the tokens
         seq_len:int=72, # tokens of a language model's sequence; step of the padding otherwise
         backwards:bool=False, # reverse the texts
-        min_freq:int=3, # rarer tokens become xxunk
+        min_freq:int=None, # rarer tokens become xxunk; None is 1 for a tokenizer that loses nothing (it has `detokenize`), else 3
         max_vocab:int=60000, # most tokens in the vocabulary
-        n_workers:int=None, # processes that tokenize; None is 0 for fewer than 2,000 texts, then one a CPU
+        n_workers:int=None, # processes that tokenize; None is 0 for fewer than 2,000 texts, then one a CPU; a tokenizer with `tokenize` needs none
         **kwargs
     ):
         "Loaders from the rows of `df`; ValueError, TypeError as `check_df` and `check_dls` say"
@@ -429,9 +482,11 @@ class TransformerDataLoaders(TextDataLoaders):
         valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
         check_df(df, text_col, None if is_lm else label_col, valid if valid_pct or valid_col is not None else None,
                  label_delim, unseen_ok=y_block is not None)
-        blocks = [_text_block(_names(df, text_col), text_vocab, is_lm, seq_len, n_workers, tok_text_col, tok=tok_tfm,
-                              rules=getattr(tok_tfm, 'rules', None), backwards=backwards, min_freq=min_freq, max_vocab=max_vocab)]
-        if not is_lm: blocks += L(_y_block(df, label_col, label_delim) if y_block is None else y_block)
+        cols = _names(df, text_col)
+        tok = TextTokenizer.from_df(cols, ifnone(tok_tfm, WordTokenizer), rules, tok_text_col=tok_text_col, n_workers=n_workers)
+        if hasattr(tok.tok, 'setup'): tok.tok.setup(_join_cols(df[~valid], cols), tok.rules)
+        blocks = [_text_block(tok, text_vocab, is_lm, seq_len, min_freq, backwards=backwards, max_vocab=max_vocab)]
+        if not is_lm: blocks += L(_y_block(df, label_col, label_delim, valid) if y_block is None else y_block)
         get_y = None if is_lm else ColReader(_names(df, label_col), label_delim=label_delim)
         dblock = DataBlock(blocks, get_x=ColReader(tok_text_col), get_y=get_y, splitter=IndexSplitter(np.flatnonzero(valid)))
         try: return cls._checked(cls.from_dblock(dblock, df, path=path, **kwargs))

@@ -8,10 +8,11 @@ __all__ = ['MASKS', 'mask_index', 'ordinary_tokens', 'mask_tokens', 'fixed_draws
 
 # %% ../nbs/08b_mlm.ipynb #21623ea9
 import dataclasses, pandas as pd, re, torch, zlib
+from os.path import commonprefix
 from fastai.callback.core import Callback, CancelBatchException
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
-from fastai.text.core import BOS, defaults
+from fastai.text.core import defaults
 from fastcore.basics import first, ifnone, store_attr
 from fastcore.foundation import L
 from fastcore.meta import delegates
@@ -36,7 +37,7 @@ def mask_index(
     vocab = text_vocab(dls)
     if mask_tok is None: mask_tok = first(t for t in MASKS if t in vocab)
     if mask_tok not in vocab:
-        raise ValueError(f'{mask_tok or MASKS} is not in the vocabulary of {len(vocab)} tokens: add xxmask to it, or name a token that may stand for a gap, mask_tok=…')
+        raise ValueError(f'{mask_tok or MASKS!r} is not in the vocabulary of {len(vocab)} tokens: add xxmask to it, or name a token that may stand for a gap, mask_tok=…')
     return max(i for i,t in enumerate(vocab) if t == mask_tok)
 
 def ordinary_tokens(
@@ -153,8 +154,8 @@ class TransformerMLMLearner(TransformerLearner):
         if len(pieces) == 1: raise ValueError(f'{text!r} has no gap: write ___ (or xxmask, [MASK], <mask>) where a token is missing')
         own = hasattr(tok.tok, 'detokenize')
         if own and not isinstance(tok.tok, CharTokenizer): pieces = [p.rstrip() for p in pieces[:-1]] + pieces[-1:] # byte pairs: the space belongs to the token behind it
-        cut = [list(t) for t in tokenize_like(self.dls, pieces if own else [p.strip() for p in pieces])]
-        return pieces, cut[:1] + [t[t[:1] == [BOS]:] for t in cut[1:]]
+        start,*cut = [[t for t in ts if t] for ts in tokenize_like(self.dls, ['', *(pieces if own else [p.strip() for p in pieces])])]
+        return pieces, cut[:1] + [t[len(commonprefix([start, t])):] for t in cut[1:]] # xxbos stands before the first piece only
 
     @torch.no_grad()
     def _guess(self, toks):

@@ -270,6 +270,7 @@ def _check_request(minutes, share, objective):
 
 def _texts_to_read(df, text_col, unlabelled, valid, valid_texts):
     "All texts to pretrain on, each once: those of the training rows and `unlabelled`, without those of validation unless `valid_texts`."
+    if unlabelled is not None and not len(unlabelled): raise ValueError('unlabelled holds no text: leave it out to pretrain on the training texts alone')
     more = [] if unlabelled is None else as_texts(unlabelled, text_col)
     texts = [*(df[text_col] if valid_texts else df[text_col][~valid]), *more]
     unseen = set() if valid_texts else set(df[text_col][valid])

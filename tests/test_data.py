@@ -387,8 +387,11 @@ def lines():
 
 def test_fastai_tokenizes_predictions_otherwise(lines):
     "The fault that `tokenize_like` spares: if this fails, fastai has mended it"
-    df,dls = lines
-    assert not torch.equal(TextDataLoaders.test_dl(dls, [df.review[4]]).dataset[0][0], dls.valid_ds[0][0])
+    df,ours = lines
+    dls = TextDataLoaders.from_df(df, text_col='review', label_col='label', valid_col='is_valid', bs=4)
+    test = lambda dls: TextDataLoaders.test_dl(dls, [df.review[4]]).dataset[0][0]
+    assert not torch.equal(test(dls), dls.valid_ds[0][0])
+    assert torch.equal(test(ours), ours.valid_ds[0][0])
 
 
 def test_test_dl_tokenizes_as_in_training(lines):

@@ -1,0 +1,134 @@
+"Batches from one array of ids: fastai's token for token, random windows, files, learners"
+import random, numpy as np, pandas as pd, pytest, torch
+from fastai.text.all import BaseTokenizer, LMDataLoader, LMTensorText, Numericalize, TensorText, TfmdLists, load_learner, make_vocab, Counter
+from hypothesis import assume, given, strategies as st
+from fixtures import SMALL, quiet, texts_df
+from fastai_txf.learner import transformer_classifier_learner, transformer_lm_learner
+from fastai_txf.stream import FlatIds, FlatLMDataLoader, FlatTexts, LMDataLoaders, flat_ids
+from fastai_txf.tokens import BPETokenizer, CharTokenizer
+
+lists = st.lists(st.lists(st.integers(0, 99), max_size=12), min_size=1, max_size=12)
+VOCAB = ['xxunk','xxpad','xxbos',*map(str, range(97))]
+
+def texts_of(lists): return FlatTexts(flat_ids(lists), [Numericalize(VOCAB)])
+def epoch(dl): return [tuple(t.as_subclass(torch.Tensor).tolist() for t in b) for b in dl]
+
+@given(lists, st.integers(1, 7), st.integers(1, 9), st.booleans(), st.booleans())
+def test_same_batches_as_fastai(lists, bs, seq_len, shuffle, drop_last):
+    "Also in a second, newly shuffled epoch, and with texts that are empty"
+    kw = dict(bs=bs, seq_len=seq_len, shuffle=shuffle, drop_last=drop_last)
+    assume(sum(map(len, lists)) > bs)
+    res = []
+    for cls in (LMDataLoader, FlatLMDataLoader):
+        random.seed(3)
+        dl = cls(texts_of(lists), lens=[*map(len, lists)], **kw)
+        res.append((len(dl), epoch(dl), epoch(dl), epoch(dl.new(shuffle=False)), epoch(dl.new(seq_len=seq_len+1))))
+    assert res[0] == res[1]
+
+@given(lists, st.integers(0, 20))
+def test_flat_ids(lists, max_ram):
+    "All ids and the texts' ends, in memory or in a file"
+    flat = flat_ids(iter(lists), max_ram=max_ram)
+    assert flat.ids.tolist() == sum(lists, []) and flat.ends.tolist() == np.cumsum([*map(len, lists)]).tolist()
+    texts = FlatTexts(flat, [Numericalize(VOCAB)])
+    assert [t.tolist() for t in texts] == [texts[i-len(lists)].tolist() for i in range(len(lists))] == lists
+    assert [t.tolist() for t in texts[1:]] == lists[1:]
+
+def test_any_dataset():
+    "What fastai's loader takes is taken"
+    toks = [t.split() for t in texts_df().text]
+    tl = TfmdLists(toks, [Numericalize(make_vocab(Counter(sum(toks, [])), 1))])
+    for w in (0, 2): assert epoch(FlatLMDataLoader(tl, bs=4, seq_len=9, num_workers=w)) == epoch(LMDataLoader(tl, bs=4, seq_len=9))
+
+@given(st.integers(12, 90), st.integers(1, 3), st.integers(1, 10))
+def test_random_windows(n, bs, seq_len):
+    "Windows of the corpus, each token about once, another draw each epoch, the same after the same seed"
+    dl = FlatLMDataLoader(texts_of([[*range(n)]]), bs=bs, seq_len=seq_len, windows='random', shuffle=True)
+    np.random.seed(0)
+    batches = list(dl)
+    x = torch.cat([b[0] for b in batches])
+    assert x.shape == (len(dl)*bs, seq_len) and isinstance(x, LMTensorText) and isinstance(batches[0][1], TensorText)
+    assert (torch.cat([b[1] for b in batches]) == x+1).all() and (x[:,1:] == x[:,:-1]+1).all()
+    starts = np.sort(dl.starts)
+    laid = np.sort((starts[0] + np.arange(dl.n)*seq_len) % (n-seq_len))
+    assert len({*starts}) >= len({*laid}) - 1 and starts.max() < n-seq_len
+    np.random.seed(0)
+    assert [b[0].tolist() for b in dl] == [b[0].tolist() for b in batches]
+    assert epoch(dl.new(shuffle=False)) == epoch(LMDataLoader(dl.dataset, lens=[n], bs=bs, seq_len=seq_len))
+
+def test_random_windows_differ():
+    dl = FlatLMDataLoader(texts_of([[*range(90)]]), bs=2, seq_len=5, windows='random', shuffle=True)
+    assert epoch(dl) != epoch(dl)
+
+def test_any_length_and_type():
+    "Rows far longer than fastai's 72 tokens, from one text of ten million ids of two bytes"
+    ids = np.zeros(10**7, dtype=np.uint16)
+    dl = FlatLMDataLoader(FlatTexts(FlatIds(ids, np.array([len(ids)])), [Numericalize(VOCAB)]), bs=64, seq_len=2048, windows='random', shuffle=True)
+    assert dl.one_batch()[0].shape == (64, 2048)
+
+TOKS = dict(words=BaseTokenizer, characters=CharTokenizer, pieces=lambda: BPETokenizer(300))
+each_tok = pytest.mark.parametrize('tok', TOKS.values(), ids=TOKS)
+
+@each_tok
+def test_loaders(tok):
+    "Ids as the tokenizer and the vocabulary say, from a frame or from streams; validation is not counted"
+    df = texts_df()
+    df.loc[df.is_valid, 'text'] += ' unseen words'
+    kw = dict(bs=4, seq_len=11, min_freq=1, rules=[])
+    dls = LMDataLoaders.from_df(df, text_col='text', valid_col='is_valid', tok_tfm=tok(), **kw)
+    t,vocab = dls.train_ds.tfms.fs[0].tok, dls.vocab
+    for ds,texts in ((dls.train_ds, df.text[~df.is_valid]), (dls.valid_ds, df.text[df.is_valid])):
+        want = [['xxbos', *(o if o in vocab else 'xxunk' for o in toks)] for toks in t(texts.tolist())]
+        assert [[vocab[i] for i in ids] for ids in ds] == want
+    assert 'unseen' not in vocab and vocab[1] == 'xxpad'
+    if tok is not TOKS['pieces']:
+        again = LMDataLoaders.from_texts(iter(df.text[~df.is_valid]), iter(df.text[df.is_valid]), tok_tfm=tok(), **kw)
+        assert again.vocab == vocab and (again.train_ds.flat.ids == dls.train_ds.flat.ids).all()
+    assert dls.decode_batch(dls.one_batch())[0][0]
+
+@pytest.mark.parametrize('windows', ['continuous','random'])
+@each_tok
+def test_learner(tok, windows, tmp_path):
+    "Trains, writes, scores, shows and comes back from its export"
+    dls = LMDataLoaders.from_df(texts_df(), text_col='text', valid_col='is_valid', tok_tfm=tok(), bs=4, val_bs=2, seq_len=16, windows=windows, folder=tmp_path)
+    learn = quiet(transformer_lm_learner(dls, path=tmp_path, **SMALL))
+    learn.fit(1, 1e-2)
+    logp,y = learn.get_preds()
+    assert logp.shape == y.shape == (2, dls.valid.bl) and learn.get_preds()[0].equal(logp)
+    prompt = 'the film was '
+    new = learn.predict(prompt, n_tokens=5, temperature=0)
+    assert new.startswith(prompt) and learn.text_logprobs('the film').shape[1] == 2
+    learn.show_results(max_n=1)
+    x,_ = dls.test_dl(['the film', 'a story'], bs=1).one_batch()
+    assert [dls.vocab[i] for i in x[0]].count('xxbos') == 2
+    learn.export('l.pkl')
+    assert len(learn.dls.train_ds) and load_learner(tmp_path/'l.pkl').predict(prompt, n_tokens=5, temperature=0) == new
+    with pytest.raises(ValueError, match='transformer_lm_learner'): transformer_classifier_learner(dls, **SMALL)
+
+def test_files_and_ids(tmp_path):
+    df = texts_df(20)
+    for i,t in enumerate(df.text): (tmp_path/f'{i}.txt').write_text(t)
+    kw = dict(bs=2, seq_len=8)
+    files = [tmp_path/f'{i}.txt' for i in range(20)]
+    a = LMDataLoaders.from_files(files[:15], files[15:], tok_tfm=BPETokenizer(300), **kw)
+    b = LMDataLoaders.from_texts(df.text[:15].tolist(), df.text[15:], tok_tfm=BPETokenizer(300), **kw)
+    assert (a.train_ds.flat.ids == b.train_ds.flat.ids).all() and epoch(a.valid) == epoch(b.valid)
+    tok = a.train_ds.tfms.fs[0].tok
+    np.save(tmp_path/'ids.npy', a.train_ds.flat.ids.astype(np.uint16))
+    c = LMDataLoaders.from_ids(np.load(tmp_path/'ids.npy', mmap_mode='r'), b.valid_ds.flat.ids, tok.vocab, tok_tfm=tok, **kw)
+    assert epoch(c.valid) == epoch(a.valid) and c.train.new(shuffle=False).one_batch()[0].equal(a.train.new(shuffle=False).one_batch()[0])
+
+bad = {'no string':(lambda: LMDataLoaders.from_texts(['a', 3], tok_tfm=CharTokenizer()), TypeError, 'text number 1 is 3'),
+       'missing':(lambda: LMDataLoaders.from_df(pd.DataFrame(dict(text=['a', None])), tok_tfm=CharTokenizer(), seed=0), ValueError, 'no text'),
+       'once':(lambda: LMDataLoaders.from_texts(iter(['a']), tok_tfm=BPETokenizer(300)), ValueError, 'only once'),
+       'too few':(lambda: LMDataLoaders.from_texts(['abc'], tok_tfm=CharTokenizer()), ValueError, '4 tokens, fewer than 65'),
+       'windows':(lambda: FlatLMDataLoader(texts_of([[1,2]]), windows='any'), ValueError, "windows='any'"),
+       'seq_len':(lambda: FlatLMDataLoader(texts_of([[1,2]]), seq_len=0), ValueError, 'seq_len=0'),
+       'no window':(lambda: FlatLMDataLoader(texts_of([[1,2]]), seq_len=2, windows='random'), ValueError, '2 tokens hold no random window'),
+       'ids':(lambda: LMDataLoaders.from_ids([1,200], [], VOCAB, BaseTokenizer()), ValueError, 'from 1 to 200'),
+       'floats':(lambda: LMDataLoaders.from_ids(np.zeros(9), [], VOCAB, BaseTokenizer()), ValueError, 'float64'),
+       'typo':(lambda: LMDataLoaders.from_texts(['abc'], bach=2), TypeError, 'bach')}
+
+@pytest.mark.parametrize('call,error,match', bad.values(), ids=bad)
+def test_errors(call, error, match):
+    with pytest.raises(error, match=match): call()

@@ -1,0 +1,104 @@
+"Tokenizers: the same tokens as fastai's, texts put together again, and learners that take them along"
+import subprocess, sys, pytest
+from fastai.text.all import SpacyTokenizer, TextDataLoaders, TokenizeWithRules, fix_html, lowercase, replace_rep
+from hypothesis import example, given, settings, strategies as st
+from fixtures import SMALL, quiet, texts_df
+from fastai_txf.data import TransformerDataLoaders, docstrings_df
+from fastai_txf.learner import transformer_classifier_learner
+from fastai_txf.tokens import BPETokenizer, CharTokenizer, FastSpacyTokenizer
+
+# FastSpacyTokenizer
+
+fai,fast,tiny = SpacyTokenizer(), FastSpacyTokenizer(), FastSpacyTokenizer(max_kept=3)
+
+# What the rules and spaCy's special cases look at, so that they meet
+pieces = st.sampled_from(['a','b','A','AB','Ab','aB','the','The','it','He','I','x','Σ','ΑΣ','İ','ß','é','日本','🙂','1','3','8','10','.','..','...',',','!','!!!','-','--','_','/','//','///','#','\\','\\n','\\"',
+    ' ','  ','   ','\n','\n\n','\t','\r\n','\xa0','\u2003','\x1c','\u200b','<br />','<br /><br />','&amp;','&lt;','nbsp;','#39;','<unk>',' @-@ ','xxbos','xxrep','xxwrep','xxmaj','xxunk',"'","''",'’','"','(',')','((','))',':',';','=','*','@',
+    "'s","n't","I'm","don't","it's",'a.m.','10a.m','i.e','Mr','Mrs.','co.',':)',':(',':-)',':))','(:','8)',':3','<3','o.O','(*_*)','http://a.b/c','www.x.com','a@b.co','U.S.','km','$','%','°','and','or','w','go go go ','No no no','ha ha'])
+texts = st.one_of(st.lists(pieces, max_size=12).map(''.join), st.lists(pieces, max_size=10).map(' '.join), st.text(max_size=30))
+
+def slow(texts, rules=None): return [list(o) for o in TokenizeWithRules(fai, rules=rules)(texts)]
+
+@settings(max_examples=600)
+@given(texts)
+@example('fine:) )').via('a longer special case across a space wins')
+@example('fine:) ok').via('and none does')
+@example('aaab b b,').via('repeated words that repeated letters have left')
+@example('\n///x').via('spaces that the rules put behind a newline')
+@example(' b b b ').via('spaces that a rule looks for')
+def test_same_as_fastai(text):
+    "The tokens of fastai's default, rules applied by fastai, by the tokenizer, or none, and however little is kept"
+    want = slow([text])
+    assert list(fast.tokenize([text])) == want == list(tiny.tokenize([text]))
+    assert [list(o) for o in TokenizeWithRules(fast)([text])] == want
+    assert list(fast([text])) == list(tiny([text])) == [list(o) for o in fai([text])]
+
+@settings(max_examples=100)
+@given(st.lists(texts, max_size=5), st.sampled_from([[], [lowercase], [replace_rep, fix_html], [str.upper]]))
+def test_other_rules(texts, rules):
+    "Rules of one's own are applied as they are"
+    assert list(fast.tokenize(texts, rules)) == slow(texts, rules)
+
+def test_many_texts():
+    "Docstrings, with their code and indentation, from an iterator"
+    texts = docstrings_df(max_per_class=60, min_words=5).text.tolist()
+    assert len(texts) > 200
+    assert list(fast.tokenize(iter(texts))) == slow(texts)
+
+# Round trips
+
+trained = BPETokenizer(300).train(['a character is a token', 'Zażółć gęślą jaźń 🙂', 'xxbos at the start'])
+
+@given(st.one_of(st.text(), texts))
+def test_round_trip(text):
+    "What loses nothing gives every text back, special tokens around it or in it"
+    for tok in (CharTokenizer(), trained):
+        toks, = tok.tokenize([text])
+        assert tok.detokenize(['xxbos', *toks, 'xxeos', 'xxpad']) == text and not any(' ' in t for t in toks)
+
+@given(st.lists(st.text(max_size=20), max_size=4))
+def test_token_ids(texts):
+    "Ids without the tokens are those of the tokens"
+    assert [[trained.vocab[i] for i in ids] for ids in trained.token_ids(iter(texts))] == list(trained(texts))
+
+# In fastai's loaders
+
+toks = dict(words=FastSpacyTokenizer, characters=CharTokenizer, pieces=lambda: BPETokenizer(300))
+each_tok = pytest.mark.parametrize('tok', toks.values(), ids=toks)
+
+def test_fastais_loaders():
+    "The same vocabulary and ids as with fastai's tokenizer, through fastai's loaders and ours, whose set-up does not go text by text"
+    df = texts_df(40)
+    kw = dict(text_col='text', label_col='label', valid_col='is_valid', bs=4)
+    fastais = TextDataLoaders.from_df(df, **kw)
+    for dls in (TextDataLoaders.from_df(df, tok_tfm=FastSpacyTokenizer(), **kw), TransformerDataLoaders.from_df(df, tok_tfm=FastSpacyTokenizer(), **kw)):
+        assert dls.vocab[0] == fastais.vocab[0] and list(dls.vocab[1]) == list(fastais.vocab[1])
+        for (x,y),(x2,y2) in zip(dls.valid_ds, fastais.valid_ds): assert x.equal(x2) and y == y2
+
+@each_tok
+def test_own_rules_and_vocabulary(tok):
+    "A tokenizer that loses nothing sees texts as they are, and learns from the training texts alone"
+    df = texts_df(40)
+    df['text'] = df.text.str.title() + df.is_valid.map({True:' Żółć', False:' Q!'})
+    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', tok_tfm=tok, bs=4, num_workers=0)
+    t,number = dls.train_ds.tls[0].tfms.fs
+    if not hasattr(t.tok, 'detokenize'): return
+    for i in range(3): assert t.tok.detokenize([dls.vocab[0][j] for j in dls.train_ds[i][0]]) == df.text[~df.is_valid].iloc[i]
+    if hasattr(t.tok, 'vocab'): assert dls.vocab[0] == t.tok.vocab and not any('Å»Ã³' in o for o in t.tok.vocab)
+
+run = """
+import sys
+from fastai.text.all import load_learner
+print(repr(load_learner(sys.argv[1]).predict('A Lovely, warm film... (8/10)')[2].tolist()))
+"""
+
+def test_export(tmp_path):
+    "In a fresh process a learner predicts what it predicted here, whatever its tokenizer"
+    df = texts_df(40)
+    for name,tok in toks.items():
+        dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', tok_tfm=tok(), bs=4, num_workers=0)
+        learn = quiet(transformer_classifier_learner(dls, path=tmp_path, **SMALL))
+        want = learn.predict('A Lovely, warm film... (8/10)')[2].tolist()
+        learn.export(f'{name}.pkl')
+        res = subprocess.run([sys.executable, '-W', 'ignore', '-c', run, tmp_path/f'{name}.pkl'], capture_output=True, text=True, check=True)
+        assert eval(res.stdout.splitlines()[-1]) == pytest.approx(want, abs=1e-6)
