@@ -5,15 +5,13 @@
 # %% auto #0
 __all__ = ['BASELINES', 'log_odds', 'integrated_gradients', 'word_spans', 'Explanation', 'DeletionCurve', 'deletion_curve']
 
-# %% ../nbs/09a_explain.ipynb #8d0b0c6e
+# %% ../nbs/09a_explain.ipynb #1fc9cf7d
 import math, matplotlib.pyplot as plt, numpy as np, pandas as pd, torch, warnings
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fastai.data.transforms import Categorize, EncodedMultiCategorize, MultiCategorize
 from fastai.learner import Learner
 from fastai.text.core import BOS, EOS, FLD, PAD, SentencePieceTokenizer, TK_MAJ, TK_REP, TK_UP, TK_WREP
 from fastcore.basics import first, ifnone, patch
-from fastcore.foundation import L
 from torch.nn.utils.rnn import pad_sequence
 from .data import as_texts, text_tokenizer, text_vocab
 from .generate import _decoding, decode_specials

@@ -1,7 +1,7 @@
 "Looking inside: captured attention against explicit loops, attributions that add up, curves, tables, pictures, odd input"
 import copy, dataclasses, html, math, random, re
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch, torch.nn as nn
-from fastai.text.all import BaseTokenizer, Learner, SentencePieceTokenizer, load_learner
+from fastai.text.all import Learner, SentencePieceTokenizer, load_learner
 from hypothesis import given, settings, strategies as st
 from fastai_txf.attention import KVCache, SelfAttention, record_attention
 from fastai_txf.data import text_vocab
