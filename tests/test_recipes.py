@@ -192,7 +192,7 @@ def test_fit_gradual_refuses(make, kw, words):
 
 # Pretraining on one's own text
 
-OPTIONS = dict(**SMALL, minutes=0.5, valid_col='is_valid', tok_tfm=BaseTokenizer(), num_workers=0, bs=8, seq_len=16, verbose=False, min_freq=1)
+OPTIONS = dict(**SMALL, minutes=0.25, valid_col='is_valid', tok_tfm=BaseTokenizer(), num_workers=0, bs=8, seq_len=16, verbose=False, min_freq=1)
 more = [t + ' onlyhere' for t in texts_df(30, seed=5).text]
 
 def pretrain(df, **kw):
@@ -215,7 +215,7 @@ def test_validation_is_never_read(df, clock, objective):
     assert not equal(res, pretrain(df.assign(text=df.text.where(df.is_valid, df.text + ' film')), objective=objective))
 
 def test_report(df, clock):
-    res = pretrain(df, share=0.6)
+    res = pretrain(df, share=0.6, minutes=0.5)
     assert res.results.index.tolist() == ['with pretraining','labels only']
     np.testing.assert_allclose(res.results[['minutes for text','minutes for labels']], [[0.3,0.2],[0,0.5]])
     for name,learn in {'with pretraining':res.learn, 'labels only':res.scratch}.items():
