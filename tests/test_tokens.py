@@ -3,7 +3,7 @@ import subprocess, sys, pytest
 from fastai.text.all import SpacyTokenizer, TextDataLoaders, TokenizeWithRules, fix_html, lowercase, replace_rep
 from hypothesis import example, given, settings, strategies as st
 from fixtures import SMALL, quiet, texts_df
-from fastai_txf.data import TransformerDataLoaders, docstrings_df
+from fastai_txf.data import TransformerDataLoaders, docstrings_df, text_tokenizer
 from fastai_txf.learner import transformer_classifier_learner
 from fastai_txf.tokens import BPETokenizer, CharTokenizer, FastSpacyTokenizer
 
@@ -80,8 +80,8 @@ def test_own_rules_and_vocabulary(tok):
     "A tokenizer that loses nothing sees texts as they are, and learns from the training texts alone"
     df = texts_df(40)
     df['text'] = df.text.str.title() + df.is_valid.map({True:' Żółć', False:' Q!'})
-    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', tok_tfm=tok, bs=4, num_workers=0)
-    t,number = dls.train_ds.tls[0].tfms.fs
+    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', tok_tfm=tok(), bs=4, num_workers=0)
+    t = text_tokenizer(dls)
     if not hasattr(t.tok, 'detokenize'): return
     for i in range(3): assert t.tok.detokenize([dls.vocab[0][j] for j in dls.train_ds[i][0]]) == df.text[~df.is_valid].iloc[i]
     if hasattr(t.tok, 'vocab'): assert dls.vocab[0] == t.tok.vocab and not any('Å»Ã³' in o for o in t.tok.vocab)
