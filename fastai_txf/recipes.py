@@ -6,7 +6,7 @@
 __all__ = ['SIZES', 'ngrams', 'ngram_matrix', 'nb_weights', 'baseline', 'Suggestion', 'suggest_config', 'SelfPretrained',
            'self_pretrain']
 
-# %% ../nbs/10_recipes.ipynb #d047dcd0
+# %% ../nbs/10_recipes.ipynb #ebfd1c8f
 import dataclasses, math, numpy as np, pandas as pd, tempfile, time, torch
 from dataclasses import dataclass
 from pathlib import Path
@@ -253,7 +253,7 @@ def fit_gradual(self:Learner,
     self.unfreeze()
     self.fit_minutes(minutes*(1-frozen) if n > 1 else minutes, slice(lr/div**(n-1), lr), **kwargs)
 
-# %% ../nbs/10_recipes.ipynb #702bbece
+# %% ../nbs/10_recipes.ipynb #545f06e1
 @dataclass(repr=False)
 class SelfPretrained:
     "What `self_pretrain` returns."
