@@ -104,8 +104,10 @@ def main():
     steps = [fresh(k, args) for k in STEPS if k in args.only]
     for r in steps: print(r['candidate'], r['mb'], 'MB', r['seconds'], 's', flush=True)
     opts = optimizers(args) if 'optimizers' in args.only else []
+    if not opts or len(steps) < len(STEPS) or any(getattr(args, k) != p.get_default(k) for k in ('rounds','vocab','layers','sl')): return print(*steps, *opts, sep='\n')
     (HERE/'results').mkdir(exist_ok=True)
     (HERE/'results'/'scale.jsonl').write_text('\n'.join(map(json.dumps, steps + opts)) + '\n')
-    if steps: (HERE/'results'/'scale.md').write_text(text := render(steps, opts)); print(text)
+    (HERE/'results'/'scale.md').write_text(text := render(steps, opts))
+    print(text)
 
 if __name__ == '__main__': main()

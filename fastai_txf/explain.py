@@ -66,7 +66,7 @@ def integrated_gradients(
     for a,v in zip((x+0.5).split(bs), w.split(bs)): res = res + v @ _path_gradients(model, ids, score, base, a)[1]
     return res, read, float(low), float(high)
 
-# %% ../nbs/09a_explain.ipynb #205a2f9d
+# %% ../nbs/09a_explain.ipynb #65fd799d
 def _glued(tokens):
     "Which tokens belong to the one before: words behind fastai's marks."
     res = [False]*len(tokens)
@@ -86,7 +86,9 @@ def word_spans(
     subword = isinstance(tokenizer, SentencePieceTokenizer)
     for i,t in enumerate(tokens):
         if i == 0 or special[i] or special[i-1]: new = True
-        elif pieces is not None: new = pieces[i][:1].isspace() and bool(''.join(pieces[starts[-1]:i]).strip())
+        elif pieces is not None:
+            apart = pieces[i][:1].isspace() or tokenizer.detokenize(tokens[i-1:i+1]) == f'{pieces[i-1]} {pieces[i]}'
+            new = apart and bool(''.join(pieces[starts[-1]:i]).strip())
         else: new = t.startswith('▁') if subword else not glued[i]
         if new: starts.append(i)
     spans = list(zip(starts, [*starts[1:], len(tokens)]))
@@ -155,7 +157,7 @@ class Explanation:
         ax.set_title(self.title, fontsize=10)
         return ax
 
-# %% ../nbs/09a_explain.ipynb #53e87c8b
+# %% ../nbs/09a_explain.ipynb #f934d2bf
 def _outputs(learn):
     "The names of a classifier's outputs, and its task: 'one' label, 'many' labels or 'number'. A TypeError for learners that classify nothing."
     model = _our_model(learn)
@@ -166,8 +168,8 @@ def _outputs(learn):
 
 def _choose_output(target, names, n):
     "The number of the output `target`, given by name or number."
-    if isinstance(target, int) and not isinstance(target, bool) and -n <= target < n: return target % n
     if names and str(target) in names: return names.index(str(target))
+    if isinstance(target, int) and not isinstance(target, bool) and -n <= target < n: return target % n
     if not names: raise ValueError(f'{target=}: the outputs are numbered from 0 to {n-1}')
     raise ValueError(f'{target=} is not one of the {n} labels: {_nearest(str(target), names)}')
 
@@ -275,7 +277,7 @@ def deletion_curve(
     curves = np.stack(curves, 1)                                            # (1+n_draws, n_texts, n_points)
     return DeletionCurve(shares, curves[0], curves[1:])
 
-# %% ../nbs/09a_explain.ipynb #1762732c
+# %% ../nbs/09a_explain.ipynb #eb301f9b
 def _labelled(learn, dl):
     "Losses, and columns for the chosen of them: text, target, prediction."
     if len(getattr(dl.dataset, 'tls', ())) < 2: raise ValueError('these texts have no targets, so there is no loss: give a loader with labels')
@@ -316,7 +318,7 @@ def top_losses(self:Learner,
 )->pd.DataFrame: # the text, the target where it is not the text, what was predicted, and `loss`
     "The texts, passages or pairs with the largest losses."
     rows = first(f for cls,f in _tasks.items() if isinstance(self, cls))
-    if rows is None: raise TypeError(f"{type(self).__name__} is no learner of this library's factories: for others, see fastai's Interpretation")
+    if rows is None: raise TypeError(f"{type(self).__name__} has no table of losses, only {', '.join(c.__name__ for c in _tasks)} have: for others, see fastai's Interpretation")
     if k < 1: raise ValueError(f'{k=}: at least 1')
     dl = (self.dls[ds_idx] if dl is None else dl).new(shuffle=False, drop_last=False)
     with self.no_bar(): losses,columns = rows(self, dl)

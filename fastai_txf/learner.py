@@ -88,7 +88,7 @@ def _load_head(model, pretrained, vocab):
     model.load_state_dict({k:v for k,v in head.items() if k not in left}, strict=False)
     if left: print(f'new, because of another shape: {", ".join(left)}')
 
-# %% ../nbs/08_learner.ipynb #449743ed
+# %% ../nbs/08_learner.ipynb #96e3d650
 class TransformerLearner(Learner):
     "A `Learner` around a transformer: what classifiers and language models share."
     def one_batch(self, i, b):
@@ -129,6 +129,8 @@ class TransformerLearner(Learner):
         saved = _model_encoder(file, vocab) if in_memory else _read_encoder(self._file(file))
         _check_same_shape(saved, enc, 'the model' if in_memory else self._file(file))
         weights = dict(saved['weights'])
+        if isinstance(self.model, TransformerLM) and self.model.config.tie: # the head shares the rows, so they stay as they are
+            enc.config = dataclasses.replace(enc.config, scale_emb=saved['config']['scale_emb'])
         weights['emb.weight'],found = remap_rows(weights['emb.weight'], saved['vocab'], vocab)
         weights['emb.weight'] = weights['emb.weight']*(_emb_scale(saved['config'])/_emb_scale(dataclasses.asdict(enc.config))) # the blocks see the same
         for k in weights.keys() & {'positions.emb.weight'}: # learned positions: as many as both have
@@ -138,7 +140,7 @@ class TransformerLearner(Learner):
         print(f'{found:,} of {len(vocab):,} tokens found in the encoder\'s vocabulary of {len(saved["vocab"]):,}')
         return self
 
-# %% ../nbs/08_learner.ipynb #f722e833
+# %% ../nbs/08_learner.ipynb #0d27e927
 @contextmanager
 def _record_kept(learn):
     "The recorder is at the end as it was before."
@@ -186,6 +188,7 @@ class TransformerLMLearner(TransformerLearner):
         if isinstance(dl, list): return super().get_preds(dl=dl, with_input=with_input, with_loss=with_loss, inner=inner, cbs=cbs, **kwargs)
         if kwargs: raise TypeError(f'get_preds of a language model has no {", ".join(kwargs)}: it returns log-probabilities and targets')
         dl,cb = (self.dls[ds_idx] if dl is None else dl).new(shuffle=False, drop_last=False), GatherLogProbs(with_input=with_input, concat_dim=1)
+        if not len(dl): raise ValueError(f'there is not one batch in the loader ({ds_idx=}): give another, or more text')
         with ContextManagers(self.validation_context(cbs=L(cbs)+[cb], inner=inner)): self._do_epoch_validate(dl=dl)
         res = cb.all_tensors()
         return tuple(res + [-res[int(with_input)].mean(1)]*with_loss)

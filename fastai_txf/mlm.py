@@ -6,13 +6,13 @@
 __all__ = ['MASKS', 'mask_index', 'ordinary_tokens', 'mask_tokens', 'fixed_draws', 'MaskTokens', 'TransformerMLM',
            'TransformerMLMLearner', 'transformer_mlm_learner']
 
-# %% ../nbs/08b_mlm.ipynb #21623ea9
+# %% ../nbs/08b_mlm.ipynb #87179f2f
 import dataclasses, pandas as pd, re, torch, zlib
 from os.path import commonprefix
 from fastai.callback.core import Callback, CancelBatchException
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
-from fastai.text.core import defaults
+from fastai.text.core import EOS, defaults
 from fastcore.basics import first, ifnone, store_attr
 from fastcore.foundation import L
 from fastcore.meta import delegates
@@ -26,7 +26,7 @@ from .pairs import PairDL, show_pairs
 from .tokens import CharTokenizer
 from .train import GatherLogProbs
 
-# %% ../nbs/08b_mlm.ipynb #6dcc94f7
+# %% ../nbs/08b_mlm.ipynb #e087b673
 MASKS = 'xxmask','[MASK]','<mask>','xxfake'
 
 def mask_index(
@@ -136,7 +136,7 @@ class TransformerMLM(TransformerLM):
         h = self.hidden(x)
         return self.head(h if where is None else h[where])
 
-# %% ../nbs/08b_mlm.ipynb #b7ffd301
+# %% ../nbs/08b_mlm.ipynb #c10ef014
 _gap = re.compile(r'_{2,}|\bxxmask\b|\[MASK\]|<mask>')
 
 class _GatherHidden(GatherLogProbs):
@@ -153,17 +153,21 @@ class TransformerMLMLearner(TransformerLearner):
         pieces = _gap.split(text)
         if len(pieces) == 1: raise ValueError(f'{text!r} has no gap: write ___ (or xxmask, [MASK], <mask>) where a token is missing')
         own = hasattr(tok.tok, 'detokenize')
-        if own and not isinstance(tok.tok, CharTokenizer): pieces = [p.rstrip() for p in pieces[:-1]] + pieces[-1:] # byte pairs: the space belongs to the token behind it
-        start,*cut = [[t for t in ts if t] for ts in tokenize_like(self.dls, ['', *(pieces if own else [p.strip() for p in pieces])])]
-        return pieces, cut[:1] + [t[len(commonprefix([start, t])):] for t in cut[1:]] # xxbos stands before the first piece only
+        if not own: cuts = [p.strip() for p in pieces]
+        elif isinstance(tok.tok, CharTokenizer): cuts = pieces
+        else: cuts = [p.rstrip() for p in pieces[:-1]] + pieces[-1:]        # byte pairs: the space belongs to the token behind it
+        toks = [[t for t in ts if t] for ts in tokenize_like(self.dls, ['', *cuts])]
+        start,*cut = [t[:-1] if t[-1:] == [EOS] else t for t in toks[:-1]] + toks[-1:]
+        return pieces, cut[:1] + [t[len(commonprefix([start, t])):] for t in cut[1:]] # xxbos stands before the first piece only, xxeos behind the last
 
     @torch.no_grad()
     def _guess(self, toks):
         "Probabilities of the vocabulary's tokens for each gap between the lists `toks`, `(n_gaps, vocab_sz)`."
         device,hide = next(self.model.parameters()).device, self.mask_tokens
         n = torch.tensor([len(t) for t in toks[:-1]])
-        gaps = n.cumsum(0) + torch.arange(len(n))
-        x = text_list(self.dls).infer([t for ts in toks for t in (*ts, 'xxfake')][:-1]).as_subclass(torch.Tensor).long()
+        given = [t for ts in toks for t in (*ts, 'xxfake')][:-1]
+        x = text_list(self.dls).infer(given).as_subclass(torch.Tensor).long()
+        gaps = n.cumsum(0) + torch.arange(len(n)) + len(x)-len(given)       # the loaders may put xxbos in front
         where = torch.zeros(1, len(x), dtype=torch.bool).index_fill(1, gaps, True)
         x[gaps] = hide.mask_idx
         with _decoding(self.model, False): logits = self.model(x[None].to(device), where.to(device))
@@ -176,6 +180,7 @@ class TransformerMLMLearner(TransformerLearner):
         words = [[decode([vocab[i]]) for i in row] for row in ids]
         def text_with(gap, word):
             new = [*(word if g == gap else ws[0] for g,ws in enumerate(words)), '']
+            new = [w.lstrip() if p[-1:].isspace() and w.strip() else w for p,w in zip(pieces, new)]
             return ''.join(o for pair in zip(pieces, new) for o in pair)
         return pd.DataFrame([dict(gap=g, token=w, prob=p, text=text_with(g, w))
                              for g,(ws,ps) in enumerate(zip(words, probs.tolist())) for w,p in zip(ws, ps)])

@@ -20,13 +20,14 @@ from .attention import PerHeadLinear, _head_width, causal_mask, padding_mask
 from .positions import POSITIONS
 from .layers import FEED_FORWARDS, NORMS, WIRINGS, TransformerBlock, _drop
 
-# %% ../nbs/03_models.ipynb #181f3392
+# %% ../nbs/03_models.ipynb #822f839f
 def compact(
     x, # token ids, `(bs, sl)`, padding anywhere
     pad_idx:int=1, # the id of the padding token
 ): # token ids `(bs, longest)`, real tokens first, and their numbers `(bs,)`
     "Move padding behind the text and crop to the longest text (at least one column)."
     x = x.as_subclass(torch.Tensor).long()
+    if not x.shape[1]: x = nn.functional.pad(x, (0, 1), value=pad_idx)     # empty texts alone
     is_pad = x == pad_idx
     lens = (~is_pad).sum(1)
     order = is_pad.byte().argsort(dim=1, stable=True)[:,:max(1, int(lens.max()))]
@@ -119,7 +120,7 @@ def _named(value, table, field):
     "Check that `value` is a key of `table`."
     if value not in table: raise ValueError(f'{field}={value!r} is not one of {list(table)}')
 
-# %% ../nbs/03_models.ipynb #71861d19
+# %% ../nbs/03_models.ipynb #4090f159
 LONG = 'window', 'head', 'tail', 'head+tail'
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ def _make_block(block, parts):
     given = getattr(block, 'keywords', {})
     return block(**{k:v for k,v in parts.items() if k in names and k not in given})
 
-# %% ../nbs/03_models.ipynb #9741b1ad
+# %% ../nbs/03_models.ipynb #8cdb5065
 class TransformerEncoder(Module):
     "Token ids to one vector for each token."
     parts_per_block = 2 # attention and feed-forward: what scaled initial weights count

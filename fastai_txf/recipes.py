@@ -6,7 +6,7 @@
 __all__ = ['SIZES', 'ngrams', 'ngram_matrix', 'nb_weights', 'baseline', 'Suggestion', 'suggest_config', 'SelfPretrained',
            'self_pretrain']
 
-# %% ../nbs/10_recipes.ipynb #ebfd1c8f
+# %% ../nbs/10_recipes.ipynb #4db6f949
 import dataclasses, math, numpy as np, pandas as pd, tempfile, time, torch
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
 from .data import TransformerDataLoaders, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_vocab
 from .learner import TransformerClassifierLearner, TransformerLearner, _check_kind, transformer_classifier_learner, transformer_lm_learner
-from .mlm import _unused as _not_mlm, transformer_mlm_learner
+from .mlm import MASKS, _unused as _not_mlm, transformer_mlm_learner
 from .models import TransformerConfig, make_config
 import fastai_txf.train # it gives `Learner` its `fit_minutes`
 
@@ -253,7 +253,7 @@ def fit_gradual(self:Learner,
     self.unfreeze()
     self.fit_minutes(minutes*(1-frozen) if n > 1 else minutes, slice(lr/div**(n-1), lr), **kwargs)
 
-# %% ../nbs/10_recipes.ipynb #545f06e1
+# %% ../nbs/10_recipes.ipynb #4e77037d
 @dataclass(repr=False)
 class SelfPretrained:
     "What `self_pretrain` returns."
@@ -286,7 +286,11 @@ def _score(learn, metric, minutes):
 _given = 'vocab_sz','tgt_vocab_sz','pad_idx','n_out','n_dec_layers','share_emb' # fields of the configuration that come from the data or belong to other models
 
 def _loaders(df, text_col, texts, valid, bs, seq_len, seed, label_col, label_delim, **kwargs):
-    "Loaders of a language model over `texts`, and of the rows of `df` with their labels and the same vocabulary."
+    "Loaders of a language model over `texts`, and of the rows of `df` with their labels, the same tokenizer and the same vocabulary."
+    tok = kwargs.get('tok_tfm')
+    if isinstance(tok, type): tok = kwargs['tok_tfm'] = tok()
+    if hasattr(tok, 'train') and tok.tok is None: tok.train(texts)
+    if hasattr(tok, 'vocab') and not {*MASKS} & {*tok.vocab}: kwargs['text_vocab'] = [*tok.vocab, MASKS[0]]
     lm = TransformerDataLoaders.from_df(pd.DataFrame({text_col:texts}), text_col=text_col, is_lm=True, valid_pct=0.05, seed=seed,
                                         bs=bs, val_bs=max(1, bs//4), seq_len=seq_len, **kwargs)
     kwargs = {**kwargs, 'text_vocab':text_vocab(lm)}

@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['ResumeCallback']
 
-# %% ../nbs/07b_resume.ipynb #998f59ce
+# %% ../nbs/07b_resume.ipynb #8aebe409
 import numpy as np, os, torch
+from functools import partial
 from fastai.callback.core import Callback, CancelEpochException, CancelFitException
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.schedule import ParamScheduler
@@ -16,6 +17,7 @@ from fastai.text.data import LMDataLoader
 from fastai.torch_core import get_model, get_random_states, num_distrib, set_random_states, to_device
 from fastcore.basics import GetAttr, store_attr
 from fastcore.foundation import L
+from .stream import FlatLMDataLoader
 from .train import TimeBudget
 
 # %% ../nbs/07b_resume.ipynb #25d57545
@@ -60,25 +62,35 @@ def _remembering(learn, but):
     rec = learn.recorder
     return [*learn.cbs.filter(lambda cb: cb is not but and not isinstance(cb, ProgressCallback)), rec.smooth_loss, rec.loss, *learn.metrics]
 
-# %% ../nbs/07b_resume.ipynb #8e8c9bb9
+# %% ../nbs/07b_resume.ipynb #bdca0496
+def _order(dl):
+    "The order of a language model's texts; None if there is none."
+    if isinstance(dl, FlatLMDataLoader): return None if dl.order is None else list(dl.order)
+    return list(dl.items.idxs) if isinstance(dl, LMDataLoader) else None
+
 def _dls_state(dls):
     "Random states, and the order of a language model's texts, of each loader."
-    return [dict(rng=dl.rng.getstate() if hasattr(dl, 'rng') else None, order=list(dl.items.idxs) if isinstance(dl, LMDataLoader) else None) for dl in dls.loaders]
+    return [dict(rng=dl.rng.getstate() if hasattr(dl, 'rng') else None, order=_order(dl)) for dl in dls.loaders]
 
 def _set_dls_state(dls, states):
     "Put the loaders back to `_dls_state`."
     for dl,s in zip(dls.loaders, states):
         if s['rng'] is not None: dl.rng.setstate(s['rng'])
-        if s['order'] is None: continue
+        if isinstance(dl, FlatLMDataLoader): dl.order = s['order']
+        if s['order'] is None or isinstance(dl, FlatLMDataLoader): continue
         dl.items.reindex(L(s['order'])); dl.lens.reindex(dl.items.idxs)
         dl.make_chunks()
 
-# %% ../nbs/07b_resume.ipynb #88111bc6
+# %% ../nbs/07b_resume.ipynb #cc5c1a8c
+def _step_name(o):
+    "The name of an optimizer's step, the same in every process."
+    return f'{o.func.__name__}({o.keywords})' if isinstance(o, partial) else getattr(o, '__name__', type(o).__name__)
+
 def _describe(learn, others):
     "What a run must have in common with the one in the file."
     scheds = {n:f(0.25) for cb in learn.cbs.filter(lambda cb: isinstance(cb, ParamScheduler)) for n,f in cb.scheds.items()}
     steps = learn.opt.cbs if isinstance(learn.opt, Optimizer) else [type(learn.opt.opt)]
-    return _plain(dict(epochs=learn.n_epoch, batches=len(learn.dls.train), optimizer=[getattr(o, '__name__', repr(o)) for o in steps],
+    return _plain(dict(epochs=learn.n_epoch, batches=len(learn.dls.train), optimizer=[*map(_step_name, steps)],
                        groups=[len(g) for g in learn.opt.param_lists], schedule=scheds, callbacks=[type(o).__name__ for o in others],
                        parameters={n:list(p.shape) for n,p in get_model(learn.model).named_parameters()}))
 
@@ -89,7 +101,7 @@ def _first_difference(a, b):
         if isinstance(a.get(k), dict) and isinstance(b.get(k), dict): return f'{k}: {_first_difference(a[k], b[k])}'
         return f'{k} {a.get(k)} (here {b.get(k)})'
 
-# %% ../nbs/07b_resume.ipynb #200452fa
+# %% ../nbs/07b_resume.ipynb #3f2c812f
 _counters = 'train_iter','pct_train','smooth_loss'
 
 def _state(learn, others, given):

@@ -76,7 +76,7 @@ def chunked_cross_entropy(
     with torch.autocast(device, enabled=False):
         return _ChunkedCrossEntropy.apply(h.flatten(0, -2), weight, bias, targ.flatten(), ignore_index, label_smoothing, chunk, dtype, torch.is_grad_enabled())
 
-# %% ../nbs/07a_scale.ipynb #aba64975
+# %% ../nbs/07a_scale.ipynb #be05d17a
 def _ce_options(loss_func):
     "`ignore_index` and `label_smoothing` of a cross-entropy; a TypeError for any other loss."
     func = getattr(loss_func, 'func', loss_func)
@@ -94,6 +94,7 @@ class ChunkedLoss(Callback):
         self.chunk,self._head,self._loss_func,self._hidden = chunk,None,None,None
 
     def before_fit(self):
+        self.leave()                                                        # a batch of a fit before this one that was broken off
         head,self._options = getattr(get_model(self.model), 'head', None), _ce_options(self.loss_func)
         if not isinstance(head, nn.Linear): raise TypeError(f'{type(get_model(self.model)).__name__} has no linear `head`: ChunkedLoss needs a TransformerLM, or a model of that kind')
         if getattr(getattr(self.learn, 'recorder', None), 'train_metrics', False): raise ValueError('metrics on the training set need the logits: remove ChunkedLoss or set train_metrics=False')
@@ -111,13 +112,14 @@ class ChunkedLoss(Callback):
     def _loss(self, h, targ):
         with self._precision: return chunked_cross_entropy(h, self._head.weight, targ, self._head.bias, chunk=self.chunk, **self._options)
     def after_loss(self): self.leave()
+    def after_cancel_batch(self): self.leave()
     def leave(self):
         "Put head and loss back, however the batch ended."
         if self._head is not None: vars(self._head).pop('forward', None)
         if self._loss_func is not None: self.learn.loss_func = self._loss_func
         self._head = self._loss_func = self._hidden = None
 
-# %% ../nbs/07a_scale.ipynb #1d03ef57
+# %% ../nbs/07a_scale.ipynb #1bbdb9e3
 def spared_params(
     model, # any module
     embeddings:bool=True, # embeddings too, and heads tied to them
@@ -134,7 +136,11 @@ class SpareDecay(Callback):
     def before_fit(self):
         if isinstance(self.opt, OptimWrapper) and not isinstance(self.opt, TorchOptimizer):
             raise TypeError('OptimWrapper decays every parameter alike: use a fastai optimizer, `adamw`, or TorchOptimizer')
-        for p in spared_params(self.model, self.embeddings): self.opt.state[p]['do_wd'] = False
+        self._spared = spared_params(self.model, self.embeddings).filter(lambda p: self.opt.state[p].get('do_wd', True))
+        for p in self._spared: self.opt.state[p]['do_wd'] = False
+    def after_fit(self):
+        for p in getattr(self, '_spared', ()): self.opt.state[p]['do_wd'] = True
+        self._spared = ()
 
 # %% ../nbs/07a_scale.ipynb #b854396a
 class TorchOptimizer(OptimWrapper):

@@ -17,7 +17,7 @@ from .generate import _decoding
 from .interpret import _nearest, _note, _our_model, _shown, _text_ids, _vocab
 from .models import Seq2SeqTransformer, TransformerClassifier
 
-# %% ../nbs/09b_steps.ipynb #52756890
+# %% ../nbs/09b_steps.ipynb #da3b929f
 _bars = ' ▁▂▃▄▅▆▇█'
 
 def _profile(t):
@@ -105,4 +105,5 @@ def step_through(self:Learner,
         if not found: continue                                              # a user's block need not call all of its parts
         t = found[i][0][0] if kind == 'in' else found[i][1]
         if isinstance(t, torch.Tensor): steps[name] = t.cpu()
-    return StepThrough([_vocab(self)[i] for i in ids[0]], steps)
+    read = next(iter(steps.values()))                                       # the ids, without what was cut off
+    return StepThrough([_vocab(self)[i] for i in read[read != model.encoder.config.pad_idx]], steps)

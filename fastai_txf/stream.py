@@ -140,9 +140,10 @@ class FlatTexts(TfmdLists):
         "Other texts, not numbered yet."
         return TfmdLists(items, self.tfms, do_setup=False, types=self.types, split_idx=ifnone(split_idx, self.split_idx), **kwargs)
 
-# %% ../nbs/05c_stream.ipynb #c34e3910
+# %% ../nbs/05c_stream.ipynb #a452ee80
 def _only_texts(texts):
     "`texts`, a TypeError for what is none."
+    if isinstance(texts, str): raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
     for i,t in enumerate(texts):
         if not isinstance(t, str): raise TypeError(f'text number {i} is {t!r}: a {type(t).__name__}, not a str')
         yield t
@@ -270,7 +271,7 @@ class LMDataLoaders(DataLoaders):
 
 class _Files:
     "The texts of files, read when they are asked for."
-    def __init__(self, files, encoding): self.files,self.encoding = list(files),encoding
+    def __init__(self, files, encoding): self.files,self.encoding = [files] if isinstance(files, (str,Path)) else list(files),encoding
     def __iter__(self): return (Path(f).read_text(encoding=self.encoding) for f in self.files)
 
 def _checked_ids(ids, vocab):

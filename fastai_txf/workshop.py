@@ -159,14 +159,14 @@ def check_attention(
         'there is no softmax': q @ k.mT @ v,
         'the keys are not transposed': (q @ k).softmax(-1) @ v})
 
-# %% ../nbs/12_workshop.ipynb #35a00534
+# %% ../nbs/12_workshop.ipynb #e153c7ed
 @_check
 def check_dot_std(
     fn, # from a width k to a number
 ):
     "Is this the standard deviation of the dot product of two random vectors of width k?"
     ks = torch.tensor([4, 9, 64, 256])
-    got = torch.tensor([float(_run(fn, int(k))) for k in ks])
+    got = torch.tensor([_run(lambda: float(fn(int(k)))) for k in ks])
     _compare(got, ks**0.5, {
         'this is the variance: k products of variance 1 add up to k. The standard deviation is its root': ks,
         'this is the fourth root: it is what each of the two factors is divided by, not their product': ks**0.25,
@@ -534,10 +534,10 @@ def check_shift(
         'the target is two tokens later: shift by one': pair(x[:,:-2], x[:,2:]),
         'the shift runs over the texts of the batch: tokens are dimension 1': pair(x[:-1], x[1:])}, 'input and target, side by side,')
 
-# %% ../nbs/12_workshop.ipynb #396d7dfb
+# %% ../nbs/12_workshop.ipynb #ddbe5e18
 def _frequencies(fn, logits, temperature, n=3000):
     "How often each token was drawn."
-    drawn = torch.tensor([int(_run(fn, logits, temperature)) for _ in range(n)])
+    drawn = torch.tensor([_run(lambda: int(fn(logits, temperature))) for _ in range(n)])
     if drawn.min() < 0 or drawn.max() >= len(logits): raise WrongAnswer(f'the token {drawn.max().item()} was drawn of a vocabulary of {len(logits)}')
     return torch.bincount(drawn, minlength=len(logits))/n
 

@@ -18,7 +18,7 @@ def result(process):
 
 def test_two_processes_are_one():
     "Losses of every step, validation losses and accuracy of a classifier and a language model, to 1e-5; of the two, without logits"
-    both = start('-m', 'torch.distributed.run', '--nproc_per_node', '2', '--master_port', '0', script, '--processes', '2', '--chunked'), start(script)
+    both = start('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', '2', script, '--processes', '2', '--chunked'), start(script)
     two,one = map(result, both)
     assert (two.pop('processes'), one.pop('processes')) == (2,1) and two.keys() == one.keys() == {'classifier','language model'}
     for k in one:
