@@ -10,7 +10,7 @@ import fastai.text.learner as fastai_text, fastai_txf.learner as learner_module
 from fastai_txf.data import TransformerDataLoaders, check_df, pad_index, text_vocab
 from fastai_txf.layers import TransformerBlock
 from fastai_txf.learner import remap_rows, transformer_classifier_learner, transformer_lm_learner
-from fastai_txf.models import TransformerClassifier, TransformerConfig, TransformerLM
+from fastai_txf.models import TransformerClassifier, TransformerConfig, TransformerLM, compact
 from fixtures import *
 
 factories = pytest.mark.parametrize('factory', [transformer_classifier_learner, transformer_lm_learner])
@@ -555,3 +555,8 @@ def test_whole_documents_attend(make):
     y = x.clone(); y[0,0] = 21
     model = learn.model.eval()
     assert (model.encoder(x)-model.encoder(y))[0,-1].abs().max() > 0
+
+def test_only_empty_texts():
+    "A batch without a single token is one of padding"
+    x,lens = compact(torch.zeros(2, 0, dtype=torch.long), pad_idx=1)
+    assert x.tolist() == [[1],[1]] and lens.tolist() == [0,0]

@@ -5,9 +5,11 @@ from functools import partial
 from hypothesis import given, strategies as st
 from fastai.text.all import BaseTokenizer, CategoryBlock, ColReader, ColSplitter, Counter, DataBlock, Perplexity, TextBlock, accuracy, defaults, make_vocab
 from fastai_txf.data import text_tokenizer, text_vocab
+from fastai_txf.learner import transformer_lm_learner
 from fastai_txf.mlm import MaskTokens, TransformerMLM, fixed_draws, mask_index, mask_tokens, ordinary_tokens, transformer_mlm_learner
 from fastai_txf.models import TransformerConfig, compact
 from fastai_txf.pairs import Seq2SeqDataLoaders
+from fastai_txf.stream import LMDataLoaders
 from fastai_txf.tokens import BPETokenizer, CharTokenizer
 from fixtures import *
 
@@ -233,7 +235,19 @@ def test_fill_characters_and_byte_pairs(df, tmp_path, tok):
     res = learn.fill('the f___m was', n=4)
     assert all(t == f'the f{w}m was' for t,w in zip(res.text, res.token))
     pieces,toks = learn._pieces('the ___ was')
-    assert toks[0][:1] != ['xxbos'] and [text_tokenizer(dls).tok.detokenize(t) for t in toks] == list(pieces) == (['the ',' was'] if tok is CharTokenizer else ['the',' was'])
+    assert pieces == ['the ',' was'] and toks[0][:1] != ['xxbos']
+    assert [text_tokenizer(dls).tok.detokenize(t) for t in toks] == ['the ' if tok is CharTokenizer else 'the', ' was']
+    res = learn.fill('the ___ was', n=4)
+    assert all(t == f'the {w.lstrip() if w.strip() else w} was' for t,w in zip(res.text, res.token))
+
+def test_fill_behind_a_start(df, tmp_path):
+    "Where loaders put xxbos in front of each text, the gap is still the token that is hidden"
+    dls = LMDataLoaders.from_df(df.assign(is_valid=df.index % 5 == 0), text_col='text', valid_col='is_valid', tok_tfm=CharTokenizer(), bs=4, seq_len=8)
+    learn,seen = mlm(dls, tmp_path),[]
+    learn.model.encoder.register_forward_hook(lambda m, args, out: seen.append(args[0][0].tolist()))
+    learn.fill('fil___ad')
+    gap = learn.mask_tokens.mask_idx
+    assert [dls.vocab[i] if i != gap else '_' for i in seen[0]] == ['xxbos',*'fil_ad']
 
 # As a learner
 
@@ -330,3 +344,11 @@ def test_wrong_loaders(df, dls):
     with pytest.raises(ValueError, match='all 3 tokens'): MaskTokens(torch.zeros(3, dtype=torch.bool), 2)
     learn = transformer_mlm_learner(dls, **SMALL)
     with pytest.raises(TypeError, match='with_decoded'): learn.get_preds(with_decoded=True)
+
+def test_tied_heads_keep_their_rows(df, tmp_path):
+    "A language model goes on with the embeddings as they are, though masked language models scale theirs: its head shares them"
+    dls = LMDataLoaders.from_df(df.assign(is_valid=df.index % 5 == 0), text_col='text', valid_col='is_valid', tok_tfm=CharTokenizer(), bs=4, seq_len=8)
+    learn = mlm(dls, tmp_path)
+    learn.save_encoder('enc')
+    lm = transformer_lm_learner(dls, pretrained='enc', path=tmp_path, **{k:getattr(learn.model.config, k) for k in ('d_model','n_heads','n_layers','max_len')})
+    assert lm.model.head.weight.equal(learn.model.head.weight) and lm.model.encoder.config.scale_emb

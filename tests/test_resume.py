@@ -4,8 +4,10 @@ from functools import partial
 import numpy as np, pandas as pd, pytest, torch
 from fastai.text.all import (Callback, CSVLogger, EarlyStoppingCallback, GradientAccumulation, SaveModelCallback, accuracy, set_seed)
 from hypothesis import given, settings, strategies as st
-from fastai_txf.resume import ResumeCallback
+from fastai_txf.resume import ResumeCallback, _describe
 from fastai_txf.scale import ChunkedLoss, adamw
+from fastai_txf.stream import LMDataLoaders
+from fastai_txf.tokens import CharTokenizer
 from fixtures import *
 
 class Kill(Callback):
@@ -66,6 +68,25 @@ def test_resumed_is_whole(new, whole, kind):
         killed(new(kind, 0), ResumeCallback(every=every), Kill(at, event))
         assert_same(whole(kind), run(new(kind, seed), ResumeCallback(every=every), Kill()))
     check()
+
+@pytest.mark.parametrize('windows', ['continuous','random'])
+def test_ids_in_one_array(make, windows):
+    "Loaders that keep their order themselves"
+    def new(seed):
+        set_seed(seed)
+        return make('lm', dls=LMDataLoaders.from_df(texts_df(40), text_col='text', valid_col='is_valid', tok_tfm=CharTokenizer(), bs=4, seq_len=16, windows=windows))
+    whole = run(new(0), Kill())
+    at = len(whole['losses'])*3//4                                          # in the second epoch
+    killed(new(0), ResumeCallback(every=3), Kill(at))
+    assert_same(whole, run(new(5), ResumeCallback(every=3), Kill()))
+
+def test_same_run_in_another_process(new):
+    "Nothing that tells a run from another depends on where objects lie in memory"
+    learn = new('clf', 0)
+    learn.n_epoch = 1
+    learn.create_opt()
+    about = str(_describe(learn, []))
+    assert 'adam_step' in about and ' at 0x' not in about
 
 @pytest.mark.parametrize('event', ['before_validate','after_epoch'])
 def test_killed_between_epochs(new, whole, event):

@@ -132,3 +132,7 @@ bad = {'no string':(lambda: LMDataLoaders.from_texts(['a', 3], tok_tfm=CharToken
 @pytest.mark.parametrize('call,error,match', bad.values(), ids=bad)
 def test_errors(call, error, match):
     with pytest.raises(error, match=match): call()
+
+def test_one_text_is_not_many():
+    "A string is refused where texts are asked for; a path is one file"
+    with pytest.raises(TypeError, match='one str is not many texts'): LMDataLoaders.from_texts('a long text '*50, tok_tfm=CharTokenizer(), bs=2, seq_len=4)
