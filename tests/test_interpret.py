@@ -544,7 +544,7 @@ def test_plain_learner(dls, dls_lm):
     other = Learner(dls, nn.Linear(2,2), loss_func=nn.CrossEntropyLoss())
     for f in (other.show_attention, other.explain, other.step_through, other.neighbours, lambda t: deletion_curve(other, [t]), lambda t: plot_positions(other)):
         with pytest.raises(TypeError, match='Learner with the model Linear'): f(TEXT)
-    with pytest.raises(TypeError, match='Learner is no learner'): plain.top_losses()
+    with pytest.raises(TypeError, match='Learner has no table of losses'): plain.top_losses()
     s2s = Learner(dls, Seq2SeqTransformer(make_config(vocab_sz=30, **SMALL)), loss_func=nn.CrossEntropyLoss())
     with pytest.raises(TypeError, match='transformer_seq2seq_learner'): s2s.show_attention(TEXT)
 
