@@ -62,7 +62,7 @@ def _remembering(learn, but):
     rec = learn.recorder
     return [*learn.cbs.filter(lambda cb: cb is not but and not isinstance(cb, ProgressCallback)), rec.smooth_loss, rec.loss, *learn.metrics]
 
-# %% ../nbs/07b_resume.ipynb #bdca0496
+# %% ../nbs/07b_resume.ipynb #812ebd19
 def _order(dl):
     "The order of a language model's texts; None if there is none."
     if isinstance(dl, FlatLMDataLoader): return None if dl.order is None else list(dl.order)
@@ -77,9 +77,9 @@ def _set_dls_state(dls, states):
     for dl,s in zip(dls.loaders, states):
         if s['rng'] is not None: dl.rng.setstate(s['rng'])
         if isinstance(dl, FlatLMDataLoader): dl.order = s['order']
-        if s['order'] is None or isinstance(dl, FlatLMDataLoader): continue
-        dl.items.reindex(L(s['order'])); dl.lens.reindex(dl.items.idxs)
-        dl.make_chunks()
+        elif s['order'] is not None:
+            dl.items.reindex(L(s['order'])); dl.lens.reindex(dl.items.idxs)
+            dl.make_chunks()
 
 # %% ../nbs/07b_resume.ipynb #cc5c1a8c
 def _step_name(o):

@@ -1,6 +1,6 @@
 "Small texts, loaders and learners that several test files share"
-import random, pandas as pd, pytest
-from fastai.text.all import BaseTokenizer, MultiCategoryBlock, RegressionBlock, TextDataLoaders, noop
+import random, pandas as pd, pytest, torch
+from fastai.text.all import BaseTokenizer, Callback, MultiCategoryBlock, RegressionBlock, TextDataLoaders, noop
 from fastai_txf.learner import transformer_classifier_learner, transformer_lm_learner
 
 SMALL = dict(d_model=16, n_heads=2, n_layers=2)
@@ -58,3 +58,10 @@ def make(request, tmp_path):
         factory = transformer_lm_learner if kind == 'lm' else transformer_classifier_learner
         return quiet(factory(dls, **{**SMALL, 'path':tmp_path, **kw}))
     return _make
+
+class Worse(Callback):
+    "From the second epoch on, spoils the weights after training"
+    def after_train(self):
+        if self.epoch == 0: return
+        with torch.no_grad():
+            for p in self.model.parameters(): p += torch.randn_like(p)

@@ -115,13 +115,6 @@ def test_killed_process(new, whole, tmp_path):
     assert_same(want, run(new('lm', 2), ResumeCallback(every=4), Kill()))
     assert not list((tmp_path/'models').iterdir())
 
-class Worse(Callback):
-    "From the second epoch on, spoils the weights after training"
-    def after_train(self):
-        if self.epoch == 0: return
-        with torch.no_grad():
-            for p in self.model.parameters(): p += torch.randn_like(p)
-
 def test_other_callbacks_go_on(new, tmp_path):
     "The best value and the patience are remembered, no finished epoch is saved or counted again, the log is whole"
     def cbs(*more): return [SaveModelCallback(fname='best'), EarlyStoppingCallback(patience=2), CSVLogger(), Worse(), *more]

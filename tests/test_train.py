@@ -293,13 +293,6 @@ def test_gradient_clip(make, kind):
     learn.fit(1, 1e-2, cbs=[GradientClip(0.01), Norm()])
     assert min(norms[:n]) > 0.02 and max(norms[n:]) <= 0.01001
 
-class Worse(Callback):
-    "From the second epoch on, spoils the weights after training"
-    def after_train(self):
-        if self.epoch == 0: return
-        with torch.no_grad():
-            for p in self.model.parameters(): p += torch.randn_like(p)
-
 @both
 def test_save_model(make, kind, tmp_path):
     "The best epoch's weights are on disk and back in the model"
