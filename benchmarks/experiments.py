@@ -120,7 +120,7 @@ def by_length(n):
 
 COLS = dict(
     heads={'heads':'name', 'parameters':'params', 'valid loss, characters':lambda r: each(r['runs'], 'loss'), 'accuracy, reviews':lambda r: each(r['reviews'], 'accuracy', 1), 'ms a step':'ms', 'MB of a step':'mb'},
-    positions={'positions':'name', 'parameters':'params', **{f'loss at {n}':by_length(n) for n in LENGTHS}, f'at {LENGTHS[-1]}, {SEQ_LEN} in sight':lambda r: each(r['runs'], 'in_sight'), 'ms a step':'ms', 'MB of a step':'mb'})
+    positions={'positions':'name', 'parameters':'params', **{f'loss at {n}':by_length(n) for n in LENGTHS}, f'at {LENGTHS[-1]}, {SEQ_LEN} in sight':lambda r: each(r['runs'], 'in_sight'), 'ms a step':'ms'})
 COLS['depth'] = {'blocks':'name', **{k:c for k,c in COLS['heads'].items() if k != 'heads'}}
 
 ABOUT = dict(
