@@ -1,9 +1,11 @@
-"What the benchmarks share: the tutorial model they compare with, counting, one process for each run, tables."
-import argparse, ast, json, math, os, platform, subprocess, sys, time
+"What the benchmarks share: the tutorial model they compare with, characters to learn, counting, one process for each run, tables."
+import argparse, ast, json, math, os, platform, re, subprocess, sys, time
 from importlib.metadata import version
 from pathlib import Path
-import torch, torch.nn as nn
-from fastai.callback.core import Callback
+import torch, torch.nn as nn, torch.nn.functional as F
+from fastai.callback.core import Callback, CancelFitException, CancelValidException
+from fastai.callback.schedule import ParamScheduler, SchedCos, SchedLin, combine_scheds
+from fastai.data.external import fastai_path
 
 HERE = Path(__file__).parent
 MALLOC = dict(MALLOC_MMAP_THRESHOLD_='4294967296', MALLOC_TRIM_THRESHOLD_='8589934592', MALLOC_TOP_PAD_='268435456')
@@ -51,6 +53,39 @@ class WorkshopModel(nn.Module):
         x = self.tblocks(self.token_emb(x) + self.pos_emb(torch.arange(x.shape[1], device=x.device)))
         return self.toprobs(x if self.causal else x.mean(1))
 
+# Characters of tinyshakespeare, and so many steps of training
+
+def read_shakespeare():
+    "The texts for training and validation: nine tenths and the last one."
+    file = fastai_path('data')/'tinyshakespeare'/'input.txt'
+    if not file.exists(): raise FileNotFoundError(f'{file} is missing: put tinyshakespeare (github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt) there')
+    text = file.read_text(encoding='utf8')
+    n = int(0.9*len(text))
+    return text[:n], text[n:]
+
+@torch.no_grad()
+def token_losses(model, ids, seq_len):
+    "Losses of the tokens after those of all disjoint windows, `(n_windows, seq_len)`."
+    n = (len(ids)-1)//seq_len
+    x,y = (ids[i:i+n*seq_len].view(n, seq_len).split(16384//seq_len) for i in (0,1))
+    return torch.cat([F.cross_entropy(model(b).transpose(1, 2), t, reduction='none') for b,t in zip(x, y)])
+
+class StopAfter(Callback):
+    "End the training after so many steps."
+    order = 70
+    def __init__(self, steps): self.steps = steps
+    def after_batch(self):
+        if self.training and self.train_iter >= self.steps: raise CancelFitException()
+    def before_validate(self): raise CancelValidException()
+
+def fit_steps(learn, steps, lr, **kwargs):
+    "Fit for so many steps: the rate rises over the first twentieth and falls along a cosine to its hundredth."
+    n_epoch = -(-steps//len(learn.dls.train))
+    scheds = combine_scheds([0.05,0.95], [SchedLin(0., lr), SchedCos(lr, lr/100)])
+    share = n_epoch*len(learn.dls.train)/steps                              # a schedule runs over whole epochs
+    with learn.no_bar(), learn.no_logging():
+        learn.fit(n_epoch, cbs=[ParamScheduler(dict(lr=lambda pos: scheds(min(1., pos*share)))), StopAfter(steps)], **kwargs)
+
 # Counting
 
 class Count(Callback):
@@ -68,6 +103,10 @@ class Count(Callback):
     def row(self): return dict(tokens=self.tokens, tokens_per_s=round(self.tokens/self.seconds), minutes=round(self.seconds/60, 2))
 
 def n_params(model): return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+def peak():
+    "The largest resident set of this process in MB, on Linux. (`ru_maxrss` would begin with that of the process that started this one.)"
+    return int(re.search(r'VmHWM:\s*(\d+)', Path('/proc/self/status').read_text())[1])/1024
 
 # Where and with what
 

@@ -3,7 +3,7 @@
 Memory: a language model of 4 layers, d_model 256, 8 heads, 8 × 256 tokens, AdamW included; a fresh process for each candidate, the largest resident set above that after the imports.
 Optimizers: a small learner (2 layers, d_model 64), the optimizers taking turns in one process. Times are of the processor, so that what else runs on the machine counts little."""
 from common import *
-import resource, statistics
+import statistics
 from functools import partial
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
@@ -35,8 +35,6 @@ class Clock(Callback):
     def before_fit(self): self.times = []
     def before_batch(self): self.start = time.process_time()
     def after_batch(self): self.times.append(time.process_time()-self.start)
-
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/1024 # MB
 
 # Memory
 

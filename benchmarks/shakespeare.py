@@ -12,42 +12,15 @@ NAMES = dict(txf='`transformer_lm_learner`', plain="the same size, arranged as n
 
 # Data
 
-def read():
-    "The texts for training and validation."
-    file = fastai_path('data')/'tinyshakespeare'/'input.txt'
-    if not file.exists(): raise FileNotFoundError(f'{file} is missing: put tinyshakespeare (github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt) there')
-    text = file.read_text(encoding='utf8')
-    n = int(0.9*len(text))
-    return text[:n], text[n:]
-
-def make_dls(): return LMDataLoaders.from_texts(*[[t] for t in read()], tok_tfm=CharTokenizer(), starts=False, bs=BS, seq_len=SEQ_LEN, windows='random')
-
-@torch.no_grad()
-def valid_loss(model, ids):
-    "Mean loss of the characters after those of all disjoint windows."
-    n = (len(ids)-1)//SEQ_LEN
-    x,y = (ids[i:i+n*SEQ_LEN].view(n, SEQ_LEN) for i in (0,1))
-    return F.cross_entropy(torch.cat([model(b) for b in x.split(256)]).flatten(0,1), y.flatten()).item()
+def make_dls(): return LMDataLoaders.from_texts(*[[t] for t in read_shakespeare()], tok_tfm=CharTokenizer(), starts=False, bs=BS, seq_len=SEQ_LEN, windows='random')
 
 # The learner
-
-class StopAfter(Callback):
-    "End the training after so many steps."
-    order = 70
-    def __init__(self, steps): self.steps = steps
-    def after_batch(self):
-        if self.training and self.train_iter >= self.steps: raise CancelFitException()
-    def before_validate(self): raise CancelValidException()
 
 def txf(dls, steps):
     "A trained model, and the seconds of its training."
     learn = transformer_lm_learner(dls, d_model=WIDTH, n_heads=HEADS, n_layers=LAYERS, max_len=SEQ_LEN, p=0., emb_p=0., bias=False, opt_func=adamw)
-    n_epoch = -(-steps//len(dls.train))
-    scheds = combine_scheds([0.05,0.95], [SchedLin(0., 4e-3), SchedCos(4e-3, 4e-5)])
-    share = n_epoch*len(dls.train)/steps                                    # a schedule runs over whole epochs
-    with learn.no_bar(), learn.no_logging():
-        start = time.perf_counter()
-        learn.fit(n_epoch, cbs=[ParamScheduler(dict(lr=lambda pos: scheds(min(1., pos*share)))), StopAfter(steps)], wd=0.1)
+    start = time.perf_counter()
+    fit_steps(learn, steps, 4e-3, wd=0.1)
     return learn.model.eval(), time.perf_counter()-start
 
 # The plain loop
@@ -120,7 +93,7 @@ def main():
     for seed,name in itertools.product(args.seeds, NAMES):
         set_seed(seed)
         model,seconds = globals()[name](dls, args.steps)
-        rows.append(dict(candidate=name, seed=seed, steps=args.steps, loss=valid_loss(model, valid), seconds=seconds, params=n_params(model), **about(args.threads)))
+        rows.append(dict(candidate=name, seed=seed, steps=args.steps, loss=token_losses(model, valid, SEQ_LEN).mean().item(), seconds=seconds, params=n_params(model), **about(args.threads)))
         print(json.dumps(rows[-1]), flush=True)
     print(text := render(rows))
     if args.steps != 2000: return

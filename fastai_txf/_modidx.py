@@ -156,6 +156,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
             'fastai_txf.explain': { 'fastai_txf.explain.DeletionCurve': ('explain.html#deletioncurve', 'fastai_txf/explain.py'),
                                     'fastai_txf.explain.DeletionCurve.__repr__': ( 'explain.html#deletioncurve.__repr__',
                                                                                    'fastai_txf/explain.py'),
+                                    'fastai_txf.explain.DeletionCurve._texts': ( 'explain.html#deletioncurve._texts',
+                                                                                 'fastai_txf/explain.py'),
                                     'fastai_txf.explain.DeletionCurve.areas': ('explain.html#deletioncurve.areas', 'fastai_txf/explain.py'),
                                     'fastai_txf.explain.DeletionCurve.plot': ('explain.html#deletioncurve.plot', 'fastai_txf/explain.py'),
                                     'fastai_txf.explain.DeletionCurve.table': ('explain.html#deletioncurve.table', 'fastai_txf/explain.py'),

@@ -206,7 +206,7 @@ def explain(self:Learner,
     spans = word_spans(tokens, getattr(text_tokenizer(self.dls), 'tok', None))
     return Explanation(tokens, read.cpu(), shares.cpu(), spans, names[i] if names else f'output {i}', i, high, low, task == 'number')
 
-# %% ../nbs/09a_explain.ipynb #c772d568
+# %% ../nbs/09a_explain.ipynb #b3595891
 @dataclass
 class DeletionCurve:
     "The probability of the class first predicted, as words are removed."
@@ -225,7 +225,10 @@ class DeletionCurve:
         "Area under the curve of the attributions, and under that of the random orders."
         return tuple(float(np.trapezoid(self.table[c], self.shares)) for c in ('attributed','random'))
 
-    def __repr__(self): return 'DeletionCurve of {} texts: area {:.3f} by attribution, {:.3f} at random'.format(len(self.attributed), *self.areas)
+    @property
+    def _texts(self): return f'{len(self.attributed)} text' + 's'*(len(self.attributed) != 1)
+
+    def __repr__(self): return 'DeletionCurve of {}: area {:.3f} by attribution, {:.3f} at random'.format(self._texts, *self.areas)
 
     def plot(self,
         ax=None, # matplotlib's axes; default: new ones
@@ -236,7 +239,7 @@ class DeletionCurve:
         ax.plot(t.removed, t.attributed, marker='o', ms=3, label='by attribution')
         ax.plot(t.removed, t.random, color='grey', label=f'at random, {len(self.random)} draws')
         ax.fill_between(t.removed, t.lowest, t.highest, color='grey', alpha=0.3, lw=0, label='lowest to highest draw')
-        ax.set(xlabel='share of the words removed', ylabel='probability of the first prediction', ylim=(0,1.02), title=f'words removed from {len(self.attributed)} texts')
+        ax.set(xlabel='share of the words removed', ylabel='probability of the first prediction', ylim=(0,1.02), title=f'words removed from {self._texts}')
         ax.legend(frameon=False, fontsize=9)
         return ax
 

@@ -393,6 +393,7 @@ def test_deletion_curve(clf, df):
     assert c.areas[0] < c.areas[1] and (c.table.attributed[1:-1] < c.table.random[1:-1]).all()
     ax = c.plot()
     assert len(ax.lines) == 2 and ax.get_title() == 'words removed from 6 texts'
+    assert deletion_curve(clf, texts[:1], n_draws=1).plot().get_title() == 'words removed from 1 text'
     assert np.array_equal(deletion_curve(clf, texts[:2], seed=1).random, deletion_curve(clf, texts[:2], seed=1).random)
 
 def test_deletion_mistakes(clf):
