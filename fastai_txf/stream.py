@@ -42,7 +42,7 @@ def flat_ids(
         out.flush()
         return FlatIds(np.memmap(out, dtype=np.int32, mode='r+'), ends)
 
-# %% ../nbs/05c_stream.ipynb #5b731dbb
+# %% ../nbs/05c_stream.ipynb #589f78ae
 _windows = ('continuous', 'random')
 
 def _ids_of(item): return (item[0] if isinstance(item, tuple) else item).tolist()
@@ -63,7 +63,7 @@ class FlatLMDataLoader(LMDataLoader):
     ):
         if windows not in _windows: raise ValueError(f'{windows=} is none of {_windows}')
         if seq_len < 1: raise ValueError(f'{seq_len=}: a row has at least one token')
-        if epoch_len is not None and (windows != 'random' or epoch_len < 1): raise ValueError(f'{epoch_len=} with {windows=}: give a number of batches from 1 on, and windows="random"')
+        if epoch_len is not None and not (windows == 'random' and isinstance(epoch_len, (int,np.integer)) and epoch_len >= 1): raise ValueError(f'{epoch_len=} with {windows=}: give a whole number of batches from 1 on, and windows="random"')
         if flat is None: flat = dataset.flat if isinstance(dataset, FlatTexts) else flat_ids(map(_ids_of, dataset))
         store_attr('seq_len,windows,epoch_len,flat')
         self.lens,self.order,self.starts,self.n_starts = np.diff(flat.ends, prepend=0), None, None, len(flat.ids)-seq_len

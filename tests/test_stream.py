@@ -80,7 +80,7 @@ def test_epoch_len_learner():
     learn = quiet(transformer_lm_learner(dls, **SMALL))
     learn.fit(2)
     assert len(learn.recorder.lrs) == 6 and len(dls.valid) == len(LMDataLoaders.from_texts(texts[:60], texts[60:], **kw).valid)
-    for bad in (dict(windows='random', epoch_len=0), dict(epoch_len=3)):
+    for bad in (dict(windows='random', epoch_len=0), dict(windows='random', epoch_len=2.5), dict(epoch_len=3)):
         with pytest.raises(ValueError, match='epoch_len='): LMDataLoaders.from_texts(texts, texts, **kw, **bad)
 
 def test_any_length_and_type():
