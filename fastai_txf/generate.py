@@ -23,7 +23,7 @@ from .attention import KVCache, _put
 from .data import as_texts, text_list, text_tokenizer, text_vocab, tokenize_like
 from .models import Seq2SeqTransformer, TransformerLM
 
-# %% ../nbs/06_generate.ipynb #13532cb2
+# %% ../nbs/06_generate.ipynb #3ec0ead6
 def _whole(least): return lambda v: isinstance(v, Integral) and v >= least
 
 _settings = dict(
@@ -39,13 +39,14 @@ _settings = dict(
     num_beams=(_whole(1), 'a whole number from 1 (no search)'),
     length_penalty=(math.isfinite, '0 adds up the log-probabilities, 1 takes their mean, more prefers long texts'),
     n_words=(_whole(0), 'a number of words, 0 or more'),
-    n_tokens=(_whole(0), 'a number of tokens, 0 or more, or None to count words'))
+    n_tokens=(_whole(0), 'a number of tokens, 0 or more, or None to count words'),
+    seed=(lambda v: isinstance(v, (Integral,torch.Generator)), 'a whole number, a torch.Generator, or None for another sample each time'))
 
 def _check(**values):
     "A ValueError for the first value that is out of its range; None and unknown names pass."
     for k,v in values.items():
         ok,remedy = _settings.get(k, (lambda v: True, ''))
-        if v is not None and not ok(v): raise ValueError(f'{k}={v} is out of range: {remedy}')
+        if v is not None and not ok(v): raise ValueError(f'{k}={v!r} is out of range: {remedy}')
 
 # %% ../nbs/06_generate.ipynb #bcf4aa77
 def apply_temperature(
@@ -422,7 +423,7 @@ class _CachedReader(_Reader):
         if self.context is not None: self.context = self.cache.context
         self.longest = self.idxs.shape[1] - int(self.start.min())
 
-# %% ../nbs/06_generate.ipynb #1d9d2980
+# %% ../nbs/06_generate.ipynb #89489995
 def _lay_out(model, by_columns):
     "Store the weights of the linear maps of a model on a CPU that widen their input by columns, or again by rows."
     for w in {m.weight for m in model.modules() if isinstance(m, torch.nn.Linear) and m.out_features > m.in_features}:
@@ -457,6 +458,7 @@ def _layout_pays(reader, n):
 
 def _as_generator(seed, device):
     "A `torch.Generator` from a number, a generator or None."
+    _check(seed=seed)
     if seed is None or isinstance(seed, torch.Generator): return seed
     return torch.Generator(device).manual_seed(int(seed))
 
