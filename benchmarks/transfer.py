@@ -11,8 +11,8 @@ N_LABELLED,N_TEST = 1000,5000
 TEXT = dict(objective='mlm', epochs=1, lr=5e-3, bs=32, seq_len=256, max_vocab=12_000, seed=0, mask_p=0.3, model=dict(config='reviews', p=0., emb_p=0.))
 
 RECIPES = dict(
-    pretrained=dict(text=TEXT, epochs=8, frozen=1, lr=3e-3, div=2.6, bs=32, label_smoothing=0., fit={}, model=dict(config='reviews')),
-    labels    =dict(text=None, epochs=20, frozen=0, lr=1.5e-3, div=1., bs=32, label_smoothing=0.1, fit={}, model=dict(config='reviews')),
+    pretrained=dict(text=TEXT, epochs=3, frozen=1, lr=3e-3, div=1., bs=16, label_smoothing=0., fit={}, model=dict(config='reviews', p=0.1, head_p=0.2, token_p=0., word_p=0.)),
+    labels    =dict(text=None, epochs=10, frozen=0, lr=3e-3, div=1., bs=16, label_smoothing=0.1, fit={}, model=dict(config='reviews')),
     bigram    =dict(model=dict(C=1.)))
 
 NAMES = dict(pretrained='`transformer_classifier_learner`, pretrained', labels='`transformer_classifier_learner`, labels only', bigram='`baseline`: NB-weighted (1, 2)-grams, logistic regression')
@@ -39,10 +39,10 @@ def lm_dls(texts, text):
     ids = [flat_ids(number(ts).tolist() for i,ts in enumerate(texts) if (i%50 == 0) == valid).ids for valid in (False,True)]
     return LMDataLoaders.from_ids(*ids, vocab, bs=text['bs'], seq_len=text['seq_len'], windows='random')
 
-def make_dls(labelled, scored, vocab, bs):
-    "fastai's loaders of the labelled reviews and those to score."
-    dblock = DataBlock((TextBlock(Tokens(), vocab=vocab), CategoryBlock), get_x=ItemGetter(0), get_y=ItemGetter(1), splitter=IndexSplitter(range(len(labelled), len(labelled)+len(scored))))
-    return dblock.dataloaders(labelled+scored, bs=bs, val_bs=64, num_workers=0)
+def make_dls(train, valid, vocab, bs):
+    "fastai's loaders of reviews, from tokens."
+    dblock = DataBlock((TextBlock(Tokens(), vocab=vocab), CategoryBlock), get_x=ItemGetter(0), get_y=ItemGetter(1), splitter=IndexSplitter(range(len(train), len(train+valid))))
+    return dblock.dataloaders(train+valid, bs=bs, val_bs=64, num_workers=0)
 
 # Candidates
 
@@ -67,7 +67,7 @@ def train_and_score(recipe, seed, args):
     text = recipe['text'] or TEXT
     encoder,told = pretrain(texts, text, args.n) if recipe['text'] else (None, {})
     set_seed(seed)
-    dls = make_dls(labelled, scored, make_vocab_of(texts, text['max_vocab']), recipe['bs'])
+    dls = make_dls(labelled, labelled[:1], make_vocab_of(texts, text['max_vocab']), recipe['bs']) # fastai wants something to validate on
     learn = transformer_classifier_learner(dls, pretrained=encoder, metrics=accuracy, loss_func=LabelSmoothingCrossEntropyFlat(eps=recipe['label_smoothing']), **recipe['model'])
     start,n = time.process_time(), len(classifier_splitter(learn.model))
     rates = slice(recipe['lr']/recipe['div']**(n-1), recipe['lr'])
@@ -79,7 +79,7 @@ def train_and_score(recipe, seed, args):
         learn.unfreeze()
         learn.fit_one_cycle(recipe['epochs'], rates, **recipe['fit'])
         minutes = (time.process_time()-start)/60
-        preds,targs = learn.get_preds()
+        preds,targs = learn.get_preds(dl=dls.test_dl(scored, rm_type_tfms=0, with_labels=True, num_workers=0))
     return dict(accuracy=100*accuracy(preds, targs).item(), scored=len(scored), minutes=round(minutes, 2), params=n_params(learn.model), vocab=len(dls.vocab[0]), **told)
 
 def bigram(recipe, seed, args):
