@@ -12,7 +12,7 @@ TEXT = dict(objective='mlm', epochs=1, lr=5e-3, bs=32, seq_len=256, max_vocab=12
 
 RECIPES = dict(
     pretrained=dict(text=TEXT, epochs=3, frozen=1, lr=3e-3, div=1., bs=16, label_smoothing=0., fit={}, model=dict(config='reviews', p=0.1, head_p=0.2, token_p=0., word_p=0.)),
-    labels    =dict(text=None, epochs=10, frozen=0, lr=3e-3, div=1., bs=16, label_smoothing=0.1, fit={}, model=dict(config='reviews')),
+    labels    =dict(text=None, epochs=5, frozen=0, lr=3e-3, div=1., bs=16, label_smoothing=0., fit={}, model=dict(config='reviews', p=0.1, head_p=0.2, token_p=0., word_p=0.)),
     bigram    =dict(model=dict(C=1.)))
 
 NAMES = dict(pretrained='`transformer_classifier_learner`, pretrained', labels='`transformer_classifier_learner`, labels only', bigram='`baseline`: NB-weighted (1, 2)-grams, logistic regression')
