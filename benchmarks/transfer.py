@@ -61,6 +61,18 @@ def pretrain(texts, text, n):
         about_it.write_text(json.dumps(dict(text_tokens=count.tokens, text_minutes=round((time.process_time()-start)/60, 2), text_loss=round(loss, 3), text_accuracy=100*acc)))
     return file, json.loads(about_it.read_text())
 
+def fit(learn, recipe):
+    "Unfreeze one group after the other (`frozen` epochs each), then train all of them; the core-minutes."
+    start,n = time.process_time(), len(classifier_splitter(learn.model))
+    rates = slice(recipe['lr']/recipe['div']**(n-1), recipe['lr'])
+    with learn.no_bar(), learn.no_logging():
+        for i in range(1, n) if recipe['frozen'] else ():
+            learn.freeze_to(-i)
+            learn.fit_one_cycle(recipe['frozen'], rates, **recipe['fit'])
+        learn.unfreeze()
+        learn.fit_one_cycle(recipe['epochs'], rates, **recipe['fit'])
+    return round((time.process_time()-start)/60, 2)
+
 def train_and_score(recipe, seed, args):
     "Pretrain or take what is pretrained, train on the labelled reviews, score once."
     texts,labelled,scored = parts(args.valid, args.n)
@@ -68,19 +80,11 @@ def train_and_score(recipe, seed, args):
     encoder,told = pretrain(texts, text, args.n) if recipe['text'] else (None, {})
     set_seed(seed)
     dls = make_dls(labelled, labelled[:1], make_vocab_of(texts, text['max_vocab']), recipe['bs']) # fastai wants something to validate on
-    learn = transformer_classifier_learner(dls, pretrained=encoder, metrics=accuracy, loss_func=LabelSmoothingCrossEntropyFlat(eps=recipe['label_smoothing']), **recipe['model'])
-    start,n = time.process_time(), len(classifier_splitter(learn.model))
-    rates = slice(recipe['lr']/recipe['div']**(n-1), recipe['lr'])
-    with learn.no_bar(), learn.no_logging():
-        for i in range(1, n):
-            if not recipe['frozen']: break
-            learn.freeze_to(-i)
-            learn.fit_one_cycle(recipe['frozen'], rates, **recipe['fit'])
-        learn.unfreeze()
-        learn.fit_one_cycle(recipe['epochs'], rates, **recipe['fit'])
-        minutes = (time.process_time()-start)/60
-        preds,targs = learn.get_preds(dl=dls.test_dl(scored, rm_type_tfms=0, with_labels=True, num_workers=0))
-    return dict(accuracy=100*accuracy(preds, targs).item(), scored=len(scored), minutes=round(minutes, 2), params=n_params(learn.model), vocab=len(dls.vocab[0]), **told)
+    loss = LabelSmoothingCrossEntropyFlat(eps=recipe['label_smoothing'])
+    learn = transformer_classifier_learner(dls, pretrained=encoder, metrics=accuracy, loss_func=loss, **recipe['model'])
+    minutes = fit(learn, recipe)
+    with learn.no_bar(): preds,targs = learn.get_preds(dl=dls.test_dl(scored, rm_type_tfms=0, with_labels=True, num_workers=0))
+    return dict(accuracy=100*accuracy(preds, targs).item(), scored=len(scored), minutes=minutes, params=n_params(learn.model), vocab=len(dls.vocab[0]), **told)
 
 def bigram(recipe, seed, args):
     "`baseline`, with the vocabulary of the labelled reviews."
@@ -122,7 +126,7 @@ def render(rows):
     res = f'# IMDB with {N_LABELLED:,} labelled reviews, accuracy in per cent\n\nWritten by `python benchmarks/transfer.py`. The labelled reviews are {N_LABELLED//2} of each label, drawn with a fixed seed ' \
           'from the 22,500 training reviews that are not held out; these 22,500, without their labels, are the text to pretrain on. The encoder was pretrained once, with one seed; the seeds in the table are those of the classifiers. ' \
           'Core-minutes are processor time of training.\n'
-    for split,title in dict(test=f'{N_TEST:,} reviews of the test set, {N_TEST//2} of each label, drawn with a fixed seed and scored once at the end of each run',
+    for split,title in dict(test=f'{N_TEST:,} reviews of the test set, {N_TEST//2:,} of each label, drawn with a fixed seed and scored once at the end of each run',
                             valid='2,500 held-out training reviews, on which everything was chosen').items():
         mine = [r for r in rows if r['split']==split]
         if mine: res += f'\n## {title}\n\n{table(with_means(mine), COLS)}\n{ran_with(mine)}'
