@@ -614,7 +614,7 @@ def beam_search(
     width = max(map(len, texts))
     return torch.stack([torch.cat([t, t[-1:].expand(width-len(t))]) for t in texts]), torch.tensor(scores)
 
-# %% ../nbs/06_generate.ipynb #8090ea25
+# %% ../nbs/06_generate.ipynb #740c346a
 _max_rep = 1000
 
 def decode_specials(
@@ -628,7 +628,7 @@ def decode_specials(
         elif rule and n is None and t.isdecimal() and int(t) <= _max_rep: n = int(t)
         else:
             t = t.replace('▁', ' ')
-            if case: t = t.upper() if case == TK_UP else t[:1].upper() + t[1:]
+            if case and t != UNK: t = t.upper() if case == TK_UP else t[:1].upper() + t[1:]
             if n is None: res.append(t)
             else: res += [t*n] if rule == TK_REP else [t]*n
             case = rule = n = None

@@ -269,6 +269,7 @@ def test_decode():
     assert dec('xxrep 3 ! so xxwrep 2 ha said xxmaj bo') == ['!!!','so','ha','ha','said','Bo']
     assert dec(' '.join(['xxmaj']*5000 + ['a'])) == ['A']
     assert dec('xxup nasa \n▁▁ xxwrep 3') == ['NASA','\n  ']
+    assert dec('xxmaj xxunk xxup xxunk xxmaj bo') == ['xxunk','xxunk','Bo']
 
 # `predict`
 
