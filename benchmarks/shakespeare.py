@@ -1,6 +1,6 @@
 """Characters of tinyshakespeare at nanoGPT's CPU setting: 4 layers, 4 heads, width 128, 64 characters, batches of 12, 2,000 steps, no dropout.
 
-`txf` is `transformer_lm_learner`, `plain` a model of the same size in nanoGPT's arrangement, in a loop without a learner. Both train on random windows of the first 90 % of
+`txf` is `transformer_lm_learner` with sinusoidal positions, `plain` a model of the same size in nanoGPT's arrangement, in a loop without a learner. Both train on random windows of the first 90 % of
 the text; the loss is that of the last 10 %, in disjoint windows of 64. The candidates take turns in one process, so that their times can be compared."""
 from fastai.text.all import *
 from fastai_txf.all import *
@@ -8,7 +8,7 @@ from common import *
 import statistics
 
 BS,SEQ_LEN,WIDTH,HEADS,LAYERS = 12,64,128,4,4
-NAMES = dict(txf='`transformer_lm_learner`', plain="the same size, arranged as nanoGPT's, in a plain loop")
+NAMES = dict(txf='`transformer_lm_learner`, sinusoidal positions', plain="the same size, arranged as nanoGPT's, in a plain loop")
 
 # Data
 
@@ -18,7 +18,7 @@ def make_dls(): return LMDataLoaders.from_texts(*[[t] for t in read_shakespeare(
 
 def txf(dls, steps):
     "A trained model, and the seconds of its training."
-    learn = transformer_lm_learner(dls, d_model=WIDTH, n_heads=HEADS, n_layers=LAYERS, max_len=SEQ_LEN, p=0., emb_p=0., bias=False, opt_func=adamw)
+    learn = transformer_lm_learner(dls, d_model=WIDTH, n_heads=HEADS, n_layers=LAYERS, max_len=SEQ_LEN, positions='sinusoidal', p=0., emb_p=0., bias=False, opt_func=adamw)
     start = time.perf_counter()
     fit_steps(learn, steps, 4e-3, wd=0.1)
     return learn.model.eval(), time.perf_counter()-start
