@@ -53,6 +53,37 @@ class WorkshopModel(nn.Module):
         x = self.tblocks(self.token_emb(x) + self.pos_emb(torch.arange(x.shape[1], device=x.device)))
         return self.toprobs(x if self.causal else x.mean(1))
 
+# nanoGPT's arrangement, written out without this library
+
+class PlainBlock(nn.Module):
+    "Causal attention and a GELU feed-forward, each behind a norm and beside a residual."
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1,self.norm2 = (nn.LayerNorm(width, bias=False) for _ in range(2))
+        self.qkv,self.out = nn.Linear(width, 3*width, bias=False),nn.Linear(width, width, bias=False)
+        self.ff = nn.Sequential(nn.Linear(width, 4*width, bias=False), nn.GELU(), nn.Linear(4*width, width, bias=False))
+
+    def forward(self, x):
+        b,t,k = x.shape
+        q,key,v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        x = x + self.out(F.scaled_dot_product_attention(q, key, v, is_causal=True).transpose(1, 2).reshape(b, t, k))
+        return x + self.ff(self.norm2(x))
+
+class PlainModel(nn.Module):
+    "Learned positions, no biases, tied output."
+    def __init__(self, vocab_sz, width, heads, layers, max_len):
+        super().__init__()
+        self.emb,self.pos = nn.Embedding(vocab_sz, width),nn.Embedding(max_len, width)
+        self.blocks,self.norm = nn.Sequential(*[PlainBlock(width, heads) for _ in range(layers)]),nn.LayerNorm(width, bias=False)
+        self.head = nn.Linear(width, vocab_sz, bias=False)
+        for p in self.parameters(): nn.init.normal_(p, std=0.02) if p.ndim > 1 else None
+        for b in self.blocks:
+            for m in (b.out, b.ff[2]): nn.init.normal_(m.weight, std=0.02/(2*layers)**0.5)
+        self.head.weight = self.emb.weight
+
+    def forward(self, x): return self.head(self.norm(self.blocks(self.emb(x) + self.pos.weight[:x.shape[1]])))
+
 # Characters of tinyshakespeare, and so many steps of training
 
 def read_shakespeare():

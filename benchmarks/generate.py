@@ -2,50 +2,42 @@
 
 One shape for all: 4 layers, d_model 256, 8 heads, vocabulary 10,000, random weights; a prompt of 16 tokens. Needs `pip install -e '.[bench]'`.
 The candidates take turns in one process; each figure is a median over the rounds, each ratio the median of the rounds' ratios."""
-from common import *
+from peers import *
 import statistics
-sys.modules.setdefault('torchvision', None) # transformers would import it for pictures; the CPU builds of the two need not fit
-from transformers import GPT2Config, GPT2LMHeadModel
-from transformers.utils import logging
-from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
-from fastai_txf.models import TransformerLM
+from x_transformers import AutoregressiveWrapper
 from fastai_txf.generate import generate, stream_tokens
 
-VOCAB,WIDTH,HEADS,LAYERS,PROMPT = 10_000,256,8,4,16
+PROMPT = 16
 
 # Candidates
 
-def ours(max_len=2048, **kw): return TransformerLM('gpt2', vocab_sz=VOCAB, d_model=WIDTH, n_heads=HEADS, n_layers=LAYERS, max_len=max_len, **kw).eval()
-
-def hugging_face(n):
+def by_hugging_face(n):
     "`GPT2LMHeadModel.generate`, eager, with its cache."
-    logging.set_verbosity_error()
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCAB, n_embd=WIDTH, n_head=HEADS, n_layer=LAYERS, n_positions=2048, bos_token_id=None, eos_token_id=None)).eval()
+    model = hugging_face().eval()
     return lambda x: model.generate(x, attention_mask=torch.ones_like(x), max_new_tokens=n, min_new_tokens=n, do_sample=True, top_k=0, pad_token_id=0)
 
-def x_transformers(n):
+def by_x_transformers(n):
     "`AutoregressiveWrapper.generate` with its cache."
-    model = TransformerWrapper(num_tokens=VOCAB, max_seq_len=2048, attn_layers=Decoder(dim=WIDTH, depth=LAYERS, heads=HEADS, attn_dim_head=WIDTH//HEADS, attn_flash=True))
-    model = AutoregressiveWrapper(model).eval()
+    model = AutoregressiveWrapper(x_transformers()).eval()
     return lambda x: torch.cat([x, model.generate(x, n, cache_kv=True, filter_logits_fn=lambda l: l)], 1)
 
-def workshop(n):
+def by_workshop(n):
     "The workshop's loop: the whole text again for each token, its table of positions long enough."
-    model = WorkshopModel(VOCAB, VOCAB, k=WIDTH, heads=HEADS, depth=LAYERS, max_len=2048, causal=True).eval()
+    model = workshop().eval()
     def run(x):
         for _ in range(n): x = torch.cat([x, model(x)[:,-1].softmax(-1).multinomial(1)], 1)
         return x
     return run
 
 def library(n, dtype=torch.float32, compile=False, **kw):
-    model = ours(**kw).to(dtype)
+    model = ours(**kw).eval().to(dtype)
     return lambda x: generate(model, x, n, compile=compile)
 
 NAMES = {'hf':'Hugging Face GPT-2 `generate`', 'x':'x-transformers `generate`', 'workshop':"the workshop's loop", 'ours':'`generate`, learned positions', 'rotary':'`generate`, rotary positions',
          'bf16':'`generate`, bf16 weights', 'compiled':'`generate(compile=True)`'}
 
 def candidates(n, names):
-    make = dict(hf=hugging_face, x=x_transformers, workshop=workshop, ours=library, rotary=lambda n: library(n, positions='rotary'), bf16=lambda n: library(n, torch.bfloat16), compiled=lambda n: library(n, compile=True))
+    make = dict(hf=by_hugging_face, x=by_x_transformers, workshop=by_workshop, ours=library, rotary=lambda n: library(n, positions='rotary'), bf16=lambda n: library(n, torch.bfloat16), compiled=lambda n: library(n, compile=True))
     return {k:make[k](n) for k in names}
 
 # Measuring
@@ -100,7 +92,7 @@ def throughput(args, names, bs):
 
 def growth(args, compile):
     "The time of the 16th and of the 1,000th token, and of the 16th with a short `max_len`."
-    long,short = per_token(ours(), 1010, 3, compile),per_token(ours(max_len=64), 40, 9, compile)
+    long,short = per_token(ours().eval(), 1010, 3, compile),per_token(ours(max_len=64).eval(), 40, 9, compile)
     return dict(candidate='growth', compile=compile, ms_16=around(long, 16), ms_1000=around(long, 1000), ms_16_short=around(short, 16), **about(args.threads))
 
 COLS = {'candidate':lambda r: NAMES[r['candidate']], 'batch':'bs', 'tokens/s':'tokens_per_s', 'times Hugging Face':'ratio', "share of the bandwidth limit":lambda r: f"{100*r['limit']:.0f} %", 'seconds of the first call':'first'}

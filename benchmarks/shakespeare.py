@@ -1,6 +1,6 @@
 """Characters of tinyshakespeare at nanoGPT's CPU setting: 4 layers, 4 heads, width 128, 64 characters, batches of 12, 2,000 steps, no dropout.
 
-`txf` is `transformer_lm_learner`, `plain` a model of the same size in nanoGPT's arrangement, in a loop without a learner. Both train on random windows of the first 90 % of
+`txf` is `transformer_lm_learner` with sinusoidal positions, `plain` a model of the same size in nanoGPT's arrangement, in a loop without a learner. Both train on random windows of the first 90 % of
 the text; the loss is that of the last 10 %, in disjoint windows of 64. The candidates take turns in one process, so that their times can be compared."""
 from fastai.text.all import *
 from fastai_txf.all import *
@@ -8,7 +8,7 @@ from common import *
 import statistics
 
 BS,SEQ_LEN,WIDTH,HEADS,LAYERS = 12,64,128,4,4
-NAMES = dict(txf='`transformer_lm_learner`', plain="the same size, arranged as nanoGPT's, in a plain loop")
+NAMES = dict(txf='`transformer_lm_learner`, sinusoidal positions', plain="the same size, arranged as nanoGPT's, in a plain loop")
 
 # Data
 
@@ -18,44 +18,16 @@ def make_dls(): return LMDataLoaders.from_texts(*[[t] for t in read_shakespeare(
 
 def txf(dls, steps):
     "A trained model, and the seconds of its training."
-    learn = transformer_lm_learner(dls, d_model=WIDTH, n_heads=HEADS, n_layers=LAYERS, max_len=SEQ_LEN, p=0., emb_p=0., bias=False, opt_func=adamw)
+    learn = transformer_lm_learner(dls, d_model=WIDTH, n_heads=HEADS, n_layers=LAYERS, max_len=SEQ_LEN, positions='sinusoidal', p=0., emb_p=0., bias=False, opt_func=adamw)
     start = time.perf_counter()
     fit_steps(learn, steps, 4e-3, wd=0.1)
     return learn.model.eval(), time.perf_counter()-start
 
 # The plain loop
 
-class PlainBlock(nn.Module):
-    "Causal attention and a GELU feed-forward, each behind a norm and beside a residual."
-    def __init__(self):
-        super().__init__()
-        self.norm1,self.norm2 = (nn.LayerNorm(WIDTH, bias=False) for _ in range(2))
-        self.qkv,self.out = nn.Linear(WIDTH, 3*WIDTH, bias=False),nn.Linear(WIDTH, WIDTH, bias=False)
-        self.ff = nn.Sequential(nn.Linear(WIDTH, 4*WIDTH, bias=False), nn.GELU(), nn.Linear(4*WIDTH, WIDTH, bias=False))
-
-    def forward(self, x):
-        b,t,_ = x.shape
-        q,k,v = self.qkv(self.norm1(x)).view(b, t, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, WIDTH))
-        return x + self.ff(self.norm2(x))
-
-class PlainModel(nn.Module):
-    "Learned positions, tied output."
-    def __init__(self, vocab_sz):
-        super().__init__()
-        self.emb,self.pos = nn.Embedding(vocab_sz, WIDTH),nn.Embedding(SEQ_LEN, WIDTH)
-        self.blocks,self.norm = nn.Sequential(*[PlainBlock() for _ in range(LAYERS)]),nn.LayerNorm(WIDTH, bias=False)
-        self.head = nn.Linear(WIDTH, vocab_sz, bias=False)
-        for p in self.parameters(): nn.init.normal_(p, std=0.02) if p.ndim > 1 else None
-        for b in self.blocks:
-            for m in (b.out, b.ff[2]): nn.init.normal_(m.weight, std=0.02/(2*LAYERS)**0.5)
-        self.head.weight = self.emb.weight
-
-    def forward(self, x): return self.head(self.norm(self.blocks(self.emb(x) + self.pos.weight[:x.shape[1]])))
-
 def plain(dls, steps):
     "As `txf`."
-    ids,model = torch.from_numpy(dls.train.flat.ids.astype(np.int64)),PlainModel(len(dls.vocab))
+    ids,model = torch.from_numpy(dls.train.flat.ids.astype(np.int64)),PlainModel(len(dls.vocab), WIDTH, HEADS, LAYERS, SEQ_LEN)
     groups = [dict(params=[p for p in model.parameters() if (p.ndim > 1) == o], weight_decay=0.1*o) for o in (True,False)]
     opt = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9,0.99), fused=True)
     start = time.perf_counter()

@@ -286,12 +286,12 @@ def record_attention(
     finally:
         for h in handles: h.remove()
 
-# %% ../nbs/00_attention.ipynb #8be01345
-def _extend(columns, new, end, k_len):
-    "Put `new` in front of column `end`; the last `k_len` columns up to there."
+# %% ../nbs/00_attention.ipynb #c4aa5954
+def _put(columns, new):
+    "`columns`, `new` written into the last of them."
     sl = new.shape[2]
-    columns.narrow(2, end-sl, sl).copy_(new)
-    return columns.narrow(2, end-k_len, k_len)
+    columns.narrow(2, columns.shape[2]-sl, sl).copy_(new)
+    return columns
 
 def _rows(t, rows):
     "Rows of `t`; without a copy where all of them are one."
@@ -320,7 +320,7 @@ class KVCache:
 
     def _columns(self, like, kept=None):
         "Memory for `size` columns like those of `like`, which begins with `kept`."
-        t = like.new_empty(*like.shape[:2], self.size, like.shape[3])
+        t = like.new_empty(*like.shape[:2], self.size+1, like.shape[3])     # one is never filled: a view of the others then has the same strides in all steps
         if kept is not None: t[:,:,:kept.shape[2]] = kept
         return t
 
@@ -351,7 +351,13 @@ class KVCache:
     ): # all keys and values that these tokens can see, `(bs, n_kv_heads, k_len, d_head)`
         "Add the keys and values of a layer."
         if layer not in self.layers: self.layers[layer] = [self._columns(t) for t in (k,v)]
-        return [_extend(t, new, self.end, self.k_len) for t,new in zip(self.layers[layer], (k,v))]
+        return [_put(t, new) for t,new in zip(self.visible(layer), (k,v))]
+
+    def visible(self,
+        layer, # whose keys and values they are
+    ): # `(bs, n_kv_heads, k_len, d_head)` each, the columns of the tokens of `open` not yet written
+        "The keys and values that these tokens can see."
+        return [t.narrow(2, self.end-self.k_len, self.k_len) for t in self.layers[layer]]
 
     def once(self,
         layer, # whose keys and values they are

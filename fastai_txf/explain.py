@@ -280,7 +280,7 @@ def deletion_curve(
     curves = np.stack(curves, 1)                                            # (1+n_draws, n_texts, n_points)
     return DeletionCurve(shares, curves[0], curves[1:])
 
-# %% ../nbs/09a_explain.ipynb #eb301f9b
+# %% ../nbs/09a_explain.ipynb #ad9c13fc
 def _labelled(learn, dl):
     "Losses, and columns for the chosen of them: text, target, prediction."
     if len(getattr(dl.dataset, 'tls', ())) < 2: raise ValueError('these texts have no targets, so there is no loss: give a loader with labels')
@@ -324,6 +324,7 @@ def top_losses(self:Learner,
     if rows is None: raise TypeError(f"{type(self).__name__} has no table of losses, only {', '.join(c.__name__ for c in _tasks)} have: for others, see fastai's Interpretation")
     if k < 1: raise ValueError(f'{k=}: at least 1')
     dl = (self.dls[ds_idx] if dl is None else dl).new(shuffle=False, drop_last=False)
+    if not len(dl): raise ValueError(f'there are no texts in the loader ({ds_idx=}): an exported learner has none, give it some, dl=learn.dls.test_dl(df, with_labels=True)')
     with self.no_bar(): losses,columns = rows(self, dl)
     top,idxs = losses.topk(min(k, len(losses)), largest=largest)
     return pd.DataFrame({**columns(idxs.tolist()), 'loss':top.tolist()})

@@ -7,10 +7,11 @@ __all__ = ['apply_temperature', 'filter_top_k', 'filter_top_p', 'filter_min_p', 
            'bar_tokens', 'filter_logits', 'sample', 'next_logits', 'stream_tokens', 'generate', 'beam_search',
            'decode_specials', 'target_logprobs', 'token_logprobs', 'predict', 'text_logprobs', 'stream_text']
 
-# %% ../nbs/06_generate.ipynb #8699fbbc
-import inspect, itertools, math, pandas as pd, re, torch, torch.nn.functional as F
+# %% ../nbs/06_generate.ipynb #8b4272c0
+import inspect, itertools, math, pandas as pd, re, torch, torch.nn.functional as F, warnings
 from contextlib import closing, contextmanager, nullcontext
 from numbers import Integral
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from fastai.text.core import BOS, EOS, FLD, PAD, TK_MAJ, TK_REP, TK_UP, TK_WREP, UNK
 from fastcore.basics import first, ifnone, listify, store_attr
@@ -18,11 +19,11 @@ from fastcore.meta import delegates
 from fastprogress.fastprogress import progress_bar
 from torch.overrides import TorchFunctionMode
 from weakref import WeakKeyDictionary
-from .attention import KVCache, _extend
+from .attention import KVCache, _put
 from .data import as_texts, text_list, text_tokenizer, text_vocab, tokenize_like
 from .models import Seq2SeqTransformer, TransformerLM
 
-# %% ../nbs/06_generate.ipynb #13532cb2
+# %% ../nbs/06_generate.ipynb #3ec0ead6
 def _whole(least): return lambda v: isinstance(v, Integral) and v >= least
 
 _settings = dict(
@@ -38,13 +39,14 @@ _settings = dict(
     num_beams=(_whole(1), 'a whole number from 1 (no search)'),
     length_penalty=(math.isfinite, '0 adds up the log-probabilities, 1 takes their mean, more prefers long texts'),
     n_words=(_whole(0), 'a number of words, 0 or more'),
-    n_tokens=(_whole(0), 'a number of tokens, 0 or more, or None to count words'))
+    n_tokens=(_whole(0), 'a number of tokens, 0 or more, or None to count words'),
+    seed=(lambda v: isinstance(v, (Integral,torch.Generator)), 'a whole number, a torch.Generator, or None for another sample each time'))
 
 def _check(**values):
     "A ValueError for the first value that is out of its range; None and unknown names pass."
     for k,v in values.items():
         ok,remedy = _settings.get(k, (lambda v: True, ''))
-        if v is not None and not ok(v): raise ValueError(f'{k}={v} is out of range: {remedy}')
+        if v is not None and not ok(v): raise ValueError(f'{k}={v!r} is out of range: {remedy}')
 
 # %% ../nbs/06_generate.ipynb #bcf4aa77
 def apply_temperature(
@@ -204,7 +206,7 @@ class _Reader:
         self.idxs,self.start = self.idxs[rows],self.start[rows]
         if self.src is not None: self.src = self.src[rows]
 
-# %% ../nbs/06_generate.ipynb #745f8701
+# %% ../nbs/06_generate.ipynb #99700d38
 def _last_logits(model, x, cache): return model.head(model.hidden(x, cache=cache)[:,-1])
 
 def _fixed(model):
@@ -216,9 +218,11 @@ def _row_linear(x, w, b=None):
     y = torch.mv(w, x.reshape(-1)) if b is None else torch.addmv(b, w, x.reshape(-1))
     return y.view(*x.shape[:-1], -1)
 
+def _is_row(x, w, b=None): return x.numel() == x.shape[-1] and x.dtype == torch.float32
+
 class _Tape(TorchFunctionMode):
     "Writes the calls of torch functions down as lines of Python, with the objects they refer to in `scope`."
-    def __init__(self, by_row): self.by_row,self.lines,self.done,self.names,self.scope,self.count,self.on = by_row,[],{},{},{},itertools.count(),True
+    def __init__(self, instead): self.instead,self.lines,self.done,self.names,self.scope,self.count,self.on = instead,[],{},{},{},itertools.count(),True
 
     def name(self, o, stem):
         "A name for `o`, which is kept so that nothing else gets its `id`."
@@ -255,66 +259,102 @@ class _Tape(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if self.on and self.by_row and func is F.linear and args[0].numel() == args[0].shape[-1] and args[0].dtype == torch.float32:
-            with self: return _row_linear(*args, **kwargs)
+        fits,other = self.instead.get(func, (None,None))
+        if self.on and fits and fits(*args, **kwargs):
+            with self: return other(*args, **kwargs)
         out = func(*args, **kwargs)
         if self.on: self.add(out, func, args, kwargs)
         return out
 
-def _columns(cache): return [t for kept in (cache.layers, cache.fixed) for kv in kept.values() for t in kv] + [cache.context[1]]
-
 class _TapedCache:
-    "A `KVCache` whose additions are lines on a tape."
-    def __init__(self, cache, tape):
+    "An opened `KVCache` whose additions are lines on a tape."
+    def __init__(self, cache, tape, x, pos, mask, k_pos, columns):
         self.cache,self.tape,self.context,self.once = cache,tape,cache.context,cache.once
-        tape.names.update({id(t):(f'columns[{j}]', t) for j,t in enumerate(_columns(cache)) if t is not None})
+        self.pos,self.mask,self.k_pos = pos,mask,k_pos
+        names = dict(x=x, pos=pos, mask=mask, k_pos=k_pos, **{f'columns[{j}]':t for j,t in enumerate(columns)})
+        tape.names.update({id(t):(name, t) for name,t in names.items() if t is not None})
 
-    def open(self, x):
-        pos,mask = self.tape.whole(self.cache.open, x)
-        self.k_pos = self.cache.k_pos
-        self.tape.names.update({id(t):(name, t) for name,t in dict(pos=pos, mask=mask, k_pos=self.k_pos).items() if t is not None})
-        return pos, mask
+    def open(self, x): return self.pos, self.mask
 
     def append(self, layer, k, v):
         out = self.tape.whole(self.cache.append, layer, k, v)
         i = 2*list(self.cache.layers).index(layer)
-        for j,(t,new) in enumerate(zip(out, (k,v)), i):
-            self.tape.lines.append(f'{self.tape.name(t, "t")} = {self.tape.write(_extend)}(columns[{j}], {self.tape.write(new)}, end, k_len)')
+        for j,(t,new) in enumerate(zip(out, (k,v)), i): self.tape.lines.append(f'{self.tape.name(t, "t")} = {self.tape.write(_put)}(columns[{j}], {self.tape.write(new)})')
         return out
 
-def _program(model, x, cache, by_row=True):
-    "The logits of the token after `x`, the source of a function that gives them for the next one, and what it refers to."
-    tape = _Tape(by_row)
-    tape.names[id(x)] = 'x', x
-    with tape: logits = _last_logits(model, x, _TapedCache(cache, tape))
-    return logits, '\n    '.join(['def step(x, pos, mask, k_pos, end, k_len, *columns):', *tape.lines, f'return {tape.write(logits)}']), tape.scope
+def _program(model, args, cache, instead):
+    "The logits of the token after `args`, the lines of a program that gives them for the next one, and what they refer to."
+    tape = _Tape(instead)
+    with tape: logits = _last_logits(model, args[0], _TapedCache(cache, tape, *args))
+    return logits, [*tape.lines, f'return {tape.write(logits)}'], tape.scope
 
-def _record(model, x, cache, by_row=True):
+def _source(lines, *more): return '\n    '.join([f'def step({", ".join(["x", "pos", "mask", "k_pos", "columns", *more])}):', *lines])
+
+def _open(x, cache):
+    "What a step needs to read the token `x`."
+    pos,mask = cache.open(x)
+    x,pos,mask,k_pos = [t if t is None else t.clone(memory_format=torch.contiguous_format) for t in (x, pos, mask, cache.k_pos)]
+    return x, pos, mask, k_pos, [t for layer in cache.layers for t in cache.visible(layer)] + [t for kv in cache.fixed.values() for t in kv] + [cache.context[1]]
+
+_rows_for_eager = {F.linear:(_is_row, _row_linear)}
+
+def _record(model, x, cache):
     "The logits of the token after `x`, and a function that gives them for the next one."
-    logits,source,scope = _program(model, x, cache, by_row)
-    exec(source, scope)
+    logits,lines,scope = _program(model, _open(x, cache), cache, _rows_for_eager)
+    exec(_source(lines), scope)
     return logits, scope['step']
 
-def _replay(step, x, cache):
-    "`step` on the next token `x`."
-    pos,mask = cache.open(x)
-    return step(x, pos, mask, cache.k_pos, cache.end, cache.k_len, *_columns(cache))
+# %% ../nbs/06_generate.ipynb #31fbbcd8
+def _is_query(q, k, v, is_causal=False, **kwargs): return q.shape[2] == 1 and not is_causal and q.is_cpu and q.dtype == torch.float32
+
+def _query_attention(q, k, v, attn_mask=None, scale=None, **kwargs):
+    "`F.scaled_dot_product_attention` of one query, in operations that a compiler joins."
+    k,v = (t.repeat_interleave(q.shape[1]//t.shape[1], 1) for t in (k,v))
+    scores = (q*k).sum(-1)[:,:,None] * ifnone(scale, q.shape[-1]**-0.5)     # (bs, n_heads, 1, k_len)
+    if attn_mask is not None: scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    return (scores.softmax(-1).transpose(-2, -1)*v).sum(-2, keepdim=True)
+
+class _Step(torch.nn.Module):
+    "A program as a module, which `torch.export` wants."
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+    def forward(self, *args): return self.step(*args)
+
+def _build(step, args, dims):
+    "`step` as machine code: a function of its tensors in a list."
+    from torch._inductor import aoti_compile_and_package, aoti_load_package # a second of imports
+    from torch.export import Dim, export
+    vary = lambda t, dim: {dim % t.ndim:Dim.DYNAMIC} if t is not None and dim is not None and t.shape[dim] > 1 else None
+    dims = [list(map(vary, a, d)) if isinstance(a, list) else vary(a, d) for a,d in zip(args, dims)]
+    with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), TemporaryDirectory() as folder:
+        warnings.simplefilter('ignore', FutureWarning)                      # of torch's own parts about each other
+        program = export(_Step(step), args, dynamic_shapes=(tuple(dims),))
+        return aoti_load_package(aoti_compile_and_package(program, package_path=f'{folder}/step.pt2')).loader.run
+
+def _layout(t, dim):
+    "What code that was made for one tensor asks of another: the order of its memory, and all sizes but the one that varies, unless that is 1."
+    if t is None: return None
+    order = sorted(range(t.ndim), key=t.stride)
+    return t.dtype, t.device, t.stride(0) == 0, *order, *(n if dim is None or i != dim % t.ndim else min(n, 2) for i,n in enumerate(t.shape))
 
 _compiled = WeakKeyDictionary() # from models to their compiled steps
-_compiler = dict(cpp_wrapper=True)
-if hasattr(torch.compiler, 'skip_guard_on_globals_unsafe'):                 # safe here: what a step refers to is in its key
-    _compiler['guard_filter_fn'] = torch.compiler.skip_guard_on_globals_unsafe
 
 def _compile(model, x, cache):
-    "`_record`, and the function compiled; it is kept for the next time."
-    w = model.head.weight
-    known,key = _compiled.setdefault(model, {}), (len(x), cache.real is None, cache.context[1] is None, w.dtype, w.device, *map(id, model.parameters()))
-    if key in known: return _replay(known[key], x, cache), known[key]
-    logits,step = _record(model, x, cache, by_row=False)                    # a compiler takes products of rows apart
-    known[key] = torch.compile(step, fullgraph=True, dynamic=True, options=_compiler)
+    "`_record`, compiled; the step is kept for the next time."
+    args = _open(x, cache)
+    dims = None, None, -1, -1, [*[-2]*(len(args[4])-1), -1]
+    known,key = _compiled.setdefault(model, {}), (*map(_layout, [*args[:4], *args[4]], [*dims[:4], *dims[4]]), *map(id, model.parameters()))
+    if key in known: return known[key](*args), known[key]
+    logits,lines,scope = _program(model, args, cache, {F.scaled_dot_product_attention:(_is_query, _query_attention)})
+    weights = {k:t for k,t in scope.items() if isinstance(t, torch.Tensor)}
+    exec(_source([f'[{", ".join(weights)}] = weights', *lines], 'weights'), scope)
+    weights = list(weights.values())
+    run = _build(scope['step'], (*args, weights), (*dims, [None]*len(weights)))
+    known[key] = lambda *args: run([t for t in (*args[:4], *args[4], *weights) if t is not None])[0]
     return logits, known[key]
 
-# %% ../nbs/06_generate.ipynb #6ef2cbc4
+# %% ../nbs/06_generate.ipynb #35d97bff
 @contextmanager
 def _without_onednn(model):
     "torch's own kernels for fp32: oneDNN takes longer to set up its GELU for a row than to compute it."
@@ -368,7 +408,7 @@ class _CachedReader(_Reader):
         with torch.inference_mode(), _without_onednn(self.model):
             x = self._unread()                                              # first: it may make another cache
             if not self.fixed or not self.cache.n: return _last_logits(self.model, x, self.cache)
-            if self.step: return _replay(self.step, x, self.cache)
+            if self.step: return self.step(*_open(x, self.cache))
             logits,self.step = (_compile if self.compile else _record)(self.model, x, self.cache)
             return logits
 
@@ -377,13 +417,13 @@ class _CachedReader(_Reader):
         self.longest += 1
 
     def select(self, rows):
-        if len(rows) != len(self.idxs): self.step = None
+        if self.compile or len(rows) != len(self.idxs): self.step = None
         super().select(rows)
         self.cache.select(rows)
         if self.context is not None: self.context = self.cache.context
         self.longest = self.idxs.shape[1] - int(self.start.min())
 
-# %% ../nbs/06_generate.ipynb #f1930ae4
+# %% ../nbs/06_generate.ipynb #89489995
 def _lay_out(model, by_columns):
     "Store the weights of the linear maps of a model on a CPU that widen their input by columns, or again by rows."
     for w in {m.weight for m in model.modules() if isinstance(m, torch.nn.Linear) and m.out_features > m.in_features}:
@@ -418,6 +458,7 @@ def _layout_pays(reader, n):
 
 def _as_generator(seed, device):
     "A `torch.Generator` from a number, a generator or None."
+    _check(seed=seed)
     if seed is None or isinstance(seed, torch.Generator): return seed
     return torch.Generator(device).manual_seed(int(seed))
 
@@ -444,9 +485,11 @@ def _make_reader(model, idxs, max_len, cache=True, compile=False, room=0, src=No
     "The fastest reader that `model` allows; a ValueError if it has nothing to compile."
     able = _cacheable(model)
     if compile and not (cache and able): raise ValueError(f'compile=True is for the one-token step with a cache: {type(model).__name__} with {cache=} has none')
+    max_len = _max_len(model, max_len)
+    if compile and max_len == 1: raise ValueError('compile=True is for a step with a past: with max_len=1 there is none')
     if compile and not _fixed(model): raise ValueError("compile=True is for torch's and this library's parts without hooks: leave it out, or the part of your own")
     idxs,start = _place(model, idxs)
-    args = model, idxs, start, _max_len(model, max_len), _check_source(model, len(idxs), src)
+    args = model, idxs, start, max_len, _check_source(model, len(idxs), src)
     return _CachedReader(*args, cache, compile, room) if able else _Reader(*args)
 
 # %% ../nbs/06_generate.ipynb #58928b2d
@@ -477,7 +520,7 @@ def _steps(reader, n, n_samples, stop, generator, opts):
             done |= torch.isin(new, stop)
             if done.all(): return
 
-# %% ../nbs/06_generate.ipynb #898fcd80
+# %% ../nbs/06_generate.ipynb #28ffebb7
 @delegates(filter_logits)
 def stream_tokens(
     model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or a tuple that begins with them
@@ -489,7 +532,7 @@ def stream_tokens(
     stop_idx=None, # id, or ids, of tokens that end a text
     max_len:int=None, # tokens that the model can read at once; default `model.config.max_len` where there is one
     cache:bool=True, # read each token once, where the model can
-    compile:bool=False, # hand the step to `torch.compile`: takes some twenty seconds, once for a model and a number of texts
+    compile:bool=False, # turn the step into machine code: takes ten to twenty seconds, once for a model and a number of texts
     seed=None, # a number, or a `torch.Generator`, for a repeatable sample
     **kwargs
 ): # yields token ids, `(bs*n_samples,)`, until `n` or until every text has ended
@@ -571,7 +614,7 @@ def beam_search(
     width = max(map(len, texts))
     return torch.stack([torch.cat([t, t[-1:].expand(width-len(t))]) for t in texts]), torch.tensor(scores)
 
-# %% ../nbs/06_generate.ipynb #8090ea25
+# %% ../nbs/06_generate.ipynb #740c346a
 _max_rep = 1000
 
 def decode_specials(
@@ -585,7 +628,7 @@ def decode_specials(
         elif rule and n is None and t.isdecimal() and int(t) <= _max_rep: n = int(t)
         else:
             t = t.replace('▁', ' ')
-            if case: t = t.upper() if case == TK_UP else t[:1].upper() + t[1:]
+            if case and t != UNK: t = t.upper() if case == TK_UP else t[:1].upper() + t[1:]
             if n is None: res.append(t)
             else: res += [t*n] if rule == TK_REP else [t]*n
             case = rule = n = None

@@ -61,15 +61,18 @@ class SinusoidalPositions(AbsolutePositions):
         "`x` plus the sinusoids of `pos`."
         return x + sinusoids(pos, self.d_model, self.base).to(x.dtype)
 
-# %% ../nbs/01_positions.ipynb #af7bfb17
+# %% ../nbs/01_positions.ipynb #d247ac5b
 def rotate_pairs(
     x, # queries or keys, `(bs, n_heads, sl, d_head)`, `d_head` even
     pos, # positions, `(sl,)` or `(bs, sl)`
     base:float=10_000., # N: the slowest pair turns once in 2πN tokens
 ): # the shape of `x`
     "Rotary position embedding (Su et al. 2021, eq. 34)."
-    a = _angles(pos, x.shape[-1], base)                                     # (sl, d_head/2) or (bs, sl, d_head/2)
+    a = _angles(pos, x.shape[-1], base).to(torch.promote_types(x.dtype, torch.float32)) # (sl, d_head/2) or (bs, sl, d_head/2)
     if pos.ndim == 2: a = a[:,None]                                         # one for all heads
+    if x.shape[-2] > 1 and x.dtype == a.dtype and not torch.compiler.is_compiling():
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1,2)).contiguous()) # x1 + i*x2
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(a), a)).flatten(-2)
     cos,sin = a.cos().to(x.dtype), a.sin().to(x.dtype)
     x1,x2 = x[...,0::2], x[...,1::2]
     return torch.stack([x1*cos - x2*sin, x1*sin + x2*cos], -1).flatten(-2)

@@ -42,7 +42,7 @@ def flat_ids(
         out.flush()
         return FlatIds(np.memmap(out, dtype=np.int32, mode='r+'), ends)
 
-# %% ../nbs/05c_stream.ipynb #d888b39e
+# %% ../nbs/05c_stream.ipynb #589f78ae
 _windows = ('continuous', 'random')
 
 def _ids_of(item): return (item[0] if isinstance(item, tuple) else item).tolist()
@@ -57,25 +57,28 @@ class FlatLMDataLoader(LMDataLoader):
         seq_len:int=72, # tokens of a row
         num_workers:int=0, # processes that make batches
         windows:str='continuous', # 'continuous' from batch to batch, or 'random' where the loader shuffles
+        epoch_len:int=None, # batches of an epoch of random windows; default: as many as read each token about once
         flat=None, # `FlatIds` of `dataset`, if they are known
         **kwargs
     ):
         if windows not in _windows: raise ValueError(f'{windows=} is none of {_windows}')
         if seq_len < 1: raise ValueError(f'{seq_len=}: a row has at least one token')
+        if epoch_len is not None and not (windows == 'random' and isinstance(epoch_len, (int,np.integer)) and epoch_len >= 1): raise ValueError(f'{epoch_len=} with {windows=}: give a whole number of batches from 1 on, and windows="random"')
         if flat is None: flat = dataset.flat if isinstance(dataset, FlatTexts) else flat_ids(map(_ids_of, dataset))
-        store_attr('seq_len,windows,flat')
+        store_attr('seq_len,windows,epoch_len,flat')
         self.lens,self.order,self.starts,self.n_starts = np.diff(flat.ends, prepend=0), None, None, len(flat.ids)-seq_len
         if windows == 'random' and len(flat.ids) and self.n_starts < 1: raise ValueError(f'{len(flat.ids)} tokens hold no random window of {seq_len=} and its targets: pass a smaller seq_len')
         self.bl = max(len(flat.ids)-1, 0)//bs # tokens of a stream
         self.n_batches = -(-self.bl//seq_len)
         self.last_len = self.bl - (self.n_batches-1)*seq_len
         super(LMDataLoader, self).__init__(dataset=dataset, bs=bs, num_workers=num_workers, **kwargs)
-        self.n = self.n_batches*bs
+        self.n = bs*(ifnone(epoch_len, self.n_batches) if self.shuffle else self.n_batches)
 
     def shuffle_fn(self, idxs):
         "A new order of the texts, or new windows; batches come in their order."
         if self.windows == 'random':
-            self.starts = np.random.permutation((np.random.randint(self.n_starts) + np.arange(self.n)*self.seq_len) % self.n_starts)
+            n = max(self.n, self.n_batches*self.bs)
+            self.starts = np.random.permutation((np.random.randint(self.n_starts) + np.arange(n)*self.seq_len) % self.n_starts)[:self.n]
             return idxs
         self.order = ifnone(self.order, list(range(len(self.lens))))
         random.shuffle(self.order)
@@ -109,8 +112,9 @@ class FlatLMDataLoader(LMDataLoader):
         **kwargs
     ):
         "A loader with other texts or options."
-        mine = dict(seq_len=self.seq_len, windows=self.windows, flat=self.flat if dataset is None else None)
-        return super(LMDataLoader, self).new(dataset=dataset, **{**mine, **kwargs})
+        kw = {**dict(seq_len=self.seq_len, windows=self.windows, flat=self.flat if dataset is None else None), **kwargs}
+        if kw['windows'] == 'random': kw.setdefault('epoch_len', self.epoch_len)
+        return super(LMDataLoader, self).new(dataset=dataset, **kw)
 
 # %% ../nbs/05c_stream.ipynb #34f0a503
 class TextStart(Transform):
@@ -140,7 +144,7 @@ class FlatTexts(TfmdLists):
         "Other texts, not numbered yet."
         return TfmdLists(items, self.tfms, do_setup=False, types=self.types, split_idx=ifnone(split_idx, self.split_idx), **kwargs)
 
-# %% ../nbs/05c_stream.ipynb #a452ee80
+# %% ../nbs/05c_stream.ipynb #37cf3d5f
 def _only_texts(texts):
     "`texts`, a TypeError for what is none."
     if isinstance(texts, str): raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
@@ -186,12 +190,13 @@ class LMDataLoaders(DataLoaders):
         val_bs:int=None, # rows of a batch of validation; default: `bs`
         seq_len:int=72, # tokens of a row
         windows:str='continuous', # as in `FlatLMDataLoader`, for training
+        epoch_len:int=None, # as in `FlatLMDataLoader`, for training
         num_workers:int=0, # processes that make batches
         path='.', # where learners made from it save
         device=None, # where batches go; default: fastai's
     ):
         "Loaders, checked as `check_dls` does."
-        train = FlatLMDataLoader(sets[0], bs=bs, seq_len=seq_len, windows=windows, num_workers=num_workers, shuffle=True, drop_last=True)
+        train = FlatLMDataLoader(sets[0], bs=bs, seq_len=seq_len, windows=windows, epoch_len=epoch_len, num_workers=num_workers, shuffle=True, drop_last=True)
         if not len(train): raise ValueError(f'the training set has {len(sets[0].flat.ids)} tokens, fewer than {bs+1}, so there is not one batch of {bs=}: pass a smaller bs')
         valid = train.new(sets[1], bs=ifnone(val_bs, bs), windows='continuous', shuffle=False, drop_last=False)
         res = cls(train, valid, path=path, device=ifnone(device, default_device()))

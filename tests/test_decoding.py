@@ -11,6 +11,7 @@ from fastai_txf.generate import _CachedReader, _make_reader
 from fastai_txf.layers import TransformerBlock
 from fastai_txf.models import PRESETS, TransformerLM, make_config
 from fastai_txf.positions import POSITIONS
+from fixtures import uncompiled
 from test_generate import Chars, Own, banded, by_hand, dls, lm_dls, remembered, scripted, tiny
 
 torch.set_num_threads(1)
@@ -124,7 +125,7 @@ def test_foreign_batch(dls):
 
 def test_compile_but_for_the_compiler(monkeypatch):
     "The same texts; who cannot is told"
-    monkeypatch.setattr(torch, 'compile', lambda f, **kwargs: f)
+    monkeypatch.setattr('fastai_txf.generate._build', uncompiled)
     for model in (models['learned'], models['alibi'], tiny('llama', max_len=8).double()):
         for prompts in (ids(5), ids(12), ids(3, 9)): # one text far past `max_len`, and two
             got,want = [generate(model, prompts, 14, temperature=0, compile=o) for o in (True,False)]
@@ -176,9 +177,9 @@ def test_select(positions, width, sizes, n, rows, data):
 
 @pytest.mark.parametrize('width,chunk', [(1,1), (8,1), (8,3), (5,20)])
 def test_bounded(width, chunk):
-    "A rolling cache takes no more than twice what it must hold, and gives back what a long prompt took"
+    "A rolling cache takes no more than twice what it must hold (and a column that is never filled), and gives back what a long prompt took"
     model,cache = models['alibi'], KVCache(width)
-    columns = lambda: [c.shape[2] for kv in cache.layers.values() for c in kv]
+    columns = lambda: [c.shape[2]-1 for kv in cache.layers.values() for c in kv]
     with torch.no_grad():
         for _ in range(12):
             feed(model, cache, torch.zeros(1, chunk).long(), [chunk])
@@ -192,7 +193,7 @@ def test_bounded_reader():
         reader = _make_reader(models[positions], ids(2, 5), None, True)
         with torch.no_grad():
             for _ in range(35): reader.logits(); reader.append(torch.tensor([1,2]))
-        assert all(c.shape[2] <= 2*(8+5) for kv in reader.cache.layers.values() for c in kv)
+        assert all(c.shape[2]-1 <= 2*(8+5) for kv in reader.cache.layers.values() for c in kv)
 
 # Models that cannot use it
 
@@ -727,15 +728,22 @@ def test_words_round_trip(dls, text):
 
 # Compiled
 
-@pytest.mark.skipif(shutil.which('g++') is None, reason='torch.compile needs a C++ compiler on a CPU')
-def test_compiled():
-    "The same text, past `max_len` too; without a cache there is nothing to compile"
+@pytest.mark.skipif(shutil.which('g++') is None, reason='the compiler of torch needs one of C++ on a CPU')
+def test_compiled(monkeypatch):
+    "The same texts, past `max_len` too, of other lengths and after more training; without a cache there is nothing to compile"
+    monkeypatch.setenv('AOTI_RUNTIME_CHECK_INPUTS', '1')                    # all that the code takes for granted about its tensors
     model = TransformerLM(vocab_sz=V, d_model=8, n_heads=2, n_layers=1, max_len=12, positions='learned')
-    x = torch.tensor([[1,2,3]])
-    want = generate(model, x, 30, temperature=0)
-    assert torch.equal(generate(model, x, 30, temperature=0, compile=True), want)
-    with pytest.raises(ValueError, match='compile=True'): generate(model, x, 3, compile=True, cache=False)
-    with pytest.raises(ValueError, match='Own'): generate(Own(V), x, 3, compile=True)
+    def check(*lens):
+        prompts = ids(*lens)
+        got,want = [generate(model, prompts, 30, temperature=0, compile=o) for o in (True,False)]
+        assert [t.tolist() for t in got] == [t.tolist() for t in want]
+    check(3, 8)
+    check(20, 5)
+    for p in model.parameters(): p.data += 0.1*torch.randn_like(p)
+    check(2, 3)
+    with pytest.raises(ValueError, match='compile=True'): generate(model, ids(3), 3, compile=True, cache=False)
+    with pytest.raises(ValueError, match='max_len=1'): generate(model, ids(3), 3, compile=True, max_len=1)
+    with pytest.raises(ValueError, match='Own'): generate(Own(V), torch.tensor([[1,2,3]]), 3, compile=True)
 
 # The recorded step
 

@@ -269,6 +269,7 @@ def test_decode():
     assert dec('xxrep 3 ! so xxwrep 2 ha said xxmaj bo') == ['!!!','so','ha','ha','said','Bo']
     assert dec(' '.join(['xxmaj']*5000 + ['a'])) == ['A']
     assert dec('xxup nasa \n▁▁ xxwrep 3') == ['NASA','\n  ']
+    assert dec('xxmaj xxunk xxup xxunk xxmaj bo') == ['xxunk','xxunk','Bo']
 
 # `predict`
 
@@ -357,7 +358,8 @@ def test_long_prompt(dls):
         assert out.startswith('the cat sat on the mat '*10)
 
 @pytest.mark.parametrize('opts,says', [(dict(n_words=-1), 'n_words=-1'), (dict(n_words=1.5), 'n_words=1.5'), (dict(n_tokens=-2), 'n_tokens=-2'),
-    (dict(temperature=-1, n_words=0), 'temperature=-1'), (dict(top_p=0), 'top_p=0'), (dict(top_p=2), 'top_p=2')], ids=lambda o: o if isinstance(o, str) else '')
+    (dict(temperature=-1, n_words=0), 'temperature=-1'), (dict(top_p=0), 'top_p=0'), (dict(top_p=2), 'top_p=2'), (dict(n_words='3'), "n_words='3'"),
+    (dict(seed='a'), "seed='a'")], ids=lambda o: o if isinstance(o, str) else '')
 def test_predict_range(dls, opts, says):
     "Named with the remedy, even where nothing would be generated"
     with pytest.raises(ValueError, match=says): predict(scripted(dls, 'xxbos a'), 'It', **opts)

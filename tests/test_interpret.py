@@ -536,6 +536,7 @@ def test_exported(clf, s2s, tmp_path):
         close(back.attention(text).weights, learn.attention(text).weights.cpu())
         assert str(back.step_through(text)) == str(learn.step_through(text))
         if learn is clf: assert str(back.explain(text)) == str(learn.explain(text))
+        with pytest.raises(ValueError, match='no texts'): back.top_losses()
 
 def test_plain_learner(dls, dls_lm):
     "A plain `Learner` around one of our models will do; other models are a TypeError"

@@ -15,7 +15,7 @@ from fastai_txf.positions import POSITIONS, sinusoids
 from fastai_txf.seq2seq import *
 from fastai_txf.tokens import BPETokenizer, CharTokenizer
 from fastai_txf.train import SampleText, TokenAccuracy
-from fixtures import changed, make_dls, quiet, texts_df, weights
+from fixtures import changed, make_dls, quiet, texts_df, uncompiled, weights
 from test_properties import build, configs
 
 torch.set_num_threads(1)
@@ -166,7 +166,7 @@ def test_rows_keep_their_source(rows):
 
 def test_compile_but_for_the_compiler(monkeypatch):
     "A step made for one source serves others, of other lengths, with padding and without"
-    monkeypatch.setattr(torch, 'compile', lambda f, **kwargs: f)
+    monkeypatch.setattr('fastai_txf.generate._build', uncompiled)
     model = tiny(n_kv_heads=2)
     for lens in ((3,8),(5,5),(2,9),(4,),(7,),(1,)):
         src,start = sources(*lens),text(len(lens),1)

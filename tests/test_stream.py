@@ -60,6 +60,29 @@ def test_random_windows_differ():
     dl = FlatLMDataLoader(texts_of([[*range(90)]]), bs=2, seq_len=5, windows='random', shuffle=True)
     assert epoch(dl) != epoch(dl)
 
+@given(st.integers(12, 90), st.integers(1, 3), st.integers(1, 10), st.integers(1, 40))
+def test_epoch_len(n, bs, seq_len, epoch_len):
+    "So many batches, no window twice before all have come; what is not shuffled has them all, in order"
+    kw = dict(bs=bs, seq_len=seq_len, windows='random')
+    dl,whole = (FlatLMDataLoader(texts_of([[*range(n)]]), shuffle=True, epoch_len=e, **kw) for e in (epoch_len,None))
+    for _ in range(2):
+        x = torch.cat([b[0] for b in dl])
+        assert x.shape == (epoch_len*bs, seq_len) and len(dl) == epoch_len
+        if epoch_len <= len(whole): assert len({*dl.starts}) >= len(dl.starts) - 1
+    assert dl.new(seq_len=1).epoch_len == epoch_len
+    for o in (dl.new(shuffle=False), dl.new(windows='continuous', shuffle=False)): assert epoch(o) == epoch(whole.new(shuffle=False))
+
+def test_epoch_len_learner():
+    "Epochs of a fit are as long as asked, validation is whole"
+    kw = dict(tok_tfm=CharTokenizer(), bs=2, seq_len=8)
+    texts = texts_df().text.tolist()
+    dls = LMDataLoaders.from_texts(texts[:60], texts[60:], windows='random', epoch_len=3, **kw)
+    learn = quiet(transformer_lm_learner(dls, **SMALL))
+    learn.fit(2)
+    assert len(learn.recorder.lrs) == 6 and len(dls.valid) == len(LMDataLoaders.from_texts(texts[:60], texts[60:], **kw).valid)
+    for bad in (dict(windows='random', epoch_len=0), dict(windows='random', epoch_len=2.5), dict(epoch_len=3)):
+        with pytest.raises(ValueError, match='epoch_len='): LMDataLoaders.from_texts(texts, texts, **kw, **bad)
+
 def test_any_length_and_type():
     "Rows far longer than fastai's 72 tokens, from one text of ten million ids of two bytes"
     ids = np.zeros(10**7, dtype=np.uint16)

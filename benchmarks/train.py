@@ -1,0 +1,81 @@
+"""The time and memory of a training step: this library beside Hugging Face GPT-2, x-transformers, `nn.TransformerEncoder`, nanoGPT's arrangement and the workshop's model.
+
+One shape for all (see `peers.py`), no dropout, batches of 8 × 256 tokens, fused AdamW, fp32. Times: the candidates take turns in one process, medians over the rounds, ratios of the rounds.
+Memory: a fresh process for each candidate and length, the largest resident set of four steps above that after the imports (Linux only)."""
+from peers import *
+import statistics
+
+NAMES = {'ours':'`TransformerLM`, learned positions', 'rotary':'`TransformerLM`, rotary positions', 'nano':"nanoGPT's arrangement", 'hf':'Hugging Face GPT-2', 'torch':'`nn.TransformerEncoder`', 'x':'x-transformers', 'workshop':"the workshop's model"}
+MAKE = dict(ours=lambda n: ours(n, None, positions='learned', bias=False), rotary=lambda n: ours(n, None, positions='rotary', bias=False), nano=nano,
+            hf=lambda n: hugging_face(n, embd_pdrop=0., attn_pdrop=0., resid_pdrop=0.), torch=TorchLM, x=x_transformers, workshop=workshop)
+LENGTHS = 512,1024,2048,4096 # tokens in one text, for memory
+
+def stepper(name, bs, sl, compiled=False):
+    "A training step of a candidate."
+    torch.manual_seed(0)
+    model = MAKE[name](sl)
+    if name in ('ours','rotary'):
+        for m in model.modules():
+            if isinstance(m, nn.Dropout): m.p = 0.
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    x = torch.randint(2, VOCAB, (bs,sl+1))
+    run = torch.compile(model) if compiled else model
+    def step():
+        out = run(x[:,:-1])
+        loss = F.cross_entropy(getattr(out, 'logits', out).flatten(0, 1), x[:,1:].flatten())
+        loss.backward(); opt.step(); opt.zero_grad()
+        return loss.item()
+    step.params = n_params(model)
+    return step
+
+def race(args):
+    "A row for each candidate."
+    runs,secs = {k:stepper(k, 8, 256) for k in args.only}, {k:[] for k in args.only}
+    for r in range(args.rounds+1):
+        for k,f in runs.items():
+            start = time.perf_counter()
+            loss = f()
+            if r: secs[k].append(time.perf_counter()-start)                 # the first round warms up
+            assert math.isfinite(loss), k
+    for k,ts in secs.items():
+        yield dict(candidate=k, seconds=statistics.median(ts), ratio=statistics.median(a/b for a,b in zip(ts, secs['ours'])) if 'ours' in secs else None,
+                   tokens_per_s=round(8*256/statistics.median(ts)), params=runs[k].params, rounds=args.rounds, **about(args.threads, 'transformers', 'x-transformers'))
+
+def memory(name, sl, args):
+    "Peak MB of a candidate's steps on one text of `sl` tokens, in a fresh process."
+    cmd = [sys.executable, __file__, '--child', name, str(sl), '--threads', str(args.threads)]
+    return int(subprocess.run(cmd, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+def child(name, sl):
+    "What `memory` runs."
+    before,step = peak(),stepper(name, 1, int(sl))
+    for _ in range(4): step()
+    print(round(peak()-before))
+
+def render(rows):
+    "The results as markdown."
+    cols = {'model':lambda r: NAMES[r['candidate']], 'seconds a step':lambda r: f"{r['seconds']:.3f}", 'tokens/s':'tokens_per_s', 'times `TransformerLM`':'ratio', 'parameters':'params',
+            **{f'MB at {n:,}':lambda r, n=n: r['mb'][str(n)] for n in LENGTHS}}
+    return f'# A training step\n\nWritten by `python benchmarks/train.py`. 4 layers, d_model {WIDTH}, {HEADS} heads, vocabulary {VOCAB:,}, fp32, fused AdamW. Seconds: 8 × 256 tokens, medians of {rows[0]["rounds"]} rounds in turns. ' \
+           f'MB: the peak above the imports, optimizer included, on one text of so many tokens.\n\n{table(rows, cols)}\n{ran_with(rows, env=None)}'
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('--only', nargs='+', choices=NAMES, default=list(NAMES), help='candidates; nothing is recorded for a part of them')
+    p.add_argument('--rounds', type=int, default=9, help='rounds of the race')
+    p.add_argument('--threads', type=int, default=torch.get_num_threads(), help='threads of torch')
+    p.add_argument('--child', nargs=2, help=argparse.SUPPRESS)
+    args = p.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.child: return child(*args.child)
+    rows = list(race(args))
+    for r in rows:
+        print(r['candidate'], f"{r['seconds']:.3f} s", r['ratio'], flush=True)
+        r['mb'] = {str(n):memory(r['candidate'], n, args) for n in LENGTHS}
+        print(r['mb'], flush=True)
+    print(text := render(rows))
+    if len(rows) < len(NAMES): return
+    (HERE/'results'/'train.jsonl').write_text(''.join(json.dumps(r)+'\n' for r in rows))
+    (HERE/'results'/'train.md').write_text(text)
+
+if __name__ == '__main__': main()

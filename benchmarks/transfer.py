@@ -1,0 +1,145 @@
+"""1,000 labelled IMDB reviews: this library's classifier with and without pretraining on unlabelled reviews, beside a bigram model.
+
+The encoder is pretrained once and kept. Each candidate and seed runs in a process of its own and adds a line to results/transfer.jsonl; what is there already is not run again."""
+import hashlib
+from fastai.text.all import *
+from fastai_txf.all import *
+from common import *
+from imdb import Tokens, draw, held_out, read_tokens
+
+N_LABELLED,N_TEST = 1000,5000
+TEXT = dict(objective='mlm', epochs=1, lr=5e-3, bs=32, seq_len=256, max_vocab=12_000, seed=0, mask_p=0.3, model=dict(config='reviews', p=0., emb_p=0.))
+
+RECIPES = dict(
+    pretrained=dict(text=TEXT, epochs=3, frozen=1, lr=3e-3, div=1., bs=16, label_smoothing=0., fit={}, model=dict(config='reviews', p=0.1, head_p=0.2, token_p=0., word_p=0.)),
+    labels    =dict(text=None, epochs=5, frozen=0, lr=3e-3, div=1., bs=16, label_smoothing=0., fit={}, model=dict(config='reviews', p=0.1, head_p=0.2, token_p=0., word_p=0.)),
+    bigram    =dict(model=dict(C=1.)))
+
+NAMES = dict(pretrained='`transformer_classifier_learner`, pretrained', labels='`transformer_classifier_learner`, labels only', bigram='`baseline`: NB-weighted (1, 2)-grams, logistic regression')
+
+# Data
+
+def parts(valid, n):
+    "Tokens of texts to pretrain on, labelled reviews to train on, reviews to score: held-out ones, or a part of the test set."
+    train,held = read_tokens('train'), held_out()
+    rest = [train[i] for i in sorted({*range(len(train))} - {*held.tolist()})]
+    labelled = [rest[i] for i in draw(rest, n or N_LABELLED)]
+    if valid: scored = [train[i] for i in held]
+    else:
+        test = read_tokens('test')
+        scored = [test[i] for i in draw(test, N_TEST)]
+    return [ts for ts,_ in rest][:n and 4*n], labelled, scored[::len(scored)//n if n else 1]
+
+def make_vocab_of(texts, max_vocab): return make_vocab(Counter(t for ts in texts for t in ts), 2, max_vocab)
+
+def lm_dls(texts, text):
+    "Loaders of a language model over all but every fiftieth of `texts`."
+    vocab = make_vocab_of(texts, text['max_vocab'])
+    number = Numericalize(vocab)
+    ids = [flat_ids(number(ts).tolist() for i,ts in enumerate(texts) if (i%50 == 0) == valid).ids for valid in (False,True)]
+    return LMDataLoaders.from_ids(*ids, vocab, bs=text['bs'], seq_len=text['seq_len'], windows='random')
+
+def make_dls(train, valid, vocab, bs):
+    "fastai's loaders of reviews, from tokens."
+    dblock = DataBlock((TextBlock(Tokens(), vocab=vocab), CategoryBlock), get_x=ItemGetter(0), get_y=ItemGetter(1), splitter=IndexSplitter(range(len(train), len(train+valid))))
+    return dblock.dataloaders(train+valid, bs=bs, val_bs=64, num_workers=0)
+
+# Candidates
+
+def pretrain(texts, text, n):
+    "The file of an encoder pretrained on `texts`, and what to say of its training: made once, whatever is done with it."
+    file = fastai_path('model')/'imdb_transfer'/f'{hashlib.md5(json.dumps([text, n]).encode()).hexdigest()}.pth'
+    about_it = file.with_suffix('.json')
+    if not about_it.exists():
+        set_seed(text['seed'])
+        dls = lm_dls(texts, text)
+        learn = transformer_mlm_learner(dls, mask_p=text['mask_p'], metrics=accuracy, **text['model']) if text['objective'] == 'mlm' else transformer_lm_learner(dls, metrics=accuracy, **text['model'])
+        count,start = Count(pad_index(dls)), time.process_time()
+        with learn.no_bar(): learn.fit_one_cycle(text['epochs'], text['lr'], cbs=count)
+        learn.save_encoder(file)
+        loss,acc = learn.recorder.values[-1][1:3]
+        about_it.write_text(json.dumps(dict(text_tokens=count.tokens, text_minutes=round((time.process_time()-start)/60, 2), text_loss=round(loss, 3), text_accuracy=100*acc)))
+    return file, json.loads(about_it.read_text())
+
+def fit(learn, recipe):
+    "Unfreeze one group after the other (`frozen` epochs each), then train all of them; the core-minutes."
+    start,n = time.process_time(), len(classifier_splitter(learn.model))
+    rates = slice(recipe['lr']/recipe['div']**(n-1), recipe['lr'])
+    with learn.no_bar(), learn.no_logging():
+        for i in range(1, n) if recipe['frozen'] else ():
+            learn.freeze_to(-i)
+            learn.fit_one_cycle(recipe['frozen'], rates, **recipe['fit'])
+        learn.unfreeze()
+        learn.fit_one_cycle(recipe['epochs'], rates, **recipe['fit'])
+    return round((time.process_time()-start)/60, 2)
+
+def train_and_score(recipe, seed, args):
+    "Pretrain or take what is pretrained, train on the labelled reviews, score once."
+    texts,labelled,scored = parts(args.valid, args.n)
+    text = recipe['text'] or TEXT
+    encoder,told = pretrain(texts, text, args.n) if recipe['text'] else (None, {})
+    set_seed(seed)
+    dls = make_dls(labelled, labelled[:1], make_vocab_of(texts, text['max_vocab']), recipe['bs']) # fastai wants something to validate on
+    loss = LabelSmoothingCrossEntropyFlat(eps=recipe['label_smoothing'])
+    learn = transformer_classifier_learner(dls, pretrained=encoder, metrics=accuracy, loss_func=loss, **recipe['model'])
+    minutes = fit(learn, recipe)
+    with learn.no_bar(): preds,targs = learn.get_preds(dl=dls.test_dl(scored, rm_type_tfms=0, with_labels=True, num_workers=0))
+    return dict(accuracy=100*accuracy(preds, targs).item(), scored=len(scored), minutes=minutes, params=n_params(learn.model), vocab=len(dls.vocab[0]), **told)
+
+def bigram(recipe, seed, args):
+    "`baseline`, with the vocabulary of the labelled reviews."
+    _,labelled,scored = parts(args.valid, args.n)
+    dls = make_dls(labelled, scored, make_vocab_of([ts for ts,_ in labelled], 60_000), 64)
+    start = time.process_time()
+    acc = baseline(dls, **recipe['model']).accuracy.iloc[-1]
+    return dict(accuracy=100*float(acc), scored=len(scored), minutes=round((time.process_time()-start)/60, 2), vocab=len(dls.vocab[0]))
+
+def ask(name, seed, args):
+    "What one run is asked to do."
+    return dict(candidate=name, split='valid' if args.valid else 'test', seed=None if name=='bigram' else seed, n=args.n, recipe=change(RECIPES[name], args.set))
+
+def run(name, seed, args):
+    "One candidate with one seed; the row for the results."
+    torch.set_num_threads(args.threads)
+    row = ask(name, seed, args)
+    return {**row, **(bigram if name=='bigram' else train_and_score)(row['recipe'], seed, args), **about(args.threads)}
+
+# Results
+
+COLS = {'candidate':lambda r: NAMES[r['candidate']] + tried(r) + changed(r), 'seed':'seed', 'accuracy':'accuracy', 'core-minutes for text':'text_minutes', 'core-minutes for labels':'minutes',
+        'tokens of text seen':'text_tokens', 'parameters':'params'}
+
+def changed(row):
+    "How the recipe of `row` differs from the script's."
+    diff = own_settings(row, RECIPES)
+    return f" ({', '.join(diff)})" if diff else ''
+
+def with_means(rows):
+    "`rows` by candidate, each run several times followed by its mean."
+    groups = groupby(sorted(rows, key=lambda r: list(RECIPES).index(r['candidate'])), lambda r: json.dumps([r[k] for k in ('candidate','n','recipe')]))
+    for rs in groups.values():
+        yield from rs
+        if len(rs) > 1: yield {**rs[0], **{k:None for k in COLS.values() if isinstance(k, str)}, 'seed':f'mean of {len(rs)}', 'accuracy':float(np.mean([r['accuracy'] for r in rs]))}
+
+def render(rows):
+    "The results as markdown."
+    res = f'# IMDB with {N_LABELLED:,} labelled reviews, accuracy in per cent\n\nWritten by `python benchmarks/transfer.py`. The labelled reviews are {N_LABELLED//2} of each label, drawn with a fixed seed ' \
+          'from the 22,500 training reviews that are not held out; these 22,500, without their labels, are the text to pretrain on. The encoder was pretrained once, with one seed; the seeds in the table are those of the classifiers. ' \
+          'Core-minutes are processor time of training.\n'
+    for split,title in dict(test=f'{N_TEST:,} reviews of the test set, {N_TEST//2:,} of each label, drawn with a fixed seed and scored once at the end of each run',
+                            valid='2,500 held-out training reviews, on which everything was chosen').items():
+        mine = [r for r in rows if r['split']==split]
+        if mine: res += f'\n## {title}\n\n{table(with_means(mine), COLS)}\n{ran_with(mine)}'
+    return res
+
+def main():
+    p = options(__doc__, RECIPES)
+    p.add_argument('--seeds', nargs='+', type=int, default=[0,1,2], help='of the classifiers')
+    p.add_argument('--valid', action='store_true', help='score on 2,500 training reviews held out, not on test reviews')
+    args = p.parse_args()
+    file = out_file(args, 'transfer')
+    for name in args.only:
+        for seed in [0] if name=='bigram' and not args.child else args.seeds: do(name, seed, args, file, ask, run)
+    if file and not args.child: file.with_suffix('.md').write_text(render(read_rows(file)))
+
+if __name__ == '__main__': main()
