@@ -263,6 +263,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastai_txf.generate._part_ended': ('generate.html#_part_ended', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._pieces': ('generate.html#_pieces', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._place': ('generate.html#_place', 'fastai_txf/generate.py'),
+                                     'fastai_txf.generate._plain_strides': ('generate.html#_plain_strides', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._print_stream': ('generate.html#_print_stream', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._program': ('generate.html#_program', 'fastai_txf/generate.py'),
                                      'fastai_txf.generate._query_attention': ('generate.html#_query_attention', 'fastai_txf/generate.py'),

@@ -206,7 +206,7 @@ class _Reader:
         self.idxs,self.start = self.idxs[rows],self.start[rows]
         if self.src is not None: self.src = self.src[rows]
 
-# %% ../nbs/06_generate.ipynb #99700d38
+# %% ../nbs/06_generate.ipynb #f98240a1
 def _last_logits(model, x, cache): return model.head(model.hidden(x, cache=cache)[:,-1])
 
 def _fixed(model):
@@ -268,7 +268,7 @@ class _Tape(TorchFunctionMode):
 
 class _TapedCache:
     "An opened `KVCache` whose additions are lines on a tape."
-    def __init__(self, cache, tape, x, pos, mask, k_pos, columns):
+    def __init__(self, cache, tape, x, pos, mask, k_pos, *columns):
         self.cache,self.tape,self.context,self.once = cache,tape,cache.context,cache.once
         self.pos,self.mask,self.k_pos = pos,mask,k_pos
         names = dict(x=x, pos=pos, mask=mask, k_pos=k_pos, **{f'columns[{j}]':t for j,t in enumerate(columns)})
@@ -288,13 +288,13 @@ def _program(model, args, cache, instead):
     with tape: logits = _last_logits(model, args[0], _TapedCache(cache, tape, *args))
     return logits, [*tape.lines, f'return {tape.write(logits)}'], tape.scope
 
-def _source(lines, *more): return '\n    '.join([f'def step({", ".join(["x", "pos", "mask", "k_pos", "columns", *more])}):', *lines])
+def _source(lines, *first): return '\n    '.join([f'def step({", ".join([*first, "x", "pos", "mask", "k_pos", "*columns"])}):', *lines])
 
 def _open(x, cache):
     "What a step needs to read the token `x`."
     pos,mask = cache.open(x)
-    x,pos,mask,k_pos = [t if t is None else t.clone(memory_format=torch.contiguous_format) for t in (x, pos, mask, cache.k_pos)]
-    return x, pos, mask, k_pos, [t for layer in cache.layers for t in cache.visible(layer)] + [t for kv in cache.fixed.values() for t in kv] + [cache.context[1]]
+    columns = [t for layer in cache.layers for t in cache.visible(layer)] + [t for kv in cache.fixed.values() for t in kv]
+    return x, pos, mask, cache.k_pos, *columns, cache.context[1]
 
 _rows_for_eager = {F.linear:(_is_row, _row_linear)}
 
@@ -304,7 +304,7 @@ def _record(model, x, cache):
     exec(_source(lines), scope)
     return logits, scope['step']
 
-# %% ../nbs/06_generate.ipynb #31fbbcd8
+# %% ../nbs/06_generate.ipynb #46e33a7d
 def _is_query(q, k, v, is_causal=False, **kwargs): return q.shape[2] == 1 and not is_causal and q.is_cpu and q.dtype == torch.float32
 
 def _query_attention(q, k, v, attn_mask=None, scale=None, **kwargs):
@@ -321,16 +321,20 @@ class _Step(torch.nn.Module):
         self.step = step
     def forward(self, *args): return self.step(*args)
 
-def _build(step, args, dims):
-    "`step` as machine code: a function of its tensors in a list."
+def _plain_strides(x, pos, mask, k_pos, *columns):
+    "The same, the small ones with the strides that their shapes imply: those of a view change from step to step."
+    return *(t if t is None else t.clone(memory_format=torch.contiguous_format) for t in (x, pos, mask, k_pos)), *columns
+
+def _build(step, weights, args, dims):
+    "`step` as machine code, its `weights` where they are: a function of what `_open` gives."
     from torch._inductor import aoti_compile_and_package, aoti_load_package # a second of imports
     from torch.export import Dim, export
-    vary = lambda t, dim: {dim % t.ndim:Dim.DYNAMIC} if t is not None and dim is not None and t.shape[dim] > 1 else None
-    dims = [list(map(vary, a, d)) if isinstance(a, list) else vary(a, d) for a,d in zip(args, dims)]
+    vary = [{dim % t.ndim:Dim.DYNAMIC} if t is not None and dim is not None and t.shape[dim] > 1 else None for t,dim in zip(args, dims)]
     with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), TemporaryDirectory() as folder:
         warnings.simplefilter('ignore', FutureWarning)                      # of torch's own parts about each other
-        program = export(_Step(step), args, dynamic_shapes=(tuple(dims),))
-        return aoti_load_package(aoti_compile_and_package(program, package_path=f'{folder}/step.pt2')).loader.run
+        program = export(_Step(step), (weights, *args), dynamic_shapes=(([None]*len(weights), *vary),))
+        run = aoti_load_package(aoti_compile_and_package(program, package_path=f'{folder}/step.pt2')).loader.run
+    return lambda *args: run([*weights, *(t for t in _plain_strides(*args) if t is not None)])[0]
 
 def _layout(t, dim):
     "What code that was made for one tensor asks of another: the order of its memory, and all sizes but the one that varies, unless that is 1."
@@ -342,16 +346,14 @@ _compiled = WeakKeyDictionary() # from models to their compiled steps
 
 def _compile(model, x, cache):
     "`_record`, compiled; the step is kept for the next time."
-    args = _open(x, cache)
-    dims = None, None, -1, -1, [*[-2]*(len(args[4])-1), -1]
-    known,key = _compiled.setdefault(model, {}), (*map(_layout, [*args[:4], *args[4]], [*dims[:4], *dims[4]]), *map(id, model.parameters()))
+    args = _plain_strides(*_open(x, cache))
+    dims = [None, None, -1, -1, *[-2]*(len(args)-5), -1]                    # the sizes that vary
+    known,key = _compiled.setdefault(model, {}), (*map(_layout, args, dims), *map(id, model.parameters()))
     if key in known: return known[key](*args), known[key]
     logits,lines,scope = _program(model, args, cache, {F.scaled_dot_product_attention:(_is_query, _query_attention)})
     weights = {k:t for k,t in scope.items() if isinstance(t, torch.Tensor)}
     exec(_source([f'[{", ".join(weights)}] = weights', *lines], 'weights'), scope)
-    weights = list(weights.values())
-    run = _build(scope['step'], (*args, weights), (*dims, [None]*len(weights)))
-    known[key] = lambda *args: run([t for t in (*args[:4], *args[4], *weights) if t is not None])[0]
+    known[key] = _build(scope['step'], list(weights.values()), args, dims)
     return logits, known[key]
 
 # %% ../nbs/06_generate.ipynb #35d97bff
@@ -423,7 +425,7 @@ class _CachedReader(_Reader):
         if self.context is not None: self.context = self.cache.context
         self.longest = self.idxs.shape[1] - int(self.start.min())
 
-# %% ../nbs/06_generate.ipynb #89489995
+# %% ../nbs/06_generate.ipynb #fc0777a0
 def _lay_out(model, by_columns):
     "Store the weights of the linear maps of a model on a CPU that widen their input by columns, or again by rows."
     for w in {m.weight for m in model.modules() if isinstance(m, torch.nn.Linear) and m.out_features > m.in_features}:
