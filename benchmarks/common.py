@@ -1,11 +1,12 @@
 "What the benchmarks share: the tutorial model they compare with, characters to learn, counting, one process for each run, tables."
-import argparse, ast, json, math, os, platform, re, subprocess, sys, time
+import argparse, ast, json, math, os, platform, re, statistics, subprocess, sys, time
 from importlib.metadata import version
 from pathlib import Path
 import torch, torch.nn as nn, torch.nn.functional as F
 from fastai.callback.core import Callback, CancelFitException, CancelValidException
 from fastai.callback.schedule import ParamScheduler, SchedCos, SchedLin, combine_scheds
 from fastai.data.external import fastai_path
+from fastcore.basics import groupby
 
 HERE = Path(__file__).parent
 MALLOC = dict(MALLOC_MMAP_THRESHOLD_='4294967296', MALLOC_TRIM_THRESHOLD_='8589934592', MALLOC_TOP_PAD_='268435456')
@@ -194,6 +195,31 @@ def run_alone(name, seed):
     print(f'== {name}, seed {seed}', flush=True)
     subprocess.run(cmd, env={**os.environ, **MALLOC}, check=True)
 
+def run_all(runs, args, file, ask, run, render):
+    "`do` each candidate and seed of `runs`, then write the table."
+    for name,seed in runs: do(name, seed, args, file, ask, run)
+    if file and not args.child: file.with_suffix('.md').write_text(render(read_rows(file)))
+
+# Candidates in one process
+
+def in_turns(runs, rounds, clock=time.perf_counter):
+    "Seconds of each function in each round, after a round that warms up."
+    times = {k:[] for k in runs}
+    for r in range(rounds+1):
+        for k,f in runs.items():
+            start = clock()
+            f()
+            if r: times[k].append(clock()-start)
+    return times
+
+def ratio(times, base):
+    "The median of the rounds' ratios."
+    return statistics.median(a/b for a,b in zip(times, base))
+
+def from_child(*args):
+    "The last line that this script prints with `args`, in a process of its own."
+    return subprocess.run([sys.executable, sys.argv[0], *map(str, args)], check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+
 # Results
 
 def read_rows(file): return [json.loads(l) for l in file.read_text().splitlines()] if file.exists() else []
@@ -236,6 +262,18 @@ def own_settings(row, recipes):
     flat = lambda r: {**r, **r['model']}
     mine,now = flat(row['recipe']),flat(recipes[row['candidate']])
     return [f'{k}={mine.get(k)}' for k in {**now, **mine} if k != 'model' and mine.get(k) != now.get(k)]
+
+def changed(row, recipes):
+    "`own_settings` in brackets, nothing where there are none."
+    diff = own_settings(row, recipes)
+    return f" ({', '.join(diff)})" if diff else ''
+
+def with_means(rows, recipes, cols):
+    "`rows` by candidate, each run several times followed by its mean accuracy."
+    groups = groupby(sorted(rows, key=lambda r: list(recipes).index(r['candidate'])), lambda r: json.dumps([r.get(k) for k in ('candidate','asked','n','recipe')]))
+    for rs in groups.values():
+        yield from rs
+        if len(rs) > 1: yield {**rs[0], **{k:None for k in cols.values() if isinstance(k, str)}, 'seed':f'mean of {len(rs)}', 'accuracy':statistics.fmean(r['accuracy'] for r in rs)}
 
 def ran_with(rows, env=MALLOC):
     "The machines, versions and commits of `rows`, and the environment of their runs, as lines of a list."

@@ -5,7 +5,7 @@ on the same batches at the same learning rates. A run that is in results/experim
 from fastai.text.all import *
 from fastai_txf.all import *
 from common import *
-import imdb, shakespeare, statistics
+import imdb, shakespeare
 
 BS,SEQ_LEN = shakespeare.BS,shakespeare.SEQ_LEN
 BASE = dict(d_model=64, n_heads=4, n_layers=2, bias=False, p=0., emb_p=0.)
@@ -85,13 +85,8 @@ def stepper(kw, bs):
 def step_ms(experiment, rounds=15, n=5):
     "Milliseconds of the processor of a step of each candidate: medians of rounds in which they take turns."
     steps = {k:stepper(kw, BS) for k,kw in CANDIDATES[experiment].items()}
-    times = {k:[] for k in steps}
-    for r in range(rounds+1):
-        for k,step in steps.items():
-            start = time.process_time()
-            for _ in range(n): step()
-            if r: times[k].append(1000*(time.process_time()-start)/n)       # the first round warms up
-    return {k:statistics.median(ts) for k,ts in times.items()}
+    times = in_turns({k:lambda f=f: [f() for _ in range(n)] for k,f in steps.items()}, rounds, time.process_time)
+    return {k:1000*statistics.median(ts)/n for k,ts in times.items()}
 
 def print_mb(experiment, name, bs=64):
     "Print the largest resident set in three steps on `bs` windows, above that after the imports: in a process of its own."
@@ -99,9 +94,7 @@ def print_mb(experiment, name, bs=64):
     for _ in range(3): step()
     print(round(peak()-before))
 
-def step_mb(experiment, name, threads):
-    cmd = [sys.executable, __file__, experiment, '--threads', str(threads), '--memory', name]
-    return int(subprocess.run(cmd, check=True, capture_output=True, text=True).stdout.split()[-1])
+def step_mb(experiment, name, threads): return int(from_child(experiment, '--threads', threads, '--memory', name))
 
 def cost(experiment, threads):
     "Time of a step, and memory where the models differ in size."

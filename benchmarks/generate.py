@@ -3,7 +3,6 @@
 One shape for all: 4 layers, d_model 256, 8 heads, vocabulary 10,000, random weights; a prompt of 16 tokens. Needs `pip install -e '.[bench]'`.
 The candidates take turns in one process; each figure is a median over the rounds, each ratio the median of the rounds' ratios."""
 from peers import *
-import statistics
 from x_transformers import AutoregressiveWrapper
 from fastai_txf.generate import generate, stream_tokens
 
@@ -87,7 +86,7 @@ def throughput(args, names, bs):
     limit = bandwidth()
     for k,ts in secs.items():
         per_s = args.n/statistics.median(ts)
-        yield dict(candidate=k, bs=bs, tokens_per_s=round(bs*per_s), ratio=statistics.median(a/b for a,b in zip(secs['hf'], ts)) if 'hf' in secs else None,
+        yield dict(candidate=k, bs=bs, tokens_per_s=round(bs*per_s), ratio=ratio(secs['hf'], ts) if 'hf' in secs else None,
                    limit=per_s*read[k]/limit, first=round(warm[k], 1), rounds=args.rounds, n=args.n, **about(args.threads))
 
 def growth(args, compile):

@@ -123,21 +123,8 @@ def run(name, seed, args):
 
 # Results
 
-COLS = {'candidate':lambda r: NAMES[r['candidate']] + tried(r) + changed(r), 'seed':'seed', 'accuracy':'accuracy', 'reviews scored':'scored', 'epochs':'epochs', 'tokens seen':'tokens',
+COLS = {'candidate':lambda r: NAMES[r['candidate']] + tried(r) + changed(r, RECIPES), 'seed':'seed', 'accuracy':'accuracy', 'reviews scored':'scored', 'epochs':'epochs', 'tokens seen':'tokens',
         'tokens/s':'tokens_per_s', 'minutes':'minutes', 'parameters':'params'}
-
-def changed(row):
-    "How the recipe of `row` differs from the script's."
-    diff = own_settings(row, RECIPES)
-    return f" ({', '.join(diff)})" if diff else ''
-
-def with_means(rows):
-    "`rows` by candidate, each run several times followed by its mean."
-    groups = groupby(sorted(rows, key=lambda r: list(RECIPES).index(r['candidate'])), lambda r: json.dumps([r[k] for k in ('candidate','asked','n','recipe')]))
-    for rs in groups.values():
-        yield from rs
-        if len(rs) > 1: yield {**rs[0], **{k:None for k in COLS.values() if isinstance(k, str)}, 'seed':f'mean of {len(rs)}',
-                               'accuracy':float(np.mean([r['accuracy'] for r in rs]))}
 
 def render(rows):
     "The results as markdown."
@@ -146,7 +133,7 @@ def render(rows):
     for split,title in dict(test='The test set, scored once at the end of each run; trained on 25,000',
                             valid='2,500 held-out reviews, on which everything was chosen; trained on 22,500').items():
         mine = [r for r in rows if r['split']==split]
-        if mine: res += f'\n## {title}\n\n{table(with_means(mine), COLS)}\n{ran_with(mine)}'
+        if mine: res += f'\n## {title}\n\n{table(with_means(mine, RECIPES, COLS), COLS)}\n{ran_with(mine)}'
     return res + '\n## Published\n\n' + table([dict(who=w, a=a) for w,a in PUBLISHED], {'who':'who', 'accuracy':'a'})
 
 def seeds(name, args):
@@ -160,9 +147,6 @@ def main():
     p.add_argument('--peer-seeds', nargs='+', type=int, default=[0], help='of workshop and awd')
     p.add_argument('--valid', action='store_true', help='score on 2,500 training reviews held out, not on the test set')
     args = p.parse_args()
-    file = out_file(args, 'imdb')
-    for name in args.only:
-        for seed in seeds(name, args): do(name, seed, args, file, ask, run)
-    if file and not args.child: file.with_suffix('.md').write_text(render(read_rows(file)))
+    run_all([(name, seed) for name in args.only for seed in seeds(name, args)], args, out_file(args, 'imdb'), ask, run, render)
 
 if __name__ == '__main__': main()

@@ -63,8 +63,6 @@ def main():
     p.add_argument('--epochs', type=int, default=None, help='train for so many epochs, whatever the minutes')
     p.add_argument('--seeds', nargs='+', type=int, default=[0], help='of both')
     args = p.parse_args()
-    file = out_file(args, 'lm_sample')
-    for name,seed in itertools.product(args.only, args.seeds): do(name, seed, args, file, ask, run)
-    if file and not args.child: file.with_suffix('.md').write_text(render(read_rows(file)))
+    run_all(itertools.product(args.only, args.seeds), args, out_file(args, 'lm_sample'), ask, run, render)
 
 if __name__ == '__main__': main()

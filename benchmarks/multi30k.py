@@ -106,9 +106,6 @@ def main():
     p.add_argument('--seeds', nargs='+', type=int, default=[0], help='of each candidate')
     p.add_argument('--valid', action='store_true', help='score on the validation pairs, not on the test set')
     args = p.parse_args()
-    file = out_file(args, 'multi30k')
-    for name in args.only:
-        for seed in args.seeds: do(name, seed, args, file, ask, run)
-    if file and not args.child: file.with_suffix('.md').write_text(render(read_rows(file)))
+    run_all([(name, seed) for name in args.only for seed in args.seeds], args, out_file(args, 'multi30k'), ask, run, render)
 
 if __name__ == '__main__': main()

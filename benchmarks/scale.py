@@ -3,7 +3,6 @@
 Memory: a language model of 4 layers, d_model 256, 8 heads, 8 × 256 tokens, AdamW included; a fresh process for each candidate, the largest resident set above that after the imports.
 Optimizers: a small learner (2 layers, d_model 64), the optimizers taking turns in one process. Times are of the processor, so that what else runs on the machine counts little."""
 from common import *
-import statistics
 from functools import partial
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
@@ -49,8 +48,7 @@ def step(name, args):
 
 def fresh(name, args):
     "`step` in a process of its own."
-    cmd = [sys.executable, __file__, '--child', name, *[f'--{o}={getattr(args, o)}' for o in ('rounds','vocab','layers','sl','threads')]]
-    return json.loads(subprocess.run(cmd, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    return json.loads(from_child('--child', name, *[f'--{o}={getattr(args, o)}' for o in ('rounds','vocab','layers','sl','threads')]))
 
 # Optimizers
 
@@ -71,13 +69,8 @@ def optimizers(args, n=50):
         learn._do_epoch_validate = lambda *args, **kwargs: None
         return learn
     runs = dict(loop=plain_loop(small(adamw)), adamw=partial(small(adamw).fit, 1, 1e-3), adam=partial(small(Adam).fit, 1, 1e-3))
-    times = {k:[] for k in runs}
-    for r in range(args.rounds+1):
-        for k,f in runs.items():
-            start = time.process_time()
-            f()
-            if r: times[k].append(1000*(time.process_time()-start)/n)       # the first round warms up
-    return [dict(candidate=k, ms=statistics.median(ts), ratio=statistics.median(a/b for a,b in zip(ts, times['loop'])), rounds=args.rounds, **about(args.threads)) for k,ts in times.items()]
+    times = in_turns(runs, args.rounds, time.process_time)
+    return [dict(candidate=k, ms=1000*statistics.median(ts)/n, ratio=ratio(ts, times['loop']), rounds=args.rounds, **about(args.threads)) for k,ts in times.items()]
 
 # Results
 

@@ -5,7 +5,6 @@ the text; the loss is that of the last 10 %, in disjoint windows of 64. The cand
 from fastai.text.all import *
 from fastai_txf.all import *
 from common import *
-import statistics
 
 BS,SEQ_LEN,WIDTH,HEADS,LAYERS = 12,64,128,4,4
 NAMES = dict(txf='`transformer_lm_learner`, sinusoidal positions', plain="the same size, arranged as nanoGPT's, in a plain loop")
@@ -48,9 +47,8 @@ COLS = {'model':lambda r: NAMES[r['candidate']], 'seed':'seed', 'valid loss':lam
 def render(rows):
     "The results as markdown."
     times = {k:[r['seconds'] for r in rows if r['candidate'] == k] for k in NAMES}
-    ratio = statistics.median(a/b for a,b in zip(*times.values()))
     return f'# Characters of tinyshakespeare\n\nWritten by `python benchmarks/shakespeare.py`. {LAYERS} layers, {HEADS} heads, width {WIDTH}, windows of {SEQ_LEN} characters, batches of {BS}. ' \
-           f'The loss is over the whole last tenth of the text.\n\n{table(rows, COLS)}\nThe learner takes {ratio:.2f} times as long as the plain loop, the median of {len(times["txf"])} rounds in which the two take turns.\n\n' \
+           f'The loss is over the whole last tenth of the text.\n\n{table(rows, COLS)}\nThe learner takes {ratio(*times.values()):.2f} times as long as the plain loop, the median of {len(times["txf"])} rounds in which the two take turns.\n\n' \
            f"{ran_with(rows, env=None)}\nPublished for nanoGPT at this setting: a validation loss of 1.88.\n"
 
 def main():

@@ -81,7 +81,7 @@ def ask(name, seed, args):
 
 def peak_mb():
     "The most memory that this process, or the largest of its own, has held."
-    return round(max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))/1024)
+    return round(max(peak(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss/1024))
 
 def run(name, seed, args):
     "Time one candidate; the row for the results."
@@ -104,7 +104,7 @@ def run(name, seed, args):
 
 # Results
 
-def ratio(row, rows):
+def times_fastai(row, rows):
     "How many times as fast as fastai in the same round."
     base = [r['texts_per_s'] for r in rows if r['candidate'] == 'fastai' and all(r[k] == row[k] for k in ('seed','asked','n'))]
     return f"{row['texts_per_s']/base[0]:.1f}" if base else None
@@ -112,7 +112,7 @@ def ratio(row, rows):
 def render(rows):
     "The results as markdown."
     of = lambda names: [r for r in rows if r['candidate'] in names]
-    cols = {'candidate':lambda r: NAMES[r['candidate']] + tried(r), 'round':'seed', 'texts':'texts', 'tokens':'tokens', 'seconds':'seconds', 'texts/s':'texts_per_s', "times fastai's rate":lambda r: ratio(r, rows),
+    cols = {'candidate':lambda r: NAMES[r['candidate']] + tried(r), 'round':'seed', 'texts':'texts', 'tokens':'tokens', 'seconds':'seconds', 'texts/s':'texts_per_s', "times fastai's rate":lambda r: times_fastai(r, rows),
             'MB at the start':'before_mb', 'MB at the most':'peak_mb', "texts with fastai's tokens":'same'}
     loading = {'loader':lambda r: KINDS[r['candidate'].split('_')[0]], 'tokens':lambda r: r['candidate'].split('_')[1], 'round':'seed', 'seconds to the first batch':'start_s', 'ms a batch':lambda r: f"{r['batch_ms']:.3f}", 'MB at the most':'peak_mb'}
     res = "# Texts to token ids, ids to batches\n\nWritten by `python benchmarks/tokenizing.py`. IMDB's training reviews, tokenized and numbered with a vocabulary counted in them (byte pairs: learned); candidates take turns, each in a fresh process. "
@@ -127,9 +127,6 @@ def main():
     p.add_argument('--check', type=int, default=2_000, help='reviews whose tokens are compared with fastai\'s')
     p.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2], help='rounds')
     args = p.parse_args()
-    file = out_file(args, 'tokenizing')
-    for seed in args.seeds:
-        for name in args.only: do(name, seed, args, file, ask, run)
-    if file and not args.child: file.with_suffix('.md').write_text(render(read_rows(file)))
+    run_all([(name, seed) for seed in args.seeds for name in args.only], args, out_file(args, 'tokenizing'), ask, run, render)
 
 if __name__ == '__main__': main()

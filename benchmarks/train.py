@@ -3,48 +3,37 @@
 One shape for all (see `peers.py`), no dropout, batches of 8 × 256 tokens, fused AdamW, fp32. Times: the candidates take turns in one process, medians over the rounds, ratios of the rounds.
 Memory: a fresh process for each candidate and length, the largest resident set of four steps above that after the imports (Linux only)."""
 from peers import *
-import statistics
 
 NAMES = {'ours':'`TransformerLM`, learned positions', 'rotary':'`TransformerLM`, rotary positions', 'nano':"nanoGPT's arrangement", 'hf':'Hugging Face GPT-2', 'torch':'`nn.TransformerEncoder`', 'x':'x-transformers', 'workshop':"the workshop's model"}
-MAKE = dict(ours=lambda n: ours(n, None, positions='learned', bias=False), rotary=lambda n: ours(n, None, positions='rotary', bias=False), nano=nano,
+MAKE = dict(ours=lambda n: ours(n, None, positions='learned', bias=False, p=0., emb_p=0.), rotary=lambda n: ours(n, None, positions='rotary', bias=False, p=0., emb_p=0.), nano=nano,
             hf=lambda n: hugging_face(n, embd_pdrop=0., attn_pdrop=0., resid_pdrop=0.), torch=TorchLM, x=x_transformers, workshop=workshop)
 LENGTHS = 512,1024,2048,4096 # tokens in one text, for memory
 
-def stepper(name, bs, sl, compiled=False):
+def stepper(name, bs, sl):
     "A training step of a candidate."
     torch.manual_seed(0)
     model = MAKE[name](sl)
-    if name in ('ours','rotary'):
-        for m in model.modules():
-            if isinstance(m, nn.Dropout): m.p = 0.
     opt = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     x = torch.randint(2, VOCAB, (bs,sl+1))
-    run = torch.compile(model) if compiled else model
     def step():
-        out = run(x[:,:-1])
+        out = model(x[:,:-1])
         loss = F.cross_entropy(getattr(out, 'logits', out).flatten(0, 1), x[:,1:].flatten())
         loss.backward(); opt.step(); opt.zero_grad()
-        return loss.item()
+        assert math.isfinite(loss.item()), name
     step.params = n_params(model)
     return step
 
 def race(args):
     "A row for each candidate."
-    runs,secs = {k:stepper(k, 8, 256) for k in args.only}, {k:[] for k in args.only}
-    for r in range(args.rounds+1):
-        for k,f in runs.items():
-            start = time.perf_counter()
-            loss = f()
-            if r: secs[k].append(time.perf_counter()-start)                 # the first round warms up
-            assert math.isfinite(loss), k
+    runs = {k:stepper(k, 8, 256) for k in args.only}
+    secs = in_turns(runs, args.rounds)
     for k,ts in secs.items():
-        yield dict(candidate=k, seconds=statistics.median(ts), ratio=statistics.median(a/b for a,b in zip(ts, secs['ours'])) if 'ours' in secs else None,
+        yield dict(candidate=k, seconds=statistics.median(ts), ratio=ratio(ts, secs['ours']) if 'ours' in secs else None,
                    tokens_per_s=round(8*256/statistics.median(ts)), params=runs[k].params, rounds=args.rounds, **about(args.threads, 'transformers', 'x-transformers'))
 
 def memory(name, sl, args):
     "Peak MB of a candidate's steps on one text of `sl` tokens, in a fresh process."
-    cmd = [sys.executable, __file__, '--child', name, str(sl), '--threads', str(args.threads)]
-    return int(subprocess.run(cmd, check=True, capture_output=True, text=True).stdout.split()[-1])
+    return int(from_child('--child', name, sl, '--threads', args.threads))
 
 def child(name, sl):
     "What `memory` runs."

@@ -10,9 +10,11 @@ from imdb import Tokens, draw, held_out, read_tokens
 N_LABELLED,N_TEST = 1000,5000
 TEXT = dict(objective='mlm', epochs=1, lr=5e-3, bs=32, seq_len=256, max_vocab=12_000, seed=0, mask_p=0.3, model=dict(config='reviews', p=0., emb_p=0.))
 
+LABELS = dict(lr=3e-3, div=1., bs=16, label_smoothing=0., fit={}, model=dict(config='reviews', p=0.1, head_p=0.2, token_p=0., word_p=0.))
+
 RECIPES = dict(
-    pretrained=dict(text=TEXT, epochs=3, frozen=1, lr=3e-3, div=1., bs=16, label_smoothing=0., fit={}, model=dict(config='reviews', p=0.1, head_p=0.2, token_p=0., word_p=0.)),
-    labels    =dict(text=None, epochs=5, frozen=0, lr=3e-3, div=1., bs=16, label_smoothing=0., fit={}, model=dict(config='reviews', p=0.1, head_p=0.2, token_p=0., word_p=0.)),
+    pretrained=dict(text=TEXT, epochs=3, frozen=1, **LABELS),
+    labels    =dict(text=None, epochs=5, frozen=0, **LABELS),
     bigram    =dict(model=dict(C=1.)))
 
 NAMES = dict(pretrained='`transformer_classifier_learner`, pretrained', labels='`transformer_classifier_learner`, labels only', bigram='`baseline`: NB-weighted (1, 2)-grams, logistic regression')
@@ -106,20 +108,8 @@ def run(name, seed, args):
 
 # Results
 
-COLS = {'candidate':lambda r: NAMES[r['candidate']] + tried(r) + changed(r), 'seed':'seed', 'accuracy':'accuracy', 'core-minutes for text':'text_minutes', 'core-minutes for labels':'minutes',
+COLS = {'candidate':lambda r: NAMES[r['candidate']] + tried(r) + changed(r, RECIPES), 'seed':'seed', 'accuracy':'accuracy', 'core-minutes for text':'text_minutes', 'core-minutes for labels':'minutes',
         'tokens of text seen':'text_tokens', 'parameters':'params'}
-
-def changed(row):
-    "How the recipe of `row` differs from the script's."
-    diff = own_settings(row, RECIPES)
-    return f" ({', '.join(diff)})" if diff else ''
-
-def with_means(rows):
-    "`rows` by candidate, each run several times followed by its mean."
-    groups = groupby(sorted(rows, key=lambda r: list(RECIPES).index(r['candidate'])), lambda r: json.dumps([r[k] for k in ('candidate','n','recipe')]))
-    for rs in groups.values():
-        yield from rs
-        if len(rs) > 1: yield {**rs[0], **{k:None for k in COLS.values() if isinstance(k, str)}, 'seed':f'mean of {len(rs)}', 'accuracy':float(np.mean([r['accuracy'] for r in rs]))}
 
 def render(rows):
     "The results as markdown."
@@ -129,7 +119,7 @@ def render(rows):
     for split,title in dict(test=f'{N_TEST:,} reviews of the test set, {N_TEST//2:,} of each label, drawn with a fixed seed and scored once at the end of each run',
                             valid='2,500 held-out training reviews, on which everything was chosen').items():
         mine = [r for r in rows if r['split']==split]
-        if mine: res += f'\n## {title}\n\n{table(with_means(mine), COLS)}\n{ran_with(mine)}'
+        if mine: res += f'\n## {title}\n\n{table(with_means(mine, RECIPES, COLS), COLS)}\n{ran_with(mine)}'
     return res
 
 def main():
@@ -137,9 +127,7 @@ def main():
     p.add_argument('--seeds', nargs='+', type=int, default=[0,1,2], help='of the classifiers')
     p.add_argument('--valid', action='store_true', help='score on 2,500 training reviews held out, not on test reviews')
     args = p.parse_args()
-    file = out_file(args, 'transfer')
-    for name in args.only:
-        for seed in [0] if name=='bigram' and not args.child else args.seeds: do(name, seed, args, file, ask, run)
-    if file and not args.child: file.with_suffix('.md').write_text(render(read_rows(file)))
+    runs = [(name, seed) for name in args.only for seed in ([0] if name=='bigram' and not args.child else args.seeds)]
+    run_all(runs, args, out_file(args, 'transfer'), ask, run, render)
 
 if __name__ == '__main__': main()
