@@ -77,7 +77,7 @@ class FlatLMDataLoader(LMDataLoader):
     def shuffle_fn(self, idxs):
         "A new order of the texts, or new windows; batches come in their order."
         if self.windows == 'random':
-            n = max(self.n, self.n_batches*self.bs)
+            n = max(self.n, self.n_starts//self.seq_len)                    # all windows of the text come before one comes again
             self.starts = np.random.permutation((np.random.randint(self.n_starts) + np.arange(n)*self.seq_len) % self.n_starts)[:self.n]
             return idxs
         self.order = ifnone(self.order, list(range(len(self.lens))))
