@@ -156,6 +156,12 @@ class TorchOptimizer(OptimWrapper):
         if not isinstance(groups[0], (L,list)): groups = [groups]
         super().__init__([dict(params=list(g), wd=wd) for g in groups], opt, {k:v for k,v in pytorch_hp_map.items() if v != 'wd'}, lr=lr, weight_decay=0., **kwargs)
 
+    @property
+    def hypers(self):
+        "The hyperparameters of each group, by fastai's names."
+        at = [(h, *k.split('__')) for k,h in self.fwd_map.items()]
+        return [{h:g[k][int(i[0])] if i else g[k] for h,k,*i in at} for g in self.opt.param_groups]
+
     @torch.no_grad()
     def step(self, closure=None):
         "Decay, then step."

@@ -104,7 +104,7 @@ class FlatLMDataLoader(LMDataLoader):
         if self.starts is not None: start,sl = int(self.starts[seq]), self.seq_len
         ids = self._take(start, start+sl+1)
         ids = torch.from_numpy(ids.astype(np.int64))
-        return LMTensorText(ids[:-1]),TensorText(ids[1:])
+        return ids[:-1].as_subclass(LMTensorText),ids[1:].as_subclass(TensorText)
 
     @delegates(LMDataLoader.new)
     def new(self,

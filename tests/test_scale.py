@@ -197,6 +197,14 @@ def test_adamw_is_adam(make, kind):
     for theirs,*ours in zip(*res):
         for o in ours: assert torch.allclose(o, theirs, atol=2e-5)
 
+@pytest.mark.parametrize('opt_func', [adamw, partial(TorchOptimizer, opt=torch.optim.SGD)])
+def test_hypers(opt_func):
+    "What fastai's `OptimWrapper` finds, group by group"
+    opt = opt_func([[nn.Parameter(torch.ones(1))] for _ in range(3)], lr=0.1)
+    opt.set_hyper('lr', slice(1e-3, 1e-1)); opt.set_hyper('mom', [0.1,0.2,0.3])
+    assert opt.hypers == OptimWrapper.hypers.fget(opt)
+    assert [h['mom'] for h in opt.hypers] == [0.1,0.2,0.3]
+
 @both
 def test_adamw_saves(make, kind):
     "Optimizer state goes with `save` and `export`; wd set in `fit` arrives"
