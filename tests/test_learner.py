@@ -3,13 +3,13 @@ import dataclasses, inspect, subprocess, sys
 import numpy as np, pandas as pd, pytest, torch
 from functools import partial
 from torch import nn
-from fastai.text.all import (L, BaseTokenizer, CategoryBlock, CSVLogger, ClassificationInterpretation, DataBlock, EarlyStoppingCallback, GradientClip, GrandparentSplitter,
+from fastai.text.all import (L, BaseTokenizer, CancelFitException, CategoryBlock, CSVLogger, ClassificationInterpretation, DataBlock, EarlyStoppingCallback, GradientClip, GrandparentSplitter,
                              Learner, Module, Perplexity, RMSProp, SaveModelCallback, TextBlock, TextDataLoaders, accuracy, accuracy_multi,
                              get_text_files, load_learner, parent_label, tokenize_folder)
 import fastai.text.learner as fastai_text, fastai_txf.learner as learner_module
 from fastai_txf.data import TransformerDataLoaders, check_df, pad_index, text_vocab
 from fastai_txf.layers import TransformerBlock
-from fastai_txf.learner import remap_rows, transformer_classifier_learner, transformer_lm_learner
+from fastai_txf.learner import TransformerLearner, remap_rows, transformer_classifier_learner, transformer_lm_learner
 from fastai_txf.models import TransformerClassifier, TransformerConfig, TransformerLM, compact
 from fixtures import *
 
@@ -200,6 +200,34 @@ def test_predict(trained, df):
     (pd.DataFrame(dict(text=['a', np.nan])), TypeError, 'number 1 is nan'), (pd.DataFrame(dict(body=['a'])), ValueError, "'text'.*'body'.*text_col"), (['a', 3], TypeError, '3: a int')])
 def test_predict_refuses(trained, item, error, words):
     with pytest.raises(error, match=words): trained.predict(item)
+
+class Listener(Callback):
+    "Notes what it hears; `after_pred` is an attribute of the instance"
+    def __init__(self): self.heard,self.after_pred = [],lambda: self.heard.append('after_pred')
+    def before_fit(self): self.heard.append('before_fit')
+    def before_batch(self):
+        self.heard.append('before_batch')
+        if len(self.heard) > 5: self.run = False
+    def after_batch(self): self.heard.append('after_batch')
+
+class Late(Listener):
+    "Comes after `Listener`, and listens to the end"
+    order = 5
+    def after_cancel_fit(self): self.heard.append('after_cancel_fit')
+    def after_batch(self): raise CancelFitException()
+
+def test_events(make, monkeypatch):
+    "Callbacks hear what fastai's learner tells them, and run again in the next fit"
+    def heard(**kw):
+        cbs = [Listener(), Late()]
+        learn = make('clf', cbs=cbs, **kw)
+        for _ in range(2): learn.fit(1)
+        learn.remove_cb(cbs[1]); learn.fit(1)
+        return [cb.heard for cb in cbs], [cb.run for cb in cbs]
+    ours = heard()
+    monkeypatch.delattr(TransformerLearner, '_call_one')
+    assert ours == heard() and ours[0][0].count('before_fit') == 3 and 'after_cancel_fit' in ours[0][1] and ours[1] == [True,True]
+    with pytest.raises(Exception, match='missing before_lunch'): make('clf')('before_lunch')
 
 def test_predict_leaves_the_learner_alone(make):
     "The record and the callbacks"
