@@ -16,7 +16,7 @@ from fastcore.imports import IN_NOTEBOOK
 from fastcore.foundation import L
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
-from fastai.callback.core import event
+from fastai.callback.core import Callback, event
 from fastai.callback.fp16 import AMPMode
 from fastai.data.transforms import get_c
 from fastai.learner import Learner, Recorder
@@ -90,13 +90,15 @@ def _load_head(model, pretrained, vocab):
     if left: print(f'new, because of another shape: {", ".join(left)}')
 
 # %% ../nbs/08_learner.ipynb #96e3d650
+def _listens(cb, event_name): return hasattr(type(cb), event_name) or event_name in vars(cb) or type(cb).__call__ is not Callback.__call__
+
 class TransformerLearner(Learner):
     "A `Learner` around a transformer: what classifiers and language models share."
     def _call_one(self, event_name):
         "As in `Learner`, without a call for each callback that has nothing to do."
         if event_name == 'after_fit' or not hasattr(event, event_name): return super()._call_one(event_name) # the first one sets all of them running again
         for cb in self.cbs.sorted('order'):
-            if hasattr(type(cb), event_name) or event_name in vars(cb): cb(event_name)
+            if _listens(cb, event_name): cb(event_name)
 
     def one_batch(self, i, b):
         "As in `Learner`, and callbacks that can `leave` a batch do so however it ends."

@@ -216,17 +216,23 @@ class Late(Listener):
     def after_cancel_fit(self): self.heard.append('after_cancel_fit')
     def after_batch(self): raise CancelFitException()
 
+class All(Callback):
+    "Hears all that happens"
+    def __init__(self): self.heard = []
+    def __call__(self, event_name): self.heard.append(event_name)
+
 def test_events(make, monkeypatch):
     "Callbacks hear what fastai's learner tells them, and run again in the next fit"
     def heard(**kw):
-        cbs = [Listener(), Late()]
+        cbs = [Listener(), Late(), All()]
         learn = make('clf', cbs=cbs, **kw)
         for _ in range(2): learn.fit(1)
         learn.remove_cb(cbs[1]); learn.fit(1)
         return [cb.heard for cb in cbs], [cb.run for cb in cbs]
     ours = heard()
+    assert set(ours[0][2]) >= {'after_pred','before_step','after_fit'}
     monkeypatch.delattr(TransformerLearner, '_call_one')
-    assert ours == heard() and ours[0][0].count('before_fit') == 3 and 'after_cancel_fit' in ours[0][1] and ours[1] == [True,True]
+    assert ours == heard() and ours[0][0].count('before_fit') == 3 and 'after_cancel_fit' in ours[0][1] and ours[1] == [True]*3
     with pytest.raises(Exception, match='missing before_lunch'): make('clf')('before_lunch')
 
 def test_predict_leaves_the_learner_alone(make):
