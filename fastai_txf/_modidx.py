@@ -783,6 +783,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'fastai_txf.stream._ids_of': ('stream.html#_ids_of', 'fastai_txf/stream.py'),
                                    'fastai_txf.stream._numbered': ('stream.html#_numbered', 'fastai_txf/stream.py'),
                                    'fastai_txf.stream._only_texts': ('stream.html#_only_texts', 'fastai_txf/stream.py'),
+                                   'fastai_txf.stream._parts': ('stream.html#_parts', 'fastai_txf/stream.py'),
                                    'fastai_txf.stream._set_up': ('stream.html#_set_up', 'fastai_txf/stream.py'),
                                    'fastai_txf.stream.flat_ids': ('stream.html#flat_ids', 'fastai_txf/stream.py')},
             'fastai_txf.tokens': { 'fastai_txf.tokens.BPETokenizer': ('tokens.html#bpetokenizer', 'fastai_txf/tokens.py'),

@@ -18,7 +18,7 @@ from fastcore.basics import ifnone, maps, store_attr
 from fastcore.meta import delegates
 from .data import TextTokenizer, _names, _random_mask, _valid_mask, check_df, check_dls, token_lists
 
-# %% ../nbs/05c_stream.ipynb #3b23ba62
+# %% ../nbs/05c_stream.ipynb #5d9b728e
 FlatIds = namedtuple('FlatIds', 'ids ends')
 
 def flat_ids(
@@ -36,7 +36,7 @@ def flat_ids(
         new.tofile(out)
         n,new = n + len(new), array('i')
     ends = np.array(ends, dtype=np.int64)
-    if out is None: return FlatIds(np.array(new, dtype=np.int32), ends)
+    if out is None: return FlatIds(np.frombuffer(new, dtype=np.int32), ends)
     with out:
         new.tofile(out)
         out.flush()
@@ -144,7 +144,7 @@ class FlatTexts(TfmdLists):
         "Other texts, not numbered yet."
         return TfmdLists(items, self.tfms, do_setup=False, types=self.types, split_idx=ifnone(split_idx, self.split_idx), **kwargs)
 
-# %% ../nbs/05c_stream.ipynb #37cf3d5f
+# %% ../nbs/05c_stream.ipynb #851deb6a
 def _only_texts(texts):
     "`texts`, a TypeError for what is none."
     if isinstance(texts, str): raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
@@ -154,17 +154,19 @@ def _only_texts(texts):
 
 def _begun(lists, bos): return (ids if ids and ids[0] == bos else [bos, *ids] for ids in lists)
 
+def _parts(ids): return (ids[i:i+2**20] for i in range(0, len(ids), 2**20))
+
 def _counted(toks, starts, min_freq, max_vocab, file):
     "The ids of lists of tokens, and the vocabulary that is counted in them."
     index = defaultdict()
     index.default_factory = index.__len__
     lists = ([index[t] for t in ts] for ts in toks)
     flat = flat_ids(_begun(lists, index[BOS]) if starts else lists, file)
-    count = np.bincount(flat.ids, minlength=len(index))
+    count = sum((np.bincount(o, minlength=len(index)) for o in _parts(flat.ids)), np.zeros(len(index), dtype=int))
     vocab = make_vocab(Counter(dict(zip(index, count.tolist()))), min_freq, max_vocab)
     number = Numericalize(vocab).o2i
     table = np.array([number.get(t, 0) for t in index], dtype=np.int32)
-    for i in range(0, len(flat.ids), 2**20): flat.ids[i:i+2**20] = table[flat.ids[i:i+2**20]]
+    for o in _parts(flat.ids): o[:] = table[o]
     return flat,vocab
 
 def _numbered(texts, tok, vocab, starts, n_workers):

@@ -1,5 +1,5 @@
 "Batches from one array of ids: fastai's token for token, random windows, files, learners"
-import random, numpy as np, pandas as pd, pytest, torch
+import random, tracemalloc, numpy as np, pandas as pd, pytest, torch
 from fastai.text.all import BaseTokenizer, LMDataLoader, LMTensorText, Numericalize, TensorText, TfmdLists, load_learner, make_vocab, Counter
 from hypothesis import assume, given, strategies as st
 from fixtures import SMALL, quiet, texts_df
@@ -159,3 +159,16 @@ def test_errors(call, error, match):
 def test_one_text_is_not_many():
     "A string is refused where texts are asked for; a path is one file"
     with pytest.raises(TypeError, match='one str is not many texts'): LMDataLoaders.from_texts('a long text '*50, tok_tfm=CharTokenizer(), bs=2, seq_len=4)
+
+@pytest.mark.parametrize('max_ram,most', [(2**27,5), (50_000,1)])
+def test_memory(monkeypatch, max_ram, most):
+    "A stream of texts takes the four bytes of an id for a token, and a file none"
+    monkeypatch.setattr(flat_ids, '__defaults__', (None,max_ram))
+    def peak(n):
+        tracemalloc.start()
+        dls = LMDataLoaders.from_texts(('all in a row '*100 for _ in range(n)), tok_tfm=CharTokenizer(), bs=2)
+        res = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return res, len(dls.train_ds.flat.ids)
+    (few,n),(many,m) = peak(1200),peak(2400)
+    assert many-few < most*(m-n)
