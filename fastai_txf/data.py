@@ -501,7 +501,7 @@ class TransformerDataLoaders(TextDataLoaders):
         check_dls(dls)
         return cls(*dls.loaders, path=dls.path, device=dls.device)
 
-# %% ../nbs/05_data.ipynb #9aac0dc7
+# %% ../nbs/05_data.ipynb #e6df7816
 @patch(cls_method=True)
 @delegates(TransformerDataLoaders.from_df)
 def from_csv(cls:TransformerDataLoaders,
@@ -515,16 +515,35 @@ def from_csv(cls:TransformerDataLoaders,
     "Loaders from the rows of a csv file; pandas reads an empty text as missing, and the error says how to keep it"
     return cls.from_df(pd.read_csv(Path(path)/csv_fname, header=header, delimiter=delimiter, quoting=quoting), path=path, **kwargs)
 
+def _folder_frame(files, splitter):
+    "The texts of `files`, the names of their folders as labels, and which `splitter` takes for validation; others are left out"
+    train,valid = splitter(files)
+    files = [files[i] for i in (*train, *valid)]
+    return pd.DataFrame(dict(text=_all_texts(files), label=[*map(parent_label, files)], is_valid=[False]*len(train) + [True]*len(valid), file=[*map(str, files)]))
+
 @patch(cls_method=True)
 @delegates(TextDataLoaders.from_folder)
 def from_folder(cls:TransformerDataLoaders,
     path, # holds the folders `train` and `valid` with a folder for each label, or the labels' folders (`valid_pct`)
+    train='train', # name of the folder to train on
+    valid='valid', # name of the one for validation
+    valid_pct:float=None, # share of validation files, drawn at random; None goes by the folders
+    seed:int=None, # of that draw
+    vocab:list=None, # labels; None takes them from the training files
+    tok_tfm=None, # tokenizer; None is fastai's, whose tokens are kept in `<path>_tok` for the next time
+    splitter=None, # what parts the files, in place of the folders' names and the draw
     **kwargs
 ):
     "Loaders from a folder of text files, tokenized again if any is new or changed"
     _check_options(TextDataLoaders.from_folder, kwargs)
-    refresh_tokens(path)
-    return cls._checked(TextDataLoaders.from_folder(path, **kwargs))
+    files = get_text_files(path, folders=[train,valid] if valid_pct is None else None)
+    if not files: raise ValueError(f'there is no text file (*.txt) in {path}' + (f' under {train!r} or {valid!r}: name the folders, or give valid_pct' if valid_pct is None else ''))
+    if tok_tfm is None:
+        refresh_tokens(path)
+        return cls._checked(TextDataLoaders.from_folder(path, train, valid, valid_pct, seed, vocab, splitter=splitter, **kwargs))
+    if splitter is None: splitter = GrandparentSplitter(train, valid) if valid_pct is None else RandomSplitter(valid_pct, seed=seed)
+    return cls.from_df(_folder_frame(files, splitter), path, text_col='text', label_col='label', valid_col='is_valid', tok_tfm=tok_tfm,
+                       y_block=None if vocab is None else CategoryBlock(vocab), **kwargs)
 
 @patch
 @delegates(TfmdDL.__init__)

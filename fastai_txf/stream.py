@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['FlatIds', 'flat_ids', 'FlatLMDataLoader', 'TextStart', 'FlatTexts', 'LMDataLoaders']
 
-# %% ../nbs/05c_stream.ipynb #8522d7a9
-import numpy as np, pandas as pd, random, tempfile, torch
+# %% ../nbs/05c_stream.ipynb #2f3031b5
+import csv, numpy as np, pandas as pd, random, tempfile, torch
 from array import array
 from collections import Counter, defaultdict, namedtuple
 from pathlib import Path
@@ -14,9 +14,9 @@ from fastai.data.all import DataLoaders, L, Pipeline, TfmdLists, Transform
 from fastai.text.core import BOS, WordTokenizer
 from fastai.text.data import LMDataLoader, LMTensorText, Numericalize, TensorText, make_vocab
 from fastai.torch_core import default_device
-from fastcore.basics import ifnone, maps, store_attr
+from fastcore.basics import ifnone, maps, patch, store_attr
 from fastcore.meta import delegates
-from .data import TextTokenizer, _names, _random_mask, _valid_mask, check_df, check_dls, token_lists
+from .data import TextTokenizer, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_tokenizer, token_lists
 
 # %% ../nbs/05c_stream.ipynb #5d9b728e
 FlatIds = namedtuple('FlatIds', 'ids ends')
@@ -144,7 +144,7 @@ class FlatTexts(TfmdLists):
         "Other texts, not numbered yet."
         return TfmdLists(items, self.tfms, do_setup=False, types=self.types, split_idx=ifnone(split_idx, self.split_idx), **kwargs)
 
-# %% ../nbs/05c_stream.ipynb #851deb6a
+# %% ../nbs/05c_stream.ipynb #f1a31ebd
 def _only_texts(texts):
     "`texts`, a TypeError for what is none."
     if isinstance(texts, str): raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
@@ -252,6 +252,19 @@ class LMDataLoaders(DataLoaders):
         return cls.from_texts(df[col][~valid].tolist(), df[col][valid].tolist(), text_col=col, **kwargs)
 
     @classmethod
+    @delegates(from_df)
+    def from_csv(cls,
+        path, # folder of the file
+        csv_fname='labels.csv', # its name
+        header='infer', # as for `pd.read_csv`, like the next two
+        delimiter=',', # between the columns
+        quoting=csv.QUOTE_MINIMAL, # what quotes mean
+        **kwargs
+    ):
+        "Loaders from the rows of a csv file. Pandas reads an empty text as missing, and the error says how to keep it."
+        return cls.from_df(pd.read_csv(Path(path)/csv_fname, header=header, delimiter=delimiter, quoting=quoting), path=path, **kwargs)
+
+    @classmethod
     @delegates(from_texts)
     def from_files(cls,
         train, # text files to train on
@@ -275,6 +288,16 @@ class LMDataLoaders(DataLoaders):
         "Loaders from ids that are there already; a ValueError for ids that are not in `vocab`."
         tfms = [TextTokenizer(ifnone(tok_tfm, WordTokenizer), rules), Numericalize(vocab)]
         return cls.from_sets([FlatTexts(_checked_ids(ids, vocab), tfms, i) for i,ids in enumerate((train, valid))], **kwargs)
+
+@patch
+@delegates(DataLoaders.test_dl, but='with_labels')
+def test_dl(self:LMDataLoaders,
+    test_items, # a text, texts, or a data frame with the column of training
+    **kwargs
+):
+    "A loader over `test_items`, one behind the other."
+    if isinstance(test_items, pd.DataFrame): test_items = as_texts(test_items, text_tokenizer(self).text_cols)
+    return super(LMDataLoaders, self).test_dl(test_items, **kwargs)
 
 class _Files:
     "The texts of files, read when they are asked for."

@@ -141,6 +141,18 @@ def test_files_and_ids(tmp_path):
     c = LMDataLoaders.from_ids(np.load(tmp_path/'ids.npy', mmap_mode='r'), b.valid_ds.flat.ids, tok.vocab, tok_tfm=tok, **kw)
     assert epoch(c.valid) == epoch(a.valid) and c.train.new(shuffle=False).one_batch()[0].equal(a.train.new(shuffle=False).one_batch()[0])
 
+def test_csv_and_frames(tmp_path):
+    "A file gives what its frame gives; a frame to read later is read by the column of training"
+    df = texts_df(20).rename(columns={'text':'My text'})
+    df.to_csv(tmp_path/'labels.csv', index=False)
+    kw = dict(text_col='My text', valid_col='is_valid', tok_tfm=CharTokenizer(), bs=2, seq_len=8)
+    a,b = LMDataLoaders.from_csv(tmp_path, **kw),LMDataLoaders.from_df(df, path=tmp_path, **kw)
+    assert epoch(a.valid) == epoch(b.valid) and a.vocab == b.vocab and a.path == b.path == tmp_path
+    new = a.test_dl(df[:4], bs=1)
+    assert epoch(new) == epoch(a.test_dl(df['My text'][:4], bs=1)) and len(new)
+    with pytest.raises(ValueError, match="no column 'My text' among .*'label'"): a.test_dl(df[['label']])
+    with pytest.raises(TypeError, match='delimeter'): LMDataLoaders.from_csv(tmp_path, delimeter=';')
+
 bad = {'no string':(lambda: LMDataLoaders.from_texts(['a', 3], tok_tfm=CharTokenizer()), TypeError, 'text number 1 is 3'),
        'missing':(lambda: LMDataLoaders.from_df(pd.DataFrame(dict(text=['a', None])), tok_tfm=CharTokenizer(), seed=0), ValueError, 'no text'),
        'once':(lambda: LMDataLoaders.from_texts(iter(['a']), tok_tfm=BPETokenizer(300)), ValueError, 'only once'),
