@@ -390,7 +390,7 @@ def refresh_tokens(
     if n: (cache/'counter.pkl').unlink() # the file by which fastai knows a finished cache
     return n
 
-# %% ../nbs/05_data.ipynb #1c93e709
+# %% ../nbs/05_data.ipynb #f0a270bc
 def text_list(
     dls, # text `DataLoaders`
     side:int=0 # which texts: 0 for those to read, 1 for those to write (pairs)
@@ -429,10 +429,11 @@ def text_tokenizer(
 
 def tokenize_like(
     dls, # text `DataLoaders`
-    items # a text, a path, a list of them, a row, a data frame; tokens are passed on
+    items, # a text, a path, a list of them, a row, a data frame; tokens are passed on
+    side:int=0 # as in `text_list`
 ): # for `dls.test_dl`
     "Tokenize `items` exactly as the training texts of `dls` were"
-    tok = text_tokenizer(dls)
+    tok = text_tokenizer(dls, side)
     if isinstance(items, (str, Path)): items = [items]
     if not isinstance(items, pd.DataFrame): items = list(items)
     if not len(items): raise ValueError(f'there are no texts in {items!r}: pass at least one')

@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['apply_temperature', 'filter_top_k', 'filter_top_p', 'filter_min_p', 'filter_rel_min_p', 'penalize_repeats',
            'bar_tokens', 'filter_logits', 'sample', 'next_logits', 'stream_tokens', 'generate', 'beam_search',
-           'decode_specials', 'target_logprobs', 'token_logprobs', 'predict', 'text_logprobs', 'stream_text']
+           'decode_specials', 'target_logprobs', 'token_logprobs', 'encode_text', 'decode_ids', 'predict',
+           'text_logprobs', 'stream_text']
 
-# %% ../nbs/06_generate.ipynb #8b4272c0
-import inspect, itertools, math, pandas as pd, re, torch, torch.nn.functional as F, warnings
+# %% ../nbs/06_generate.ipynb #e4a1abb5
+import inspect, itertools, math, numpy as np, pandas as pd, re, torch, torch.nn.functional as F, warnings
 from contextlib import closing, contextmanager, nullcontext
 from numbers import Integral
 from tempfile import TemporaryDirectory
@@ -676,26 +677,56 @@ def token_logprobs(
             n += logits.shape[1]
     return torch.cat(res, 1) if res else torch.zeros(targets.shape, device=targets.device)
 
-# %% ../nbs/06_generate.ipynb #08f705fa
-def _encode(dls, texts, vocab):
-    "The ids of each of `texts`, `(sl,)`."
-    tl = text_list(dls)
-    res = [tl.infer(t).as_subclass(torch.Tensor).long() for t in tokenize_like(dls, texts)]
-    for i,ids in enumerate(res):
-        while len(ids) > 1 and vocab[ids[-1]] in (EOS,PAD): ids = ids[:-1]
-        if not len(ids):
-            if BOS not in vocab: raise ValueError(f'the prompt is empty, and the vocabulary has no {BOS!r} to begin with: give a first word')
-            ids = ids.new_tensor([vocab.index(BOS)])
-        res[i] = ids
+# %% ../nbs/06_generate.ipynb #c1bb9b99
+def encode_text(
+    dls, # text `DataLoaders`, or a learner that has them
+    text, # a text; or a list of them, a series, a data frame
+    side:int=0, # as in `text_list`: 1 for the texts to write (pairs)
+    text_col:str='text', # the data frame's column
+): # token ids, `(n_tokens,)`; a list of them for several texts
+    "Cut and number texts as those of training were, with the special tokens that the loaders add."
+    dls = getattr(dls, 'dls', dls)
+    res = [text_list(dls, side).infer(t).as_subclass(torch.Tensor).long() for t in tokenize_like(dls, as_texts(text, text_col), side)]
+    return res[0] if isinstance(text, str) else res
+
+def _without(ends, ids):
+    "`ids` without those of `ends` behind, but for the first."
+    while len(ids) > 1 and ids[-1].item() in ends: ids = ids[:-1]
+    return ids
+
+def _encode(dls, texts):
+    "The ids of each of `texts` without an end, `(sl,)`. A ValueError where there are none."
+    ends = [i for i,t in enumerate(text_vocab(dls)) if t in (EOS,PAD)]
+    res = [_without(ends, ids) for ids in encode_text(dls, texts)]
+    if not all(map(len, res)):
+        raise ValueError(f'a text is empty, and these loaders put no {BOS!r} before texts from which a model could learn to begin: give a first word (LMDataLoaders put it there, starts=True)')
     return res
 
-# %% ../nbs/06_generate.ipynb #9b4aa0d1
+# %% ../nbs/06_generate.ipynb #8dda5df0
+_nothing = PAD,'xxfake'
+
 def _joiner(dls, decoder, side=0):
     "From tokens to text, and what stands between two tokens."
     tok = text_tokenizer(dls, side)
     sep = getattr(tok, 'sep', ' ')
     if decoder is decode_specials and hasattr(join := getattr(tok, 'tok', None), 'detokenize'): return join.detokenize, ''
     return (lambda toks: sep.join(decoder(toks))), sep
+
+def decode_ids(
+    dls, # as in `encode_text`
+    ids, # token ids, `(n_tokens,)`; or several texts, `(bs, n_tokens)` or a list
+    side:int=0, # as in `encode_text`
+    decoder=decode_specials, # from tokens to strings, where the tokenizer has no `detokenize`
+): # the text; a list of them for several
+    "The text of token ids, without `xxbos`, `xxeos` and padding. A ValueError for an id that is none."
+    dls = getattr(dls, 'dls', dls)
+    vocab,(decode,_) = text_vocab(text_list(dls, side).tfms), _joiner(dls, decoder, side)
+    def text(row):
+        row = torch.as_tensor(row).tolist()
+        bad = [i for i in row if not 0 <= i < len(vocab)]
+        if bad: raise ValueError(f'there is no token number {bad[0]}: the vocabulary has {len(vocab)}')
+        return decode([t for t in map(vocab.__getitem__, row) if t not in (BOS,EOS,*_nothing)])
+    return text(ids) if not len(ids) or np.ndim(ids[0]) == 0 else [*map(text, ids)]
 
 def _after_words(text, n):
     "Where the `n`th word of `text` ends, or None if no space follows it yet."
@@ -735,7 +766,7 @@ def _append(text, new, sep):
     if not text or not new: return text + new
     return text + (new.lstrip(' ') if text[-1].isspace() else sep + new)
 
-# %% ../nbs/06_generate.ipynb #b86eb41c
+# %% ../nbs/06_generate.ipynb #5a8c9b39
 _bar_after = 2. # seconds
 
 def _with_bar(steps, total):
@@ -752,19 +783,24 @@ def _with_bar(steps, total):
         steps.close()
         if bar is not None: bar.on_iter_end()
 
-_nothing,_no_text,_max_per_word = (PAD,'xxfake'), (PAD,'xxfake',UNK,FLD), 20
+_no_text,_max_per_word = (*_nothing,UNK,FLD), 20
+
+def _check_continues(model):
+    "A TypeError for models that continue no text."
+    if isinstance(model, Seq2SeqTransformer): raise TypeError('this learner goes from one text to another and continues none: use its own `predict`')
+    if isinstance(model, TransformerLM) and not model.config.causal: raise TypeError(f'{type(model).__name__} guesses what is missing inside a text and continues none: use `learn.fill`')
 
 class _Job:
     "What `predict` asks of the functions above: ids and options on one side, the way back to text on the other."
     def __init__(self, learn, prompts, n_words, n_tokens, no_unk, decoder, stop):
         _check(n_words=n_words, n_tokens=n_tokens)
-        if isinstance(learn.model, Seq2SeqTransformer): raise TypeError('this learner goes from one text to another and continues none: use its own `predict`')
+        _check_continues(learn.model)
         self.model,self.vocab = learn.model,text_vocab(learn.dls)
         self.decode,self.sep = _joiner(learn.dls, decoder)
         self.end = _ender(n_words if n_tokens is None else None, self.sep, stop)
         self.n = ifnone(n_tokens, _max_per_word*n_words)
         self.stop_idx,self.barred = [[i for i,t in enumerate(self.vocab) if t in ts] for ts in ((BOS,EOS), _no_text if no_unk else _nothing)]
-        self.ids = _encode(learn.dls, prompts, self.vocab)
+        self.ids = _encode(learn.dls, prompts)
 
     def sample(self, bar, n_samples=1, **kwargs):
         "The new texts as they grow, text by text and sample by sample."
@@ -825,15 +861,15 @@ def predict(
     if n_samples > 1: texts = [texts[i:i+n_samples] for i in range(0, len(texts), n_samples)]
     return texts[0] if isinstance(text, str) else texts
 
-# %% ../nbs/06_generate.ipynb #44778732
+# %% ../nbs/06_generate.ipynb #c503f020
 def text_logprobs(
     learn, # as in `predict`
     text:str, # tokenized as in training
     max_len:int=None, # as in `stream_tokens`
 )->pd.DataFrame: # columns `token` and `logprob`, a row for each token after the first
     "How likely each token of a text is, given those before. A ValueError for a text of fewer than two tokens."
-    vocab = text_vocab(learn.dls)
-    ids, = _encode(learn.dls, as_texts([text]), vocab)
+    _check_continues(learn.model)
+    ids,vocab = _encode(learn.dls, [text])[0], text_vocab(learn.dls)
     if len(ids) < 2: raise ValueError(f'{text!r} has {len(ids)} token: there is nothing before which it could be likely or not')
     logp = token_logprobs(learn.model, ids[None], max_len)[0]
     return pd.DataFrame(dict(token=[vocab[i] for i in ids[1:]], logprob=logp.tolist()))

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ColouredText', 'attention_rollout', 'Attention', 'plot_positions']
 
-# %% ../nbs/09_interpret.ipynb #630b197c
+# %% ../nbs/09_interpret.ipynb #ec3f069d
 import difflib, html, math, matplotlib.pyplot as plt, numpy as np, pandas as pd, textwrap, torch
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from fastai.text.core import PAD
 from matplotlib.colors import PowerNorm
 from .attention import MultiHeadAttention, SelfAttention, record_attention
 from .data import text_vocab
-from .generate import _decoding, _encode
+from .generate import _decoding, _encode, encode_text
 from .models import Seq2SeqTransformer, TransformerEncoder
 from .pairs import pair_vocabs
 from .positions import POSITIONS
@@ -63,7 +63,7 @@ class ColouredText:
         return '\n'.join([self.title]*bool(self.title) + textwrap.wrap(' '.join(marked), 100, break_long_words=False, break_on_hyphens=False))
     __repr__ = __str__
 
-# %% ../nbs/09_interpret.ipynb #7482e1ad
+# %% ../nbs/09_interpret.ipynb #804ce4ae
 def _our_model(learn):
     "The learner's model; a TypeError unless it is built around this library's encoder."
     model = getattr(learn, 'model', None)
@@ -76,7 +76,7 @@ def _our_model(learn):
 def _text_ids(learn, text, side=0):
     "Token ids of one text, `(1, sl)`, beside the model."
     if not isinstance(text, str): raise TypeError(f'{text!r} is a {type(text).__name__}: give one text')
-    ids = learn._ids([text], side) if isinstance(learn, Seq2SeqLearner) else _encode(learn.dls, [text], text_vocab(learn.dls))
+    ids = encode_text(learn, [text], side) if isinstance(learn, Seq2SeqLearner) else _encode(learn.dls, [text])
     return ids[0][None].to(next(learn.model.parameters()).device)
 
 def _vocab(learn, side=0): return pair_vocabs(learn.dls)[side] if isinstance(learn, Seq2SeqLearner) else text_vocab(learn.dls)
