@@ -21,7 +21,7 @@ from .pairs import pair_vocabs
 from .positions import POSITIONS
 from .seq2seq import Seq2SeqLearner
 
-# %% ../nbs/09_interpret.ipynb #e3fa35ba
+# %% ../nbs/09_interpret.ipynb #a2b79a1d
 _blue,_red = '33,102,172', '178,24,43'
 
 def _shown(token, width=None):
@@ -31,7 +31,7 @@ def _shown(token, width=None):
 
 @dataclass
 class ColouredText:
-    "Words with a number each: colours in a notebook, numbers behind the largest in print."
+    "Words with a number each: colours in a notebook, in print the numbers of those that stand out."
     words:list    # strings
     values:object # a number for each: an array, or a list; blue above 0, red below
     title:str=''  # what the numbers are
@@ -58,8 +58,14 @@ class ColouredText:
         spans = ' '.join(map(self._span, self.words, self.values))
         return f'<div><b>{html.escape(self.title)}</b> {self._scale()}<div style="line-height:1.7">{spans}</div></div>'
 
+    def _stands_out(self):
+        "Which numbers are large, and larger than most; the largest is."
+        size = np.abs(self.values)
+        if not size.any(): return size > 0
+        return (size >= 0.25*self.largest) & (size >= 1.2*np.median(size)) | (np.arange(len(size)) == size.argmax())
+
     def __str__(self):
-        marked = [f'{_shown(w)}({v:+.2g})' if abs(v) >= 0.25*self.largest else _shown(w) for w,v in zip(self.words, self.values)]
+        marked = [f'{_shown(w)}({v:+.2g})' if out else _shown(w) for w,v,out in zip(self.words, self.values, self._stands_out())]
         return '\n'.join([self.title]*bool(self.title) + textwrap.wrap(' '.join(marked), 100, break_long_words=False, break_on_hyphens=False))
     __repr__ = __str__
 
