@@ -502,7 +502,7 @@ class TransformerDataLoaders(TextDataLoaders):
         check_dls(dls)
         return cls(*dls.loaders, path=dls.path, device=dls.device)
 
-# %% ../nbs/05_data.ipynb #e6df7816
+# %% ../nbs/05_data.ipynb #86fb5ecc
 @patch(cls_method=True)
 @delegates(TransformerDataLoaders.from_df)
 def from_csv(cls:TransformerDataLoaders,
@@ -546,6 +546,10 @@ def from_folder(cls:TransformerDataLoaders,
     return cls.from_df(_folder_frame(files, splitter), path, text_col='text', label_col='label', valid_col='is_valid', tok_tfm=tok_tfm,
                        y_block=None if vocab is None else CategoryBlock(vocab), **kwargs)
 
+def _check_columns(df, tls):
+    "`df` has the columns that `tls` read"
+    for tl in tls: _names(df, [c for f in tl.tfms.fs if isinstance(f, ColReader) for c in f.cols])
+
 @patch
 @delegates(TfmdDL.__init__)
 def test_dl(self:TransformerDataLoaders,
@@ -555,5 +559,6 @@ def test_dl(self:TransformerDataLoaders,
     **kwargs
 ):
     "A loader over `test_items`, tokenized as the training texts were (see `tokenize_like`)"
+    if with_labels and isinstance(test_items, pd.DataFrame): _check_columns(test_items.rename(columns=str), self.valid_ds.tls[1:])
     if rm_type_tfms is None: test_items = tokenize_like(self, test_items)
     return super(TransformerDataLoaders, self).test_dl(test_items, rm_type_tfms=rm_type_tfms, with_labels=with_labels, **kwargs)

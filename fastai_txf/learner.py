@@ -88,7 +88,7 @@ def _load_head(model, pretrained, vocab):
     model.load_state_dict({k:v for k,v in head.items() if k not in left}, strict=False)
     if left: print(f'new, because of another shape: {", ".join(left)}')
 
-# %% ../nbs/08_learner.ipynb #96e3d650
+# %% ../nbs/08_learner.ipynb #28505023
 class TransformerLearner(Learner):
     "A `Learner` around a transformer: what classifiers and language models share."
     def one_batch(self, i, b):
@@ -104,6 +104,29 @@ class TransformerLearner(Learner):
     def to_bf16(self):
         "Mixed precision in bfloat16 on the model's device."
         return self.to_fp32().add_cb(DeviceMixedPrecision(AMPMode.BF16))
+
+    def _loader(self, ds_idx, dl):
+        "`dl`, or the loader number `ds_idx`. A ValueError if that has not one batch."
+        if dl is not None: return dl
+        if not len(self.dls[ds_idx]): raise ValueError(f'the loader number {ds_idx} has not one batch (an exported learner takes no texts along): give one, for instance dl=learn.dls.test_dl(df, with_labels=True)')
+        return self.dls[ds_idx]
+
+    def validate(self,
+        ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
+        dl=None, # a loader with targets
+        cbs=None, # more callbacks
+    ): # loss and metrics
+        "As in `Learner`. A ValueError where there is nothing to validate on."
+        return super().validate(ds_idx, self._loader(ds_idx, dl), cbs)
+
+    @delegates(Learner.get_preds)
+    def get_preds(self,
+        ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
+        dl=None, # a loader
+        **kwargs
+    ): # predictions and targets
+        "As in `Learner`. A ValueError where there is nothing to predict."
+        return super().get_preds(ds_idx, self._loader(ds_idx, dl), **kwargs)
 
     def _encoder(self):
         "The model's `TransformerEncoder`; a TypeError if it has none."

@@ -443,6 +443,7 @@ def test_test_dl_errors(lines):
     with pytest.raises(ValueError, match=r'None \(number 1 of 2\) is no text'): dls.test_dl(['a', None])
     with pytest.raises(ValueError, match="'review' has no text"): dls.test_dl(pd.DataFrame(dict(review=['a', None])))
     with pytest.raises(ValueError, match="no columns are called 'review'.*'texts'"): dls.test_dl(pd.DataFrame(dict(texts=['a'])))
+    with pytest.raises(ValueError, match="no columns are called 'label': the data frame has .'review', 'lable'."): dls.test_dl(pd.DataFrame(dict(review=['a'], lable=['pos'])), with_labels=True)
 
 
 def test_tokenize_like_for_plain_loaders(lines):

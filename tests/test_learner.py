@@ -159,6 +159,18 @@ def test_validate(trained, df):
     assert loss == pytest.approx(-preds[range(16),targs].log().mean().item(), abs=1e-5)
     assert acc == pytest.approx((preds.argmax(1) == targs).float().mean().item())
 
+def test_nothing_to_validate_on(make, df, tmp_path):
+    "A learner from a file has no texts and says so; given some, it does what it did"
+    for kind in ('clf','lm'):
+        learn = make(kind, metrics=accuracy)
+        want = learn.validate(dl=learn.dls.valid)
+        assert learn.validate() == want and learn.validate(1, None, []) == want
+        learn.export('l.pkl')
+        loaded = quiet(load_learner(tmp_path/'l.pkl'))
+        for f in (loaded.validate, loaded.get_preds, partial(loaded.validate, 0)):
+            with pytest.raises(ValueError, match='not one batch'): f()
+        assert loaded.validate(dl=learn.dls.valid) == want
+
 def test_validate_lm(make):
     loss,acc,ppl = make('lm', metrics=[accuracy, Perplexity()]).validate()
     assert ppl == pytest.approx(np.exp(loss), rel=1e-4) and 0 <= acc < 0.3

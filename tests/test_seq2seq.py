@@ -431,6 +431,13 @@ def test_test_dl(pdls):
     for item,match in (([], 'no text'), (['a',None], 'number 1 is None'), ([1], 'number 0 is 1')):
         with pytest.raises((ValueError,TypeError), match=match): pdls.test_dl(item)
 
+def test_test_dl_columns(pdf, pdls):
+    "A missing column is named with those that are there; the targets' only if they are asked for"
+    df = pdf[['src','tgt']][:5]
+    assert len(pdls.test_dl(df[['src']]).dataset) == len(pdls.test_dl(df, with_labels=True).dataset) == 5
+    with pytest.raises(ValueError, match="no columns are called 'tgt': .*'src', 'target'"): pdls.test_dl(df.rename(columns={'tgt':'target'}), with_labels=True)
+    with pytest.raises(ValueError, match="no columns are called 'src': .*'source', 'tgt'"): pdls.test_dl(df.rename(columns={'src':'source'}))
+
 def test_show_batch(pdls, capsys):
     "Source and target side by side"
     pdls.show_batch(max_n=2)
