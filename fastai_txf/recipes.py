@@ -253,7 +253,7 @@ def fit_gradual(self:Learner,
     self.unfreeze()
     self.fit_minutes(minutes*(1-frozen) if n > 1 else minutes, slice(lr/div**(n-1), lr), **kwargs)
 
-# %% ../nbs/10_recipes.ipynb #4e77037d
+# %% ../nbs/10_recipes.ipynb #f28b322d
 @dataclass(repr=False)
 class SelfPretrained:
     "What `self_pretrain` returns."
@@ -297,9 +297,10 @@ def _loaders(df, text_col, texts, valid, bs, seq_len, seed, label_col, label_del
     return lm, TransformerDataLoaders.from_df(df, text_col=text_col, label_col=label_col, label_delim=label_delim, valid_col=valid, bs=bs, **kwargs)
 
 def _language_model(dls, objective, config, config_kw):
-    "A learner for `objective`, without the fields of the configuration that only a classifier has."
-    factory = transformer_lm_learner if objective == 'lm' else transformer_mlm_learner
-    return factory(dls, config, metrics=accuracy, **{k:v for k,v in config_kw.items() if k not in _not_mlm})
+    "A learner for `objective`, without the fields of the configuration that only a classifier has, and with no more dropout than text needs unless it is asked for."
+    factory,given = transformer_lm_learner if objective == 'lm' else transformer_mlm_learner, make_config(config)
+    dropouts = {f:min(getattr(given, f), 0.1) for f in ('p','attn_p','ff_p','emb_p')}
+    return factory(dls, config, metrics=accuracy, **{**dropouts, **{k:v for k,v in config_kw.items() if k not in _not_mlm}})
 
 def _shown(learn, verbose):
     "A context in which `learn` shows its progress, or does not."

@@ -224,6 +224,13 @@ def test_report(df, clock):
     enc = res.pretrained.model.encoder.config
     assert enc.causal and not res.learn.model.encoder.config.causal and res.learn.opt.frozen_idx == 0
 
+@pytest.mark.parametrize('objective', ['lm','mlm'])
+def test_dropout(df, clock, objective):
+    "That of a preset for labels alone, one that is given for both"
+    ps = lambda **kw: [(c.p, c.emb_p) for c in (o.model.config for o in (lambda r: (r.pretrained, r.learn, r.scratch))(pretrain(df, objective=objective, **{**dict(minutes=0.2), **kw})))]
+    assert ps(config='reviews') == [(0.1,0.), (0.4,0.), (0.4,0.)] and ps(config='reviews', p=0.3) == [(0.3,0.)]*3
+    assert ps(config='llama', emb_p=0.2) == [(0.,0.2)]*3 and ps() == [(0.1,0.1)]*3
+
 def test_vocabulary(df, clock):
     "From training and unlabelled texts, not from validation; the same for all; validation texts among the unlabelled ones are left out"
     df = df.assign(text=df.text.where(~df.is_valid, df.text + ' secret'))
