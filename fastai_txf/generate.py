@@ -24,7 +24,7 @@ from .attention import KVCache, _put
 from .data import as_texts, text_list, text_tokenizer, text_vocab, tokenize_like
 from .models import Seq2SeqTransformer, TransformerLM
 
-# %% ../nbs/06_generate.ipynb #3ec0ead6
+# %% ../nbs/06_generate.ipynb #3e42a503
 def _whole(least): return lambda v: isinstance(v, Integral) and v >= least
 
 _settings = dict(
@@ -47,7 +47,9 @@ def _check(**values):
     "A ValueError for the first value that is out of its range; None and unknown names pass."
     for k,v in values.items():
         ok,remedy = _settings.get(k, (lambda v: True, ''))
-        if v is not None and not ok(v): raise ValueError(f'{k}={v!r} is out of range: {remedy}')
+        try: fits = v is None or ok(v)
+        except TypeError: fits = False
+        if not fits: raise ValueError(f'{k}={v!r} is out of range: {remedy}')
 
 # %% ../nbs/06_generate.ipynb #bcf4aa77
 def apply_temperature(
@@ -426,7 +428,7 @@ class _CachedReader(_Reader):
         if self.context is not None: self.context = self.cache.context
         self.longest = self.idxs.shape[1] - int(self.start.min())
 
-# %% ../nbs/06_generate.ipynb #fc0777a0
+# %% ../nbs/06_generate.ipynb #e2b03503
 def _lay_out(model, by_columns):
     "Store the weights of the linear maps of a model on a CPU that widen their input by columns, or again by rows."
     for w in {m.weight for m in model.modules() if isinstance(m, torch.nn.Linear) and m.out_features > m.in_features}:
@@ -476,7 +478,8 @@ def _max_len(model, max_len):
     return max_len if ends is None else min(max_len, ends)
 
 def _check_source(model, n_texts, src):
-    "The ids of the sources beside the model; a ValueError if they do not go with the model or the texts."
+    "The ids of the sources beside the model; a ValueError if they do not go with the model or the texts, a TypeError for a model that continues none."
+    if isinstance(model, TransformerLM) and not model.config.causal: raise TypeError(f'{type(model).__name__} guesses what is missing inside a text and continues none: use `learn.fill`')
     if isinstance(model, tuple(_own)) and (src is None) != isinstance(model, TransformerLM):
         raise ValueError(f'{type(model).__name__} {"needs a source to read: give" if src is None else "reads no source: leave out"} src')
     if src is None: return None
@@ -677,7 +680,7 @@ def token_logprobs(
             n += logits.shape[1]
     return torch.cat(res, 1) if res else torch.zeros(targets.shape, device=targets.device)
 
-# %% ../nbs/06_generate.ipynb #c1bb9b99
+# %% ../nbs/06_generate.ipynb #a9ae850f
 def encode_text(
     dls, # text `DataLoaders`, or a learner that has them
     text, # a text; or a list of them, a series, a data frame
@@ -699,7 +702,7 @@ def _encode(dls, texts):
     ends = [i for i,t in enumerate(text_vocab(dls)) if t in (EOS,PAD)]
     res = [_without(ends, ids) for ids in encode_text(dls, texts)]
     if not all(map(len, res)):
-        raise ValueError(f'a text is empty, and these loaders put no {BOS!r} before texts from which a model could learn to begin: give a first word (LMDataLoaders put it there, starts=True)')
+        raise ValueError(f'a text is empty, and these loaders put no {BOS!r} before texts, so no model has learnt to begin: give a first word (LMDataLoaders put it there, starts=True)')
     return res
 
 # %% ../nbs/06_generate.ipynb #8dda5df0
@@ -766,7 +769,7 @@ def _append(text, new, sep):
     if not text or not new: return text + new
     return text + (new.lstrip(' ') if text[-1].isspace() else sep + new)
 
-# %% ../nbs/06_generate.ipynb #5a8c9b39
+# %% ../nbs/06_generate.ipynb #138987e5
 _bar_after = 2. # seconds
 
 def _with_bar(steps, total):
@@ -785,20 +788,16 @@ def _with_bar(steps, total):
 
 _no_text,_max_per_word = (*_nothing,UNK,FLD), 20
 
-def _check_continues(model):
-    "A TypeError for models that continue no text."
-    if isinstance(model, Seq2SeqTransformer): raise TypeError('this learner goes from one text to another and continues none: use its own `predict`')
-    if isinstance(model, TransformerLM) and not model.config.causal: raise TypeError(f'{type(model).__name__} guesses what is missing inside a text and continues none: use `learn.fill`')
-
 class _Job:
     "What `predict` asks of the functions above: ids and options on one side, the way back to text on the other."
     def __init__(self, learn, prompts, n_words, n_tokens, no_unk, decoder, stop):
         _check(n_words=n_words, n_tokens=n_tokens)
-        _check_continues(learn.model)
+        if n_words is n_tokens is None: raise ValueError('n_words=None and n_tokens=None: say how much to add')
+        if isinstance(learn.model, Seq2SeqTransformer): raise TypeError('this learner goes from one text to another and continues none: use its own `predict`')
         self.model,self.vocab = learn.model,text_vocab(learn.dls)
         self.decode,self.sep = _joiner(learn.dls, decoder)
         self.end = _ender(n_words if n_tokens is None else None, self.sep, stop)
-        self.n = ifnone(n_tokens, _max_per_word*n_words)
+        self.n = _max_per_word*n_words if n_tokens is None else n_tokens
         self.stop_idx,self.barred = [[i for i,t in enumerate(self.vocab) if t in ts] for ts in ((BOS,EOS), _no_text if no_unk else _nothing)]
         self.ids = _encode(learn.dls, prompts)
 
@@ -861,14 +860,13 @@ def predict(
     if n_samples > 1: texts = [texts[i:i+n_samples] for i in range(0, len(texts), n_samples)]
     return texts[0] if isinstance(text, str) else texts
 
-# %% ../nbs/06_generate.ipynb #c503f020
+# %% ../nbs/06_generate.ipynb #2e2e0059
 def text_logprobs(
     learn, # as in `predict`
     text:str, # tokenized as in training
     max_len:int=None, # as in `stream_tokens`
 )->pd.DataFrame: # columns `token` and `logprob`, a row for each token after the first
     "How likely each token of a text is, given those before. A ValueError for a text of fewer than two tokens."
-    _check_continues(learn.model)
     ids,vocab = _encode(learn.dls, [text])[0], text_vocab(learn.dls)
     if len(ids) < 2: raise ValueError(f'{text!r} has {len(ids)} token: there is nothing before which it could be likely or not')
     logp = token_logprobs(learn.model, ids[None], max_len)[0]

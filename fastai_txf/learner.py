@@ -6,7 +6,7 @@
 __all__ = ['remap_rows', 'TransformerLearner', 'TransformerClassifierLearner', 'TransformerLMLearner',
            'transformer_classifier_learner', 'transformer_lm_learner', 'show_results']
 
-# %% ../nbs/08_learner.ipynb #bff54715
+# %% ../nbs/08_learner.ipynb #03b5f6d7
 import dataclasses, difflib, inspect, math, pandas as pd, torch, torch.nn as nn
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +23,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.text.core import PAD
 from fastai.text.data import LMDataLoader, TensorText
 from fastai.torch_core import display_df, get_empty_df, to_cpu, trainable_params
-from .data import as_texts, check_dls, pad_index, text_vocab, tokenize_like
+from .data import as_texts, check_dls, pad_index, text_tokenizer, text_vocab, tokenize_like
 from .generate import predict, stream_text, text_logprobs
 from .models import TransformerClassifier, TransformerConfig, TransformerLM, classifier_splitter, lm_splitter, make_config
 from .pairs import PairDL
@@ -163,7 +163,7 @@ class TransformerLearner(Learner):
         print(f'{found:,} of {len(vocab):,} tokens found in the encoder\'s vocabulary of {len(saved["vocab"]):,}')
         return self
 
-# %% ../nbs/08_learner.ipynb #0d27e927
+# %% ../nbs/08_learner.ipynb #3decc359
 @contextmanager
 def _record_kept(learn):
     "The recorder is at the end as it was before."
@@ -174,13 +174,19 @@ def _record_kept(learn):
 
 class TransformerClassifierLearner(TransformerLearner):
     "A `TransformerLearner` that maps texts to labels or numbers."
+    def _tokens(self, item, text_col):
+        "The tokens of each text of `item`."
+        tok = text_tokenizer(self.dls)
+        if tok is None or text_col is not None or not isinstance(item, pd.DataFrame): return tokenize_like(self.dls, as_texts(item, ifnone(text_col, 'text')))
+        return tokenize_like(self.dls, item)[getattr(tok, 'tok_text_col', 'text')].tolist()
+
     def predict(self,
         item, # a text, a list or series of texts, or a data frame
-        text_col:str='text', # the data frame's column
+        text_col:str=None, # the data frame's column; default: the column or columns of training
         bs:int=None, # batch size; default: that of validation
     ): # (decoded prediction, its index or activation, probabilities), as lists and stacked tensors for several texts
         "Prediction for one text, as fastai returns it, or for many at once."
-        dl = self.dls.test_dl(tokenize_like(self.dls, as_texts(item, text_col)), num_workers=0, **({} if bs is None else dict(bs=bs)))
+        dl = self.dls.test_dl(self._tokens(item, text_col), num_workers=0, **({} if bs is None else dict(bs=bs)))
         with self.no_bar(), _record_kept(self): preds,_,dec = self.get_preds(dl=dl, with_decoded=True)
         target = self.dls.train_ds.tls[-1]
         labels = [target.decode(d) for d in dec]

@@ -6,7 +6,7 @@
 __all__ = ['SIZES', 'ngrams', 'ngram_matrix', 'nb_weights', 'baseline', 'Suggestion', 'suggest_config', 'SelfPretrained',
            'self_pretrain']
 
-# %% ../nbs/10_recipes.ipynb #4db6f949
+# %% ../nbs/10_recipes.ipynb #4b2440f6
 import dataclasses, math, numpy as np, pandas as pd, tempfile, time, torch
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from fastai.torch_core import TensorCategory, TensorMultiCategory
 from fastcore.basics import ifnone, patch
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
-from .data import TransformerDataLoaders, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_vocab
+from .data import TransformerDataLoaders, _check_options, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_vocab
 from .learner import TransformerClassifierLearner, TransformerLearner, _check_kind, transformer_classifier_learner, transformer_lm_learner
 from .mlm import MASKS, _unused as _not_mlm, transformer_mlm_learner
 from .models import TransformerConfig, make_config
@@ -253,7 +253,7 @@ def fit_gradual(self:Learner,
     self.unfreeze()
     self.fit_minutes(minutes*(1-frozen) if n > 1 else minutes, slice(lr/div**(n-1), lr), **kwargs)
 
-# %% ../nbs/10_recipes.ipynb #f28b322d
+# %% ../nbs/10_recipes.ipynb #97431917
 @dataclass(repr=False)
 class SelfPretrained:
     "What `self_pretrain` returns."
@@ -291,7 +291,7 @@ def _loaders(df, text_col, texts, valid, bs, seq_len, seed, label_col, label_del
     if isinstance(tok, type): tok = kwargs['tok_tfm'] = tok()
     if hasattr(tok, 'train') and tok.tok is None: tok.train(texts)
     if hasattr(tok, 'vocab') and not {*MASKS} & {*tok.vocab}: kwargs['text_vocab'] = [*tok.vocab, MASKS[0]]
-    lm = TransformerDataLoaders.from_df(pd.DataFrame({text_col:texts}), text_col=text_col, is_lm=True, valid_pct=0.05, seed=seed,
+    lm = TransformerDataLoaders.from_df(pd.DataFrame({text_col:texts}), text_col=text_col, is_lm=True, valid_pct=max(0.05, 1.5/len(texts)), seed=seed,
                                         bs=bs, val_bs=max(1, bs//4), seq_len=seq_len, **kwargs)
     kwargs = {**kwargs, 'text_vocab':text_vocab(lm)}
     return lm, TransformerDataLoaders.from_df(df, text_col=text_col, label_col=label_col, label_delim=label_delim, valid_col=valid, bs=bs, **kwargs)
@@ -306,7 +306,7 @@ def _shown(learn, verbose):
     "A context in which `learn` shows its progress, or does not."
     return ContextManagers([] if verbose else [learn.no_bar(), learn.no_logging()])
 
-# %% ../nbs/10_recipes.ipynb #676d86f3
+# %% ../nbs/10_recipes.ipynb #1aeb79d6
 @delegates(TransformerDataLoaders.from_df, but=['y_block','text_vocab','is_lm'])
 @delegates(TransformerConfig, keep=True, but=_given)
 def self_pretrain(
@@ -339,6 +339,7 @@ def self_pretrain(
     config_kw = {k:v for k,v in kwargs.items() if k in {f.name for f in dataclasses.fields(TransformerConfig)}}
     lr = ifnone(lr, _lr(make_config(config, **config_kw).d_model))
     data_kw = {k:v for k,v in kwargs.items() if k not in config_kw}
+    _check_options(self_pretrain, data_kw)
     dls_lm,dls = _loaders(df, text_col, texts, valid, bs, seq_len, seed, label_col, label_delim, **data_kw)
     lm,metric = _language_model(dls_lm, objective, config, config_kw), _target_kind(dls)
     with _shown(lm, verbose): lm.fit_minutes(share*minutes, lr)

@@ -567,6 +567,13 @@ def test_edges(learners, kind):
         assert all(t.startswith(p) for t,p in zip(predict(learn, prompts, n_words=1, **opts), prompts))
     for t in prompts[:3]: assert t + ''.join(stream_text(learn, t, 3, seed=1)) == predict(learn, t, 3, seed=1)
 
+def test_no_number(learners):
+    "What is no number, or no length at all, is named"
+    learn = learners['rotary']
+    for kw,says in ((dict(temperature='hot'), "temperature='hot'"), (dict(top_p='0.9'), "top_p='0.9'"), (dict(n_words=None), 'n_words=None and n_tokens=None')):
+        with pytest.raises(ValueError, match=says): predict(learn, 'It', **kw)
+    assert predict(learn, 'It', n_words=None, n_tokens=3, seed=0) == predict(learn, 'It', n_tokens=3, seed=0)
+
 @pytest.mark.parametrize('opts', [dict(), dict(temperature=0), dict(num_beams=2)], ids=str)
 def test_no_words(learners, opts):
     "None wanted: the prompt"

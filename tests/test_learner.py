@@ -209,9 +209,18 @@ def test_predict(trained, df):
         assert one[0] == l; close(one[2], p)
 
 @pytest.mark.parametrize('item,error,words', [([], ValueError, 'no text'), (pd.DataFrame(dict(text=[])), ValueError, 'no text'), (['a', None], TypeError, 'number 1 is None'),
-    (pd.DataFrame(dict(text=['a', np.nan])), TypeError, 'number 1 is nan'), (pd.DataFrame(dict(body=['a'])), ValueError, "'text'.*'body'.*text_col"), (['a', 3], TypeError, '3: a int')])
+    (pd.DataFrame(dict(text=['a', np.nan])), ValueError, "'text' has no text .nan. in 1 of 2 rows"), (pd.DataFrame(dict(body=['a'])), ValueError, "called 'text'.*'body'"), (['a', 3], TypeError, '3: a int')])
 def test_predict_refuses(trained, item, error, words):
     with pytest.raises(error, match=words): trained.predict(item)
+
+@pytest.mark.parametrize('col', ['body',['title','body'],0])
+@pytest.mark.parametrize('cls', [TransformerDataLoaders,TextDataLoaders])
+def test_predict_columns(make, df, cls, col):
+    "A frame is read by the columns of training, all of them, and predicted as validation is"
+    df = pd.DataFrame(dict(body=df.text, title='On ' + df.text.str.split().str[0], label=df.label, is_valid=df.is_valid))
+    learn = make(dls=cls.from_df(df, text_col=col, label_col='label', valid_col='is_valid', tok_tfm=BaseTokenizer(), num_workers=0, bs=8))
+    new = df[df.is_valid][['title','body'] if isinstance(col, list) else ['body']].reset_index(drop=True)
+    close(learn.predict(new)[2], learn.get_preds()[0])
 
 def test_predict_leaves_the_learner_alone(make):
     "The record and the callbacks"

@@ -5,7 +5,7 @@ from functools import partial
 from hypothesis import given, strategies as st
 from fastai.text.all import BaseTokenizer, CategoryBlock, ColReader, ColSplitter, Counter, DataBlock, Perplexity, TextBlock, accuracy, defaults, make_vocab
 from fastai_txf.data import text_tokenizer, text_vocab
-from fastai_txf.generate import predict, stream_text, text_logprobs
+from fastai_txf.generate import generate, predict, stream_text, text_logprobs
 from fastai_txf.learner import transformer_lm_learner
 from fastai_txf.mlm import MaskTokens, TransformerMLM, fixed_draws, mask_index, mask_tokens, ordinary_tokens, transformer_mlm_learner
 from fastai_txf.models import TransformerConfig, compact
@@ -358,6 +358,6 @@ def test_tied_heads_keep_their_rows(df, tmp_path):
 def test_no_continuation(of):
     "What continues texts refuses a model that does not, before anything is trained"
     learn = of()
-    for f in (lambda: predict(learn, 'the film'), lambda: next(stream_text(learn, 'the film')), lambda: text_logprobs(learn, 'the film was'), lambda: learn.fit(1, cbs=SampleText('the film'))):
+    for f in (lambda: predict(learn, 'the film'), lambda: next(stream_text(learn, 'the film')), lambda: text_logprobs(learn, 'the film was'), lambda: generate(learn.model, torch.tensor([[2,9]]), 3), lambda: learn.fit(1, cbs=SampleText('the film'))):
         with pytest.raises(TypeError, match='TransformerMLM guesses what is missing .* use `learn.fill`'): f()
     assert not learn.recorder.losses
