@@ -430,6 +430,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'fastai_txf/learner.py'),
                                     'fastai_txf.learner.TransformerLearner._loader': ( 'learner.html#transformerlearner._loader',
                                                                                        'fastai_txf/learner.py'),
+                                    'fastai_txf.learner.TransformerLearner.fit': ( 'learner.html#transformerlearner.fit',
+                                                                                   'fastai_txf/learner.py'),
                                     'fastai_txf.learner.TransformerLearner.get_preds': ( 'learner.html#transformerlearner.get_preds',
                                                                                          'fastai_txf/learner.py'),
                                     'fastai_txf.learner.TransformerLearner.load_encoder': ( 'learner.html#transformerlearner.load_encoder',

@@ -88,7 +88,7 @@ def _load_head(model, pretrained, vocab):
     model.load_state_dict({k:v for k,v in head.items() if k not in left}, strict=False)
     if left: print(f'new, because of another shape: {", ".join(left)}')
 
-# %% ../nbs/08_learner.ipynb #28505023
+# %% ../nbs/08_learner.ipynb #2e8f7282
 class TransformerLearner(Learner):
     "A `Learner` around a transformer: what classifiers and language models share."
     def one_batch(self, i, b):
@@ -105,11 +105,23 @@ class TransformerLearner(Learner):
         "Mixed precision in bfloat16 on the model's device."
         return self.to_fp32().add_cb(DeviceMixedPrecision(AMPMode.BF16))
 
-    def _loader(self, ds_idx, dl):
+    def _loader(self, ds_idx, dl=None):
         "`dl`, or the loader number `ds_idx`. A ValueError if that has not one batch."
         if dl is not None: return dl
-        if not len(self.dls[ds_idx]): raise ValueError(f'the loader number {ds_idx} has not one batch (an exported learner takes no texts along): give one, for instance dl=learn.dls.test_dl(df, with_labels=True)')
+        if not len(self.dls[ds_idx]): raise ValueError(f'the loader number {ds_idx} has not one batch (an exported learner takes no texts along): give one, dl=learn.dls.test_dl(df, with_labels=True), or other loaders, learn.dls = dls')
         return self.dls[ds_idx]
+
+    @delegates(Learner.fit)
+    def fit(self,
+        n_epoch:int, # epochs
+        lr=None, # learning rate; default: the learner's
+        wd:float=None, # weight decay; default: the learner's
+        cbs=None, # more callbacks
+        **kwargs
+    ):
+        "As in `Learner`. A ValueError where there is nothing to train on."
+        self._loader(0)
+        return super().fit(n_epoch, lr, wd, cbs, **kwargs)
 
     def validate(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
@@ -117,7 +129,9 @@ class TransformerLearner(Learner):
         cbs=None, # more callbacks
     ): # loss and metrics
         "As in `Learner`. A ValueError where there is nothing to validate on."
-        return super().validate(ds_idx, self._loader(ds_idx, dl), cbs)
+        res = super().validate(ds_idx, self._loader(ds_idx, dl), cbs)
+        if res is not None and res[0] is None: raise ValueError('there is no loss: the loader has no targets (test_dl keeps them with_labels=True), or not one batch')
+        return res
 
     @delegates(Learner.get_preds)
     def get_preds(self,
@@ -163,7 +177,7 @@ class TransformerLearner(Learner):
         print(f'{found:,} of {len(vocab):,} tokens found in the encoder\'s vocabulary of {len(saved["vocab"]):,}')
         return self
 
-# %% ../nbs/08_learner.ipynb #3decc359
+# %% ../nbs/08_learner.ipynb #6ccd5f6c
 @contextmanager
 def _record_kept(learn):
     "The recorder is at the end as it was before."
@@ -216,7 +230,7 @@ class TransformerLMLearner(TransformerLearner):
         "How likely the model found each token. (Probabilities of all tokens would take `vocab_sz` times the memory.)"
         if isinstance(dl, list): return super().get_preds(dl=dl, with_input=with_input, with_loss=with_loss, inner=inner, cbs=cbs, **kwargs)
         if kwargs: raise TypeError(f'get_preds of a language model has no {", ".join(kwargs)}: it returns log-probabilities and targets')
-        dl,cb = (self.dls[ds_idx] if dl is None else dl).new(shuffle=False, drop_last=False), GatherLogProbs(with_input=with_input, concat_dim=1)
+        dl,cb = self._loader(ds_idx, dl).new(shuffle=False, drop_last=False), GatherLogProbs(with_input=with_input, concat_dim=1)
         if not len(dl): raise ValueError(f'there is not one batch in the loader ({ds_idx=}): give another, or more text')
         with ContextManagers(self.validation_context(cbs=L(cbs)+[cb], inner=inner)): self._do_epoch_validate(dl=dl)
         res = cb.all_tensors()

@@ -24,7 +24,7 @@ from .models import Seq2SeqTransformer, TransformerConfig, masked_mean, seq2seq_
 from .pairs import check_pairs, pair_vocabs, show_pairs
 from .train import GatherLogProbs, TeacherForcing
 
-# %% ../nbs/08a_seq2seq.ipynb #d1ad7c29
+# %% ../nbs/08a_seq2seq.ipynb #91f656e6
 def _longest_ratio(ds, n=500):
     "How many target tokens come to one of the source, in all but the longest hundredth of `n` pairs of `ds`, evenly drawn."
     pairs = [ds[i] for i in np.linspace(0, len(ds)-1, min(n, len(ds))).astype(int)]
@@ -134,7 +134,7 @@ class Seq2SeqLearner(TransformerLearner):
         "How likely the model finds each target, in the order of the data. What it would write itself comes from `predict`."
         if isinstance(dl, list): return super().get_preds(dl=dl, inner=inner, cbs=cbs, **kwargs)
         if kwargs: raise TypeError(f'get_preds of an encoder–decoder has no {", ".join(kwargs)}: it returns log-probabilities and targets')
-        dl = (self.dls[ds_idx] if dl is None else dl).new(shuffle=False, drop_last=False)
+        dl = self._loader(ds_idx, dl).new(shuffle=False, drop_last=False)
         if len(dl.dataset.tls) < 2: raise ValueError('these texts have no targets: use `predict`, or give a loader with labels')
         cb,idxs = GatherLogProbs(concat_dim=None), dl.get_idxs()
         metrics,self.metrics = self.metrics,L()                             # none is asked for

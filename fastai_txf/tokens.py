@@ -42,7 +42,7 @@ class CharTokenizer(BatchTokenizer):
         "Join characters; fastai's special tokens are left out."
         return ''.join('▁' if t == '▁▁' else ' ' if t == '▁' else t for t in toks if t not in defaults.text_spec_tok)
 
-# %% ../nbs/05a_tokens.ipynb #a7d0b1fd
+# %% ../nbs/05a_tokens.ipynb #324d48c7
 def _tokenizers():
     "The package `tokenizers`; an ImportError that says how to get it."
     try: import tokenizers
@@ -65,6 +65,7 @@ class BPETokenizer(BatchTokenizer):
         texts, # any iterable of strings
     ): # `self`
         "Learn the pairs anew."
+        if isinstance(texts, str): raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
         t = _tokenizers()
         self.tok = t.Tokenizer(t.models.BPE())
         self.tok.pre_tokenizer,self.tok.decoder = t.pre_tokenizers.ByteLevel(add_prefix_space=False), t.decoders.ByteLevel()

@@ -167,9 +167,11 @@ def test_nothing_to_validate_on(make, df, tmp_path):
         assert learn.validate() == want and learn.validate(1, None, []) == want
         learn.export('l.pkl')
         loaded = quiet(load_learner(tmp_path/'l.pkl'))
-        for f in (loaded.validate, loaded.get_preds, partial(loaded.validate, 0)):
+        for f in (loaded.validate, loaded.get_preds, partial(loaded.validate, 0), partial(loaded.fit_one_cycle, 1), partial(loaded.fine_tune, 1)):
             with pytest.raises(ValueError, match='not one batch'): f()
         assert loaded.validate(dl=learn.dls.valid) == want
+    learn = make(metrics=accuracy)
+    with pytest.raises(ValueError, match='no targets .test_dl keeps them with_labels=True'): learn.validate(dl=learn.dls.test_dl(df.text[:9].tolist()))
 
 def test_validate_lm(make):
     loss,acc,ppl = make('lm', metrics=[accuracy, Perplexity()]).validate()

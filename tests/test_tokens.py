@@ -137,6 +137,9 @@ def test_encode_words():
     assert decode_ids(learn, encode_text(learn, text)) == text and encode_text(learn, pd.DataFrame(dict(t=[text])), text_col='t')[0].equal(encode_text(dls, text))
     assert decode_ids(dls, encode_text(dls, text), decoder=lambda toks: toks).startswith('xxmaj the xxmaj film was xxup the film')
 
+def test_one_text_is_not_many():
+    with pytest.raises(TypeError, match='one str is not many texts'): BPETokenizer(300).train('a long text')
+
 def test_encode_errors():
     dls = LMDataLoaders.from_texts(['abc'], tok_tfm=CharTokenizer(), bs=1)
     for i in (-1, len(dls.vocab)):
