@@ -117,7 +117,12 @@ def docstrings_df(
     if few: raise ValueError(f'{few} hold too few docstrings of {min_words=} words: leave them out or lower min_words')
     return _balance(pd.concat(dfs), max_per_class, valid_pct).sample(frac=1, random_state=seed, ignore_index=True)
 
-# %% ../nbs/05_data.ipynb #426d048c
+# %% ../nbs/05_data.ipynb #fdcb8f18
+def _frame(df):
+    "`df` with strings as columns' names; TypeError for what is no data frame"
+    if not isinstance(df, pd.DataFrame): raise TypeError(f'{type(df).__name__} is no data frame: pass one, or read a file with from_csv')
+    return df.rename(columns=str)
+
 def _names(df, cols):
     "The names of the columns `cols`, given by name or position"
     res = [df.columns[c] if isinstance(c, int) and -df.shape[1] <= c < df.shape[1] else c for c in L(cols)]
@@ -199,7 +204,7 @@ def _check_unseen(df, cols, valid, label_delim=None):
         f'{_rows(df, np.isin(np.arange(len(df)), bad.index))}: move some to training, leave them out, '
         'or pass a y_block whose vocab holds it')
 
-# %% ../nbs/05_data.ipynb #8409c4fd
+# %% ../nbs/05_data.ipynb #26995f77
 def check_df(
     df:pd.DataFrame, # a row for each text
     text_col, # name or position of the text column, or a list of them
@@ -220,8 +225,15 @@ def check_df(
     _check_missing(df, labels, 'label')
     if label_delim is not None: _check_strings(df, labels, f'{label_delim=} splits strings')
     kind = label_kind(df, labels, label_delim)
+    if kind=='category': _check_one_kind(df, labels[0])
     if kind=='regression': _check_finite(df, labels)
     elif kind!='encoded' and valid is not None and not unseen_ok: _check_unseen(df, labels, valid, label_delim)
+
+def _check_one_kind(df, col):
+    "Labels that can be sorted"
+    try: sorted(df[col].unique())
+    except TypeError as e:
+        raise ValueError(f'column {col!r} mixes labels of different types ({", ".join(sorted({type(o).__name__ for o in df[col]}))}): convert it with df[{col!r}].astype(str)') from e
 
 def _check_finite(df, cols):
     "No infinite target in `cols`"
@@ -450,7 +462,7 @@ def _tokenize_frame(df, tok):
     check_df(df, cols)
     return _token_frame(df, list(cols), tok.tok, tok.rules, mark_fields=kw.get('mark_fields'), tok_text_col=col)[0]
 
-# %% ../nbs/05_data.ipynb #30c8cea3
+# %% ../nbs/05_data.ipynb #43ece146
 class TransformerDataLoaders(TextDataLoaders):
     "`TextDataLoaders` with early errors, targets inferred from the columns, and the same tokens in use as in training"
     @classmethod
@@ -479,7 +491,7 @@ class TransformerDataLoaders(TextDataLoaders):
     ):
         "Loaders from the rows of `df`; ValueError, TypeError as `check_df` and `check_dls` say"
         _check_options(cls.from_df, kwargs)
-        df,n_workers = df.rename(columns=str),ifnone(n_workers, 0 if len(df) < 2000 else defaults.cpus)
+        df,n_workers = _frame(df),ifnone(n_workers, 0 if len(df) < 2000 else defaults.cpus)
         valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
         check_df(df, text_col, None if is_lm else label_col, valid if valid_pct or valid_col is not None else None,
                  label_delim, unseen_ok=y_block is not None)

@@ -6,7 +6,7 @@
 __all__ = ['SIZES', 'ngrams', 'ngram_matrix', 'nb_weights', 'baseline', 'Suggestion', 'suggest_config', 'SelfPretrained',
            'self_pretrain']
 
-# %% ../nbs/10_recipes.ipynb #4b2440f6
+# %% ../nbs/10_recipes.ipynb #a166e42f
 import dataclasses, math, numpy as np, pandas as pd, tempfile, time, torch
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from fastai.torch_core import TensorCategory, TensorMultiCategory
 from fastcore.basics import ifnone, patch
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
-from .data import TransformerDataLoaders, _check_options, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_vocab
+from .data import TransformerDataLoaders, _check_options, _frame, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_vocab
 from .learner import TransformerClassifierLearner, TransformerLearner, _check_kind, transformer_classifier_learner, transformer_lm_learner
 from .mlm import MASKS, _unused as _not_mlm, transformer_mlm_learner
 from .models import TransformerConfig, make_config
@@ -306,7 +306,7 @@ def _shown(learn, verbose):
     "A context in which `learn` shows its progress, or does not."
     return ContextManagers([] if verbose else [learn.no_bar(), learn.no_logging()])
 
-# %% ../nbs/10_recipes.ipynb #1aeb79d6
+# %% ../nbs/10_recipes.ipynb #6c1ce6ff
 @delegates(TransformerDataLoaders.from_df, but=['y_block','text_vocab','is_lm'])
 @delegates(TransformerConfig, keep=True, but=_given)
 def self_pretrain(
@@ -332,6 +332,7 @@ def self_pretrain(
 )->SelfPretrained:
     "Pretrain on all texts, then classify; `kwargs` are fields of the configuration and options of `TransformerDataLoaders.from_df`."
     _check_request(minutes, share, objective)
+    df = _frame(df)
     text_col, = _names(df, text_col)
     valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
     check_df(df, text_col, label_col, valid, label_delim)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FlatIds', 'flat_ids', 'FlatLMDataLoader', 'TextStart', 'FlatTexts', 'LMDataLoaders']
 
-# %% ../nbs/05c_stream.ipynb #2f3031b5
+# %% ../nbs/05c_stream.ipynb #ccfa1674
 import csv, numpy as np, pandas as pd, random, tempfile, torch
 from array import array
 from collections import Counter, defaultdict, namedtuple
@@ -16,7 +16,7 @@ from fastai.text.data import LMDataLoader, LMTensorText, Numericalize, TensorTex
 from fastai.torch_core import default_device
 from fastcore.basics import ifnone, maps, patch, store_attr
 from fastcore.meta import delegates
-from .data import TextTokenizer, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_tokenizer, token_lists
+from .data import TextTokenizer, _frame, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_tokenizer, token_lists
 
 # %% ../nbs/05c_stream.ipynb #5d9b728e
 FlatIds = namedtuple('FlatIds', 'ids ends')
@@ -144,7 +144,7 @@ class FlatTexts(TfmdLists):
         "Other texts, not numbered yet."
         return TfmdLists(items, self.tfms, do_setup=False, types=self.types, split_idx=ifnone(split_idx, self.split_idx), **kwargs)
 
-# %% ../nbs/05c_stream.ipynb #f1a31ebd
+# %% ../nbs/05c_stream.ipynb #6bfdc62b
 def _only_texts(texts):
     "`texts`, a TypeError for what is none."
     if isinstance(texts, str): raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
@@ -245,7 +245,7 @@ class LMDataLoaders(DataLoaders):
         **kwargs
     ):
         "Loaders from the rows of `df`. A ValueError names the rows, the column and the remedy where that cannot be."
-        df = df.rename(columns=str)
+        df = _frame(df)
         valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
         check_df(df, text_col, valid_col=valid if valid_pct or valid_col is not None else None)
         col, = _names(df, text_col)

@@ -10,6 +10,9 @@ from fastai.text.all import (BOS, PAD, SGD, UNK, BaseTokenizer, BCEWithLogitsLos
 
 from fastai_txf.data import *
 from fastai_txf.data import _clean, _name_pattern
+from fastai_txf.pairs import Seq2SeqDataLoaders
+from fastai_txf.recipes import self_pretrain
+from fastai_txf.stream import LMDataLoaders
 from fastai_txf.tokens import BPETokenizer, CharTokenizer
 
 FAST = dict(tok_tfm=BaseTokenizer(), n_workers=0, min_freq=1, bs=4)
@@ -310,6 +313,16 @@ def test_positions_odd_names_and_several_texts():
     assert 'xxfld' in [two.vocab[0][i] for i in two.train_ds[0][0]]
     other = TransformerDataLoaders.from_df(frame(), label_col='label', valid_col='is_valid', tok_text_col='tokens', **FAST)
     assert torch.equal(other.train_ds[0][0], dls.train_ds[0][0])
+
+
+@pytest.mark.parametrize('make', [TransformerDataLoaders.from_df, LMDataLoaders.from_df, Seq2SeqDataLoaders.from_df, self_pretrain])
+def test_no_frame(make):
+    with pytest.raises(TypeError, match='list is no data frame'): make(['a text'])
+
+
+def test_labels_of_two_types():
+    mixed = frame(label=[1 if i%2 else 'neg' for i in range(20)])
+    with pytest.raises(ValueError, match=r"'label' mixes labels of different types \(int, str\): convert it with df\['label'\].astype\(str\)"): check(mixed)
 
 
 def test_misspelt_option():
