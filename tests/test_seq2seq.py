@@ -662,7 +662,7 @@ def test_encode(make):
     learn = make(n_heads=2)
     modes = [m.training for m in learn.model.modules()]
     e = learn.encode(['Ab','h cde'], ['bA','x'])
-    src = learn._ids(['h cde'])[0][None]
+    src = encode_text(learn, ['h cde'])[0][None]
     close(e.states[1], learn.model.eval().encode(src)[0][0].detach())
     close(e.pooled, torch.stack([s.mean(0) for s in e.states]))
     assert e.tokens[1] == ['xxbos','h','▁','c','d','e','xxeos'] and e.target[0] == ['b','A','xxeos']
