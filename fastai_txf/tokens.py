@@ -42,7 +42,7 @@ class CharTokenizer(BatchTokenizer):
         "Join characters; fastai's special tokens are left out."
         return ''.join('▁' if t == '▁▁' else ' ' if t == '▁' else t for t in toks if t not in defaults.text_spec_tok)
 
-# %% ../nbs/05a_tokens.ipynb #13ecb671
+# %% ../nbs/05a_tokens.ipynb #ede33704
 def _tokenizers():
     "The package `tokenizers`; an ImportError that says how to get it."
     try: import tokenizers
@@ -50,7 +50,8 @@ def _tokenizers():
     return tokenizers
 
 _blank = r'\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000' # as the package has them; Python's \s has more
-_runs_of_bytes = re.compile(f' ?[^{_blank}]+|[{_blank}]+(?![^{_blank}])|[{_blank}]+').findall # no pair is joined across their ends
+_word,_marks = r' ?[A-Za-z]+(?=[\0-@\[-`{-\x7f]|\Z)', r' ?[!-&(-@\[-`{-~]+(?=[A-Za-z\t-\r ]|\Z)'
+_runs_of_bytes = re.compile(f'{_word}|{_marks}| ?[^{_blank}]+|[{_blank}]+(?![^{_blank}])|[{_blank}]+').findall # no pair is joined across their ends
 
 class BPETokenizer(BatchTokenizer):
     "Byte-level byte-pair tokens, learned from the texts that it is set up with."

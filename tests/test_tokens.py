@@ -64,7 +64,7 @@ def test_token_ids(texts):
     "Ids without the tokens are those of the tokens"
     assert [[trained.vocab[i] for i in ids] for ids in trained.token_ids(iter(texts))] == list(trained(texts))
 
-blanks = st.sampled_from([' ','  ','\n','\t','\r\n','\x0b','\x0c','\x1c','\x1f','\x85','\xa0','\u1680','\u180e','\u2003','\u200b','\u2028','\u202f','\u205f','\u3000','\ufeff',"it's",'a','the',"'",'12','.',',','é','日','🙂'])
+blanks = st.sampled_from([' ','  ','\n','\t','\r\n','\x0b','\x0c','\x1c','\x1f','\x85','\xa0','\u1680','\u180e','\u2003','\u200b','\u2028','\u202f','\u205f','\u3000','\ufeff',"it's",'a','the',"'","'s",'12','.',',','é','日','🙂','\u0301','…','½','Ab'])
 
 @settings(max_examples=300)
 @given(st.lists(blanks | st.characters(), max_size=14).map(''.join))
