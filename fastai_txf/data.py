@@ -117,7 +117,12 @@ def docstrings_df(
     if few: raise ValueError(f'{few} hold too few docstrings of {min_words=} words: leave them out or lower min_words')
     return _balance(pd.concat(dfs), max_per_class, valid_pct).sample(frac=1, random_state=seed, ignore_index=True)
 
-# %% ../nbs/05_data.ipynb #426d048c
+# %% ../nbs/05_data.ipynb #fdcb8f18
+def _frame(df):
+    "`df` with strings as columns' names; TypeError for what is no data frame"
+    if not isinstance(df, pd.DataFrame): raise TypeError(f'{type(df).__name__} is no data frame: pass one, or read a file with from_csv')
+    return df.rename(columns=str)
+
 def _names(df, cols):
     "The names of the columns `cols`, given by name or position"
     res = [df.columns[c] if isinstance(c, int) and -df.shape[1] <= c < df.shape[1] else c for c in L(cols)]
@@ -199,7 +204,7 @@ def _check_unseen(df, cols, valid, label_delim=None):
         f'{_rows(df, np.isin(np.arange(len(df)), bad.index))}: move some to training, leave them out, '
         'or pass a y_block whose vocab holds it')
 
-# %% ../nbs/05_data.ipynb #8409c4fd
+# %% ../nbs/05_data.ipynb #26995f77
 def check_df(
     df:pd.DataFrame, # a row for each text
     text_col, # name or position of the text column, or a list of them
@@ -220,8 +225,15 @@ def check_df(
     _check_missing(df, labels, 'label')
     if label_delim is not None: _check_strings(df, labels, f'{label_delim=} splits strings')
     kind = label_kind(df, labels, label_delim)
+    if kind=='category': _check_one_kind(df, labels[0])
     if kind=='regression': _check_finite(df, labels)
     elif kind!='encoded' and valid is not None and not unseen_ok: _check_unseen(df, labels, valid, label_delim)
+
+def _check_one_kind(df, col):
+    "Labels that can be sorted"
+    try: sorted(df[col].unique())
+    except TypeError as e:
+        raise ValueError(f'column {col!r} mixes labels of different types ({", ".join(sorted({type(o).__name__ for o in df[col]}))}): convert it with df[{col!r}].astype(str)') from e
 
 def _check_finite(df, cols):
     "No infinite target in `cols`"
@@ -390,7 +402,7 @@ def refresh_tokens(
     if n: (cache/'counter.pkl').unlink() # the file by which fastai knows a finished cache
     return n
 
-# %% ../nbs/05_data.ipynb #1c93e709
+# %% ../nbs/05_data.ipynb #f0a270bc
 def text_list(
     dls, # text `DataLoaders`
     side:int=0 # which texts: 0 for those to read, 1 for those to write (pairs)
@@ -429,10 +441,11 @@ def text_tokenizer(
 
 def tokenize_like(
     dls, # text `DataLoaders`
-    items # a text, a path, a list of them, a row, a data frame; tokens are passed on
+    items, # a text, a path, a list of them, a row, a data frame; tokens are passed on
+    side:int=0 # as in `text_list`
 ): # for `dls.test_dl`
     "Tokenize `items` exactly as the training texts of `dls` were"
-    tok = text_tokenizer(dls)
+    tok = text_tokenizer(dls, side)
     if isinstance(items, (str, Path)): items = [items]
     if not isinstance(items, pd.DataFrame): items = list(items)
     if not len(items): raise ValueError(f'there are no texts in {items!r}: pass at least one')
@@ -449,7 +462,7 @@ def _tokenize_frame(df, tok):
     check_df(df, cols)
     return _token_frame(df, list(cols), tok.tok, tok.rules, mark_fields=kw.get('mark_fields'), tok_text_col=col)[0]
 
-# %% ../nbs/05_data.ipynb #30c8cea3
+# %% ../nbs/05_data.ipynb #43ece146
 class TransformerDataLoaders(TextDataLoaders):
     "`TextDataLoaders` with early errors, targets inferred from the columns, and the same tokens in use as in training"
     @classmethod
@@ -478,7 +491,7 @@ class TransformerDataLoaders(TextDataLoaders):
     ):
         "Loaders from the rows of `df`; ValueError, TypeError as `check_df` and `check_dls` say"
         _check_options(cls.from_df, kwargs)
-        df,n_workers = df.rename(columns=str),ifnone(n_workers, 0 if len(df) < 2000 else defaults.cpus)
+        df,n_workers = _frame(df),ifnone(n_workers, 0 if len(df) < 2000 else defaults.cpus)
         valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
         check_df(df, text_col, None if is_lm else label_col, valid if valid_pct or valid_col is not None else None,
                  label_delim, unseen_ok=y_block is not None)
@@ -501,7 +514,7 @@ class TransformerDataLoaders(TextDataLoaders):
         check_dls(dls)
         return cls(*dls.loaders, path=dls.path, device=dls.device)
 
-# %% ../nbs/05_data.ipynb #9aac0dc7
+# %% ../nbs/05_data.ipynb #86fb5ecc
 @patch(cls_method=True)
 @delegates(TransformerDataLoaders.from_df)
 def from_csv(cls:TransformerDataLoaders,
@@ -515,16 +528,39 @@ def from_csv(cls:TransformerDataLoaders,
     "Loaders from the rows of a csv file; pandas reads an empty text as missing, and the error says how to keep it"
     return cls.from_df(pd.read_csv(Path(path)/csv_fname, header=header, delimiter=delimiter, quoting=quoting), path=path, **kwargs)
 
+def _folder_frame(files, splitter):
+    "The texts of `files`, the names of their folders as labels, and which `splitter` takes for validation; others are left out"
+    train,valid = splitter(files)
+    files = [files[i] for i in (*train, *valid)]
+    return pd.DataFrame(dict(text=_all_texts(files), label=[*map(parent_label, files)], is_valid=[False]*len(train) + [True]*len(valid), file=[*map(str, files)]))
+
 @patch(cls_method=True)
 @delegates(TextDataLoaders.from_folder)
 def from_folder(cls:TransformerDataLoaders,
     path, # holds the folders `train` and `valid` with a folder for each label, or the labels' folders (`valid_pct`)
+    train='train', # name of the folder to train on
+    valid='valid', # name of the one for validation
+    valid_pct:float=None, # share of validation files, drawn at random; None goes by the folders
+    seed:int=None, # of that draw
+    vocab:list=None, # labels; None takes them from the training files
+    tok_tfm=None, # tokenizer; None is fastai's, whose tokens are kept in `<path>_tok` for the next time
+    splitter=None, # what parts the files, in place of the folders' names and the draw
     **kwargs
 ):
     "Loaders from a folder of text files, tokenized again if any is new or changed"
     _check_options(TextDataLoaders.from_folder, kwargs)
-    refresh_tokens(path)
-    return cls._checked(TextDataLoaders.from_folder(path, **kwargs))
+    files = get_text_files(path, folders=[train,valid] if valid_pct is None else None)
+    if not files: raise ValueError(f'there is no text file (*.txt) in {path}' + (f' under {train!r} or {valid!r}: name the folders, or give valid_pct' if valid_pct is None else ''))
+    if tok_tfm is None:
+        refresh_tokens(path)
+        return cls._checked(TextDataLoaders.from_folder(path, train, valid, valid_pct, seed, vocab, splitter=splitter, **kwargs))
+    if splitter is None: splitter = GrandparentSplitter(train, valid) if valid_pct is None else RandomSplitter(valid_pct, seed=seed)
+    return cls.from_df(_folder_frame(files, splitter), path, text_col='text', label_col='label', valid_col='is_valid', tok_tfm=tok_tfm,
+                       y_block=None if vocab is None else CategoryBlock(vocab), **kwargs)
+
+def _check_columns(df, tls):
+    "`df` has the columns that `tls` read"
+    for tl in tls: _names(df, [c for f in tl.tfms.fs if isinstance(f, ColReader) for c in f.cols])
 
 @patch
 @delegates(TfmdDL.__init__)
@@ -535,5 +571,6 @@ def test_dl(self:TransformerDataLoaders,
     **kwargs
 ):
     "A loader over `test_items`, tokenized as the training texts were (see `tokenize_like`)"
+    if with_labels and isinstance(test_items, pd.DataFrame): _check_columns(test_items.rename(columns=str), self.valid_ds.tls[1:])
     if rm_type_tfms is None: test_items = tokenize_like(self, test_items)
     return super(TransformerDataLoaders, self).test_dl(test_items, rm_type_tfms=rm_type_tfms, with_labels=with_labels, **kwargs)

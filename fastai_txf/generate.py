@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['apply_temperature', 'filter_top_k', 'filter_top_p', 'filter_min_p', 'filter_rel_min_p', 'penalize_repeats',
            'bar_tokens', 'filter_logits', 'sample', 'next_logits', 'stream_tokens', 'generate', 'beam_search',
-           'decode_specials', 'target_logprobs', 'token_logprobs', 'predict', 'text_logprobs', 'stream_text']
+           'decode_specials', 'target_logprobs', 'token_logprobs', 'encode_text', 'decode_ids', 'predict',
+           'text_logprobs', 'stream_text']
 
-# %% ../nbs/06_generate.ipynb #8b4272c0
-import inspect, itertools, math, pandas as pd, re, torch, torch.nn.functional as F, warnings
+# %% ../nbs/06_generate.ipynb #e4a1abb5
+import inspect, itertools, math, numpy as np, pandas as pd, re, torch, torch.nn.functional as F, warnings
 from contextlib import closing, contextmanager, nullcontext
 from numbers import Integral
 from tempfile import TemporaryDirectory
@@ -23,7 +24,7 @@ from .attention import KVCache, _put
 from .data import as_texts, text_list, text_tokenizer, text_vocab, tokenize_like
 from .models import Seq2SeqTransformer, TransformerLM
 
-# %% ../nbs/06_generate.ipynb #3ec0ead6
+# %% ../nbs/06_generate.ipynb #3e42a503
 def _whole(least): return lambda v: isinstance(v, Integral) and v >= least
 
 _settings = dict(
@@ -46,7 +47,9 @@ def _check(**values):
     "A ValueError for the first value that is out of its range; None and unknown names pass."
     for k,v in values.items():
         ok,remedy = _settings.get(k, (lambda v: True, ''))
-        if v is not None and not ok(v): raise ValueError(f'{k}={v!r} is out of range: {remedy}')
+        try: fits = v is None or ok(v)
+        except TypeError: fits = False
+        if not fits: raise ValueError(f'{k}={v!r} is out of range: {remedy}')
 
 # %% ../nbs/06_generate.ipynb #bcf4aa77
 def apply_temperature(
@@ -425,7 +428,7 @@ class _CachedReader(_Reader):
         if self.context is not None: self.context = self.cache.context
         self.longest = self.idxs.shape[1] - int(self.start.min())
 
-# %% ../nbs/06_generate.ipynb #fc0777a0
+# %% ../nbs/06_generate.ipynb #e2b03503
 def _lay_out(model, by_columns):
     "Store the weights of the linear maps of a model on a CPU that widen their input by columns, or again by rows."
     for w in {m.weight for m in model.modules() if isinstance(m, torch.nn.Linear) and m.out_features > m.in_features}:
@@ -475,7 +478,8 @@ def _max_len(model, max_len):
     return max_len if ends is None else min(max_len, ends)
 
 def _check_source(model, n_texts, src):
-    "The ids of the sources beside the model; a ValueError if they do not go with the model or the texts."
+    "The ids of the sources beside the model; a ValueError if they do not go with the model or the texts, a TypeError for a model that continues none."
+    if isinstance(model, TransformerLM) and not model.config.causal: raise TypeError(f'{type(model).__name__} guesses what is missing inside a text and continues none: use `learn.fill`')
     if isinstance(model, tuple(_own)) and (src is None) != isinstance(model, TransformerLM):
         raise ValueError(f'{type(model).__name__} {"needs a source to read: give" if src is None else "reads no source: leave out"} src')
     if src is None: return None
@@ -676,26 +680,56 @@ def token_logprobs(
             n += logits.shape[1]
     return torch.cat(res, 1) if res else torch.zeros(targets.shape, device=targets.device)
 
-# %% ../nbs/06_generate.ipynb #08f705fa
-def _encode(dls, texts, vocab):
-    "The ids of each of `texts`, `(sl,)`."
-    tl = text_list(dls)
-    res = [tl.infer(t).as_subclass(torch.Tensor).long() for t in tokenize_like(dls, texts)]
-    for i,ids in enumerate(res):
-        while len(ids) > 1 and vocab[ids[-1]] in (EOS,PAD): ids = ids[:-1]
-        if not len(ids):
-            if BOS not in vocab: raise ValueError(f'the prompt is empty, and the vocabulary has no {BOS!r} to begin with: give a first word')
-            ids = ids.new_tensor([vocab.index(BOS)])
-        res[i] = ids
+# %% ../nbs/06_generate.ipynb #a9ae850f
+def encode_text(
+    dls, # text `DataLoaders`, or a learner that has them
+    text, # a text; or a list of them, a series, a data frame
+    side:int=0, # as in `text_list`: 1 for the texts to write (pairs)
+    text_col:str='text', # the data frame's column
+): # token ids, `(n_tokens,)`; a list of them for several texts
+    "Cut and number texts as those of training were, with the special tokens that the loaders add."
+    dls = getattr(dls, 'dls', dls)
+    res = [text_list(dls, side).infer(t).as_subclass(torch.Tensor).long() for t in tokenize_like(dls, as_texts(text, text_col), side)]
+    return res[0] if isinstance(text, str) else res
+
+def _without(ends, ids):
+    "`ids` without those of `ends` behind, but for the first."
+    while len(ids) > 1 and ids[-1].item() in ends: ids = ids[:-1]
+    return ids
+
+def _encode(dls, texts):
+    "The ids of each of `texts` without an end, `(sl,)`. A ValueError where there are none."
+    ends = [i for i,t in enumerate(text_vocab(dls)) if t in (EOS,PAD)]
+    res = [_without(ends, ids) for ids in encode_text(dls, texts)]
+    if not all(map(len, res)):
+        raise ValueError(f'a text is empty, and these loaders put no {BOS!r} before texts, so no model has learnt to begin: give a first word (LMDataLoaders put it there, starts=True)')
     return res
 
-# %% ../nbs/06_generate.ipynb #9b4aa0d1
+# %% ../nbs/06_generate.ipynb #8dda5df0
+_nothing = PAD,'xxfake'
+
 def _joiner(dls, decoder, side=0):
     "From tokens to text, and what stands between two tokens."
     tok = text_tokenizer(dls, side)
     sep = getattr(tok, 'sep', ' ')
     if decoder is decode_specials and hasattr(join := getattr(tok, 'tok', None), 'detokenize'): return join.detokenize, ''
     return (lambda toks: sep.join(decoder(toks))), sep
+
+def decode_ids(
+    dls, # as in `encode_text`
+    ids, # token ids, `(n_tokens,)`; or several texts, `(bs, n_tokens)` or a list
+    side:int=0, # as in `encode_text`
+    decoder=decode_specials, # from tokens to strings, where the tokenizer has no `detokenize`
+): # the text; a list of them for several
+    "The text of token ids, without `xxbos`, `xxeos` and padding. A ValueError for an id that is none."
+    dls = getattr(dls, 'dls', dls)
+    vocab,(decode,_) = text_vocab(text_list(dls, side).tfms), _joiner(dls, decoder, side)
+    def text(row):
+        row = torch.as_tensor(row).tolist()
+        bad = [i for i in row if not 0 <= i < len(vocab)]
+        if bad: raise ValueError(f'there is no token number {bad[0]}: the vocabulary has {len(vocab)}')
+        return decode([t for t in map(vocab.__getitem__, row) if t not in (BOS,EOS,*_nothing)])
+    return text(ids) if not len(ids) or np.ndim(ids[0]) == 0 else [*map(text, ids)]
 
 def _after_words(text, n):
     "Where the `n`th word of `text` ends, or None if no space follows it yet."
@@ -735,7 +769,7 @@ def _append(text, new, sep):
     if not text or not new: return text + new
     return text + (new.lstrip(' ') if text[-1].isspace() else sep + new)
 
-# %% ../nbs/06_generate.ipynb #b86eb41c
+# %% ../nbs/06_generate.ipynb #138987e5
 _bar_after = 2. # seconds
 
 def _with_bar(steps, total):
@@ -752,19 +786,20 @@ def _with_bar(steps, total):
         steps.close()
         if bar is not None: bar.on_iter_end()
 
-_nothing,_no_text,_max_per_word = (PAD,'xxfake'), (PAD,'xxfake',UNK,FLD), 20
+_no_text,_max_per_word = (*_nothing,UNK,FLD), 20
 
 class _Job:
     "What `predict` asks of the functions above: ids and options on one side, the way back to text on the other."
     def __init__(self, learn, prompts, n_words, n_tokens, no_unk, decoder, stop):
         _check(n_words=n_words, n_tokens=n_tokens)
+        if n_words is n_tokens is None: raise ValueError('n_words=None and n_tokens=None: say how much to add')
         if isinstance(learn.model, Seq2SeqTransformer): raise TypeError('this learner goes from one text to another and continues none: use its own `predict`')
         self.model,self.vocab = learn.model,text_vocab(learn.dls)
         self.decode,self.sep = _joiner(learn.dls, decoder)
         self.end = _ender(n_words if n_tokens is None else None, self.sep, stop)
-        self.n = ifnone(n_tokens, _max_per_word*n_words)
+        self.n = _max_per_word*n_words if n_tokens is None else n_tokens
         self.stop_idx,self.barred = [[i for i,t in enumerate(self.vocab) if t in ts] for ts in ((BOS,EOS), _no_text if no_unk else _nothing)]
-        self.ids = _encode(learn.dls, prompts, self.vocab)
+        self.ids = _encode(learn.dls, prompts)
 
     def sample(self, bar, n_samples=1, **kwargs):
         "The new texts as they grow, text by text and sample by sample."
@@ -825,15 +860,14 @@ def predict(
     if n_samples > 1: texts = [texts[i:i+n_samples] for i in range(0, len(texts), n_samples)]
     return texts[0] if isinstance(text, str) else texts
 
-# %% ../nbs/06_generate.ipynb #44778732
+# %% ../nbs/06_generate.ipynb #2e2e0059
 def text_logprobs(
     learn, # as in `predict`
     text:str, # tokenized as in training
     max_len:int=None, # as in `stream_tokens`
 )->pd.DataFrame: # columns `token` and `logprob`, a row for each token after the first
     "How likely each token of a text is, given those before. A ValueError for a text of fewer than two tokens."
-    vocab = text_vocab(learn.dls)
-    ids, = _encode(learn.dls, as_texts([text]), vocab)
+    ids,vocab = _encode(learn.dls, [text])[0], text_vocab(learn.dls)
     if len(ids) < 2: raise ValueError(f'{text!r} has {len(ids)} token: there is nothing before which it could be likely or not')
     logp = token_logprobs(learn.model, ids[None], max_len)[0]
     return pd.DataFrame(dict(token=[vocab[i] for i in ids[1:]], logprob=logp.tolist()))

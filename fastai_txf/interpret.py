@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ColouredText', 'attention_rollout', 'Attention', 'plot_positions']
 
-# %% ../nbs/09_interpret.ipynb #630b197c
+# %% ../nbs/09_interpret.ipynb #ec3f069d
 import difflib, html, math, matplotlib.pyplot as plt, numpy as np, pandas as pd, textwrap, torch
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from fastai.text.core import PAD
 from matplotlib.colors import PowerNorm
 from .attention import MultiHeadAttention, SelfAttention, record_attention
 from .data import text_vocab
-from .generate import _decoding, _encode
+from .generate import _decoding, _encode, encode_text
 from .models import Seq2SeqTransformer, TransformerEncoder
 from .pairs import pair_vocabs
 from .positions import POSITIONS
 from .seq2seq import Seq2SeqLearner
 
-# %% ../nbs/09_interpret.ipynb #e3fa35ba
+# %% ../nbs/09_interpret.ipynb #a2b79a1d
 _blue,_red = '33,102,172', '178,24,43'
 
 def _shown(token, width=None):
@@ -31,7 +31,7 @@ def _shown(token, width=None):
 
 @dataclass
 class ColouredText:
-    "Words with a number each: colours in a notebook, numbers behind the largest in print."
+    "Words with a number each: colours in a notebook, in print the numbers of those that stand out."
     words:list    # strings
     values:object # a number for each: an array, or a list; blue above 0, red below
     title:str=''  # what the numbers are
@@ -58,12 +58,18 @@ class ColouredText:
         spans = ' '.join(map(self._span, self.words, self.values))
         return f'<div><b>{html.escape(self.title)}</b> {self._scale()}<div style="line-height:1.7">{spans}</div></div>'
 
+    def _stands_out(self):
+        "Which numbers are large, and larger than most; the largest is."
+        size = np.abs(self.values)
+        if not size.any(): return size > 0
+        return (size >= 0.25*self.largest) & (size >= 1.2*np.median(size)) | (np.arange(len(size)) == size.argmax())
+
     def __str__(self):
-        marked = [f'{_shown(w)}({v:+.2g})' if abs(v) >= 0.25*self.largest else _shown(w) for w,v in zip(self.words, self.values)]
+        marked = [f'{_shown(w)}({v:+.2g})' if out else _shown(w) for w,v,out in zip(self.words, self.values, self._stands_out())]
         return '\n'.join([self.title]*bool(self.title) + textwrap.wrap(' '.join(marked), 100, break_long_words=False, break_on_hyphens=False))
     __repr__ = __str__
 
-# %% ../nbs/09_interpret.ipynb #7482e1ad
+# %% ../nbs/09_interpret.ipynb #804ce4ae
 def _our_model(learn):
     "The learner's model; a TypeError unless it is built around this library's encoder."
     model = getattr(learn, 'model', None)
@@ -76,7 +82,7 @@ def _our_model(learn):
 def _text_ids(learn, text, side=0):
     "Token ids of one text, `(1, sl)`, beside the model."
     if not isinstance(text, str): raise TypeError(f'{text!r} is a {type(text).__name__}: give one text')
-    ids = learn._ids([text], side) if isinstance(learn, Seq2SeqLearner) else _encode(learn.dls, [text], text_vocab(learn.dls))
+    ids = encode_text(learn, [text], side) if isinstance(learn, Seq2SeqLearner) else _encode(learn.dls, [text])
     return ids[0][None].to(next(learn.model.parameters()).device)
 
 def _vocab(learn, side=0): return pair_vocabs(learn.dls)[side] if isinstance(learn, Seq2SeqLearner) else text_vocab(learn.dls)

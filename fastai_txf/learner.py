@@ -6,7 +6,7 @@
 __all__ = ['remap_rows', 'TransformerLearner', 'TransformerClassifierLearner', 'TransformerLMLearner',
            'transformer_classifier_learner', 'transformer_lm_learner', 'show_results']
 
-# %% ../nbs/08_learner.ipynb #bff54715
+# %% ../nbs/08_learner.ipynb #03b5f6d7
 import dataclasses, difflib, inspect, math, pandas as pd, torch, torch.nn as nn
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +24,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.text.core import PAD
 from fastai.text.data import LMDataLoader, TensorText
 from fastai.torch_core import display_df, get_empty_df, to_cpu, trainable_params
-from .data import as_texts, check_dls, pad_index, text_vocab, tokenize_like
+from .data import as_texts, check_dls, pad_index, text_tokenizer, text_vocab, tokenize_like
 from .generate import predict, stream_text, text_logprobs
 from .models import TransformerClassifier, TransformerConfig, TransformerLM, classifier_splitter, lm_splitter, make_config
 from .pairs import PairDL
@@ -89,7 +89,7 @@ def _load_head(model, pretrained, vocab):
     model.load_state_dict({k:v for k,v in head.items() if k not in left}, strict=False)
     if left: print(f'new, because of another shape: {", ".join(left)}')
 
-# %% ../nbs/08_learner.ipynb #96e3d650
+# %% ../nbs/08_learner.ipynb #2e8f7282
 def _listens(cb, event_name): return hasattr(type(cb), event_name) or event_name in vars(cb) or type(cb).__call__ is not Callback.__call__
 
 class TransformerLearner(Learner):
@@ -113,6 +113,43 @@ class TransformerLearner(Learner):
     def to_bf16(self):
         "Mixed precision in bfloat16 on the model's device."
         return self.to_fp32().add_cb(DeviceMixedPrecision(AMPMode.BF16))
+
+    def _loader(self, ds_idx, dl=None):
+        "`dl`, or the loader number `ds_idx`. A ValueError if that has not one batch."
+        if dl is not None: return dl
+        if not len(self.dls[ds_idx]): raise ValueError(f'the loader number {ds_idx} has not one batch (an exported learner takes no texts along): give one, dl=learn.dls.test_dl(df, with_labels=True), or other loaders, learn.dls = dls')
+        return self.dls[ds_idx]
+
+    @delegates(Learner.fit)
+    def fit(self,
+        n_epoch:int, # epochs
+        lr=None, # learning rate; default: the learner's
+        wd:float=None, # weight decay; default: the learner's
+        cbs=None, # more callbacks
+        **kwargs
+    ):
+        "As in `Learner`. A ValueError where there is nothing to train on."
+        self._loader(0)
+        return super().fit(n_epoch, lr, wd, cbs, **kwargs)
+
+    def validate(self,
+        ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
+        dl=None, # a loader with targets
+        cbs=None, # more callbacks
+    ): # loss and metrics
+        "As in `Learner`. A ValueError where there is nothing to validate on."
+        res = super().validate(ds_idx, self._loader(ds_idx, dl), cbs)
+        if res is not None and res[0] is None: raise ValueError('there is no loss: the loader has no targets (test_dl keeps them with_labels=True), or not one batch')
+        return res
+
+    @delegates(Learner.get_preds)
+    def get_preds(self,
+        ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
+        dl=None, # a loader
+        **kwargs
+    ): # predictions and targets
+        "As in `Learner`. A ValueError where there is nothing to predict."
+        return super().get_preds(ds_idx, self._loader(ds_idx, dl), **kwargs)
 
     def _encoder(self):
         "The model's `TransformerEncoder`; a TypeError if it has none."
@@ -149,7 +186,7 @@ class TransformerLearner(Learner):
         print(f'{found:,} of {len(vocab):,} tokens found in the encoder\'s vocabulary of {len(saved["vocab"]):,}')
         return self
 
-# %% ../nbs/08_learner.ipynb #0d27e927
+# %% ../nbs/08_learner.ipynb #6ccd5f6c
 @contextmanager
 def _record_kept(learn):
     "The recorder is at the end as it was before."
@@ -160,13 +197,19 @@ def _record_kept(learn):
 
 class TransformerClassifierLearner(TransformerLearner):
     "A `TransformerLearner` that maps texts to labels or numbers."
+    def _tokens(self, item, text_col):
+        "The tokens of each text of `item`."
+        tok = text_tokenizer(self.dls)
+        if tok is None or text_col is not None or not isinstance(item, pd.DataFrame): return tokenize_like(self.dls, as_texts(item, ifnone(text_col, 'text')))
+        return tokenize_like(self.dls, item)[getattr(tok, 'tok_text_col', 'text')].tolist()
+
     def predict(self,
         item, # a text, a list or series of texts, or a data frame
-        text_col:str='text', # the data frame's column
+        text_col:str=None, # the data frame's column; default: the column or columns of training
         bs:int=None, # batch size; default: that of validation
     ): # (decoded prediction, its index or activation, probabilities), as lists and stacked tensors for several texts
         "Prediction for one text, as fastai returns it, or for many at once."
-        dl = self.dls.test_dl(tokenize_like(self.dls, as_texts(item, text_col)), num_workers=0, **({} if bs is None else dict(bs=bs)))
+        dl = self.dls.test_dl(self._tokens(item, text_col), num_workers=0, **({} if bs is None else dict(bs=bs)))
         with self.no_bar(), _record_kept(self): preds,_,dec = self.get_preds(dl=dl, with_decoded=True)
         target = self.dls.train_ds.tls[-1]
         labels = [target.decode(d) for d in dec]
@@ -196,7 +239,7 @@ class TransformerLMLearner(TransformerLearner):
         "How likely the model found each token. (Probabilities of all tokens would take `vocab_sz` times the memory.)"
         if isinstance(dl, list): return super().get_preds(dl=dl, with_input=with_input, with_loss=with_loss, inner=inner, cbs=cbs, **kwargs)
         if kwargs: raise TypeError(f'get_preds of a language model has no {", ".join(kwargs)}: it returns log-probabilities and targets')
-        dl,cb = (self.dls[ds_idx] if dl is None else dl).new(shuffle=False, drop_last=False), GatherLogProbs(with_input=with_input, concat_dim=1)
+        dl,cb = self._loader(ds_idx, dl).new(shuffle=False, drop_last=False), GatherLogProbs(with_input=with_input, concat_dim=1)
         if not len(dl): raise ValueError(f'there is not one batch in the loader ({ds_idx=}): give another, or more text')
         with ContextManagers(self.validation_context(cbs=L(cbs)+[cb], inner=inner)): self._do_epoch_validate(dl=dl)
         res = cb.all_tensors()

@@ -136,7 +136,7 @@ class TransformerMLM(TransformerLM):
         h = self.hidden(x)
         return self.head(h if where is None else h[where])
 
-# %% ../nbs/08b_mlm.ipynb #c10ef014
+# %% ../nbs/08b_mlm.ipynb #c3d6b3f7
 _gap = re.compile(r'_{2,}|\bxxmask\b|\[MASK\]|<mask>')
 
 class _GatherHidden(GatherLogProbs):
@@ -206,7 +206,7 @@ class TransformerMLMLearner(TransformerLearner):
         "How likely the model found what was hidden from it."
         if isinstance(dl, list): return super().get_preds(dl=dl, inner=inner, cbs=cbs, **kwargs)
         if kwargs: raise TypeError(f'get_preds of a masked language model has no {", ".join(kwargs)}: it returns log-probabilities and targets')
-        dl,cb = (self.dls[ds_idx] if dl is None else dl).new(shuffle=False, drop_last=False), _GatherHidden()
+        dl,cb = self._loader(ds_idx, dl).new(shuffle=False, drop_last=False), _GatherHidden()
         with ContextManagers(self.validation_context(cbs=L(cbs)+[cb], inner=inner)): self._do_epoch_validate(dl=dl)
         return tuple(cb.all_tensors())
 

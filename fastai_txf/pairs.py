@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TextEnds', 'PadEnd', 'PairDL', 'show_pairs', 'SequenceBlock', 'pair_vocabs', 'check_pairs', 'Seq2SeqDataLoaders']
 
-# %% ../nbs/05b_pairs.ipynb #16b2ea52
+# %% ../nbs/05b_pairs.ipynb #5b51fa9b
 import csv, numpy as np, pandas as pd, torch
 from collections import Counter
 from functools import partial
@@ -18,7 +18,7 @@ from fastcore.basics import ifnone, patch
 from fastcore.imports import IN_NOTEBOOK
 from fastcore.meta import delegates
 from fastcore.xtras import is_listy
-from .data import TextTokenizer, _check_batches, _check_options, _names, _random_mask, _valid_mask, as_texts, check_df, pad_index, token_lists
+from .data import TextTokenizer, _check_batches, _check_columns, _check_options, _frame, _names, _random_mask, _valid_mask, as_texts, check_df, pad_index, token_lists
 
 # %% ../nbs/05b_pairs.ipynb #a9573532
 class TextEnds(Transform):
@@ -113,7 +113,7 @@ def check_pairs(
     ids,(bos,eos) = dls.train_ds[0][1].tolist(), map(vocabs[1].index, (BOS,EOS))
     if ids[0] != bos or ids[-1] != eos: raise ValueError(f'a target begins with {vocabs[1][ids[0]]!r} and ends with {vocabs[1][ids[-1]]!r} instead of {BOS!r} and {EOS!r}: use a SequenceBlock')
 
-# %% ../nbs/05b_pairs.ipynb #24c7685a
+# %% ../nbs/05b_pairs.ipynb #0cf416c5
 def _sides(df, cols, tok_tfm, rules, train):
     "The tokenizers of both sides, set up with the training rows."
     make = lambda t: WordTokenizer() if t is None else t() if isinstance(t, type) else t
@@ -156,7 +156,7 @@ class Seq2SeqDataLoaders(DataLoaders):
     ):
         "Loaders from the rows of `df`. A ValueError names the rows, the column and the remedy where that cannot be."
         _check_options(cls.from_df, kwargs)
-        df = df.rename(columns=str)
+        df = _frame(df)
         cols = [*_names(df, src_col), *_names(df, tgt_col)]
         if len(cols) != 2 or cols[0] == cols[1]: raise ValueError(f'{src_col=} and {tgt_col=}: name one column to read and another to write')
         valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
@@ -193,10 +193,14 @@ class Seq2SeqDataLoaders(DataLoaders):
 @delegates(DataLoaders.test_dl)
 def test_dl(self:Seq2SeqDataLoaders,
     test_items, # a text, texts, or a data frame with the columns of training
+    with_labels:bool=False, # whether the frame holds the targets, too
     **kwargs
 ):
     "A loader over `test_items`; with targets if it is a frame that has them and `with_labels=True`."
-    return super(Seq2SeqDataLoaders, self).test_dl(test_items if isinstance(test_items, pd.DataFrame) else as_texts(test_items), **kwargs)
+    frame = isinstance(test_items, pd.DataFrame)
+    items = test_items.rename(columns=str) if frame else as_texts(test_items)
+    if frame: _check_columns(items, self.valid_ds.tls[:1+with_labels])
+    return super(Seq2SeqDataLoaders, self).test_dl(items, with_labels=with_labels, **kwargs)
 
 def _cut(texts, side, n_workers):
     "`texts` as lists of tokens."

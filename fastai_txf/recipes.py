@@ -6,7 +6,7 @@
 __all__ = ['SIZES', 'ngrams', 'ngram_matrix', 'nb_weights', 'baseline', 'Suggestion', 'suggest_config', 'SelfPretrained',
            'self_pretrain']
 
-# %% ../nbs/10_recipes.ipynb #4db6f949
+# %% ../nbs/10_recipes.ipynb #a166e42f
 import dataclasses, math, numpy as np, pandas as pd, tempfile, time, torch
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from fastai.torch_core import TensorCategory, TensorMultiCategory
 from fastcore.basics import ifnone, patch
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
-from .data import TransformerDataLoaders, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_vocab
+from .data import TransformerDataLoaders, _check_options, _frame, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_vocab
 from .learner import TransformerClassifierLearner, TransformerLearner, _check_kind, transformer_classifier_learner, transformer_lm_learner
 from .mlm import MASKS, _unused as _not_mlm, transformer_mlm_learner
 from .models import TransformerConfig, make_config
@@ -253,7 +253,7 @@ def fit_gradual(self:Learner,
     self.unfreeze()
     self.fit_minutes(minutes*(1-frozen) if n > 1 else minutes, slice(lr/div**(n-1), lr), **kwargs)
 
-# %% ../nbs/10_recipes.ipynb #4e77037d
+# %% ../nbs/10_recipes.ipynb #97431917
 @dataclass(repr=False)
 class SelfPretrained:
     "What `self_pretrain` returns."
@@ -291,21 +291,22 @@ def _loaders(df, text_col, texts, valid, bs, seq_len, seed, label_col, label_del
     if isinstance(tok, type): tok = kwargs['tok_tfm'] = tok()
     if hasattr(tok, 'train') and tok.tok is None: tok.train(texts)
     if hasattr(tok, 'vocab') and not {*MASKS} & {*tok.vocab}: kwargs['text_vocab'] = [*tok.vocab, MASKS[0]]
-    lm = TransformerDataLoaders.from_df(pd.DataFrame({text_col:texts}), text_col=text_col, is_lm=True, valid_pct=0.05, seed=seed,
+    lm = TransformerDataLoaders.from_df(pd.DataFrame({text_col:texts}), text_col=text_col, is_lm=True, valid_pct=max(0.05, 1.5/len(texts)), seed=seed,
                                         bs=bs, val_bs=max(1, bs//4), seq_len=seq_len, **kwargs)
     kwargs = {**kwargs, 'text_vocab':text_vocab(lm)}
     return lm, TransformerDataLoaders.from_df(df, text_col=text_col, label_col=label_col, label_delim=label_delim, valid_col=valid, bs=bs, **kwargs)
 
 def _language_model(dls, objective, config, config_kw):
-    "A learner for `objective`, without the fields of the configuration that only a classifier has."
-    factory = transformer_lm_learner if objective == 'lm' else transformer_mlm_learner
-    return factory(dls, config, metrics=accuracy, **{k:v for k,v in config_kw.items() if k not in _not_mlm})
+    "A learner for `objective`, without the fields of the configuration that only a classifier has, and with no more dropout than text needs unless it is asked for."
+    factory,given = transformer_lm_learner if objective == 'lm' else transformer_mlm_learner, make_config(config)
+    dropouts = {f:min(getattr(given, f), 0.1) for f in ('p','attn_p','ff_p','emb_p')}
+    return factory(dls, config, metrics=accuracy, **{**dropouts, **{k:v for k,v in config_kw.items() if k not in _not_mlm}})
 
 def _shown(learn, verbose):
     "A context in which `learn` shows its progress, or does not."
     return ContextManagers([] if verbose else [learn.no_bar(), learn.no_logging()])
 
-# %% ../nbs/10_recipes.ipynb #676d86f3
+# %% ../nbs/10_recipes.ipynb #6c1ce6ff
 @delegates(TransformerDataLoaders.from_df, but=['y_block','text_vocab','is_lm'])
 @delegates(TransformerConfig, keep=True, but=_given)
 def self_pretrain(
@@ -331,6 +332,7 @@ def self_pretrain(
 )->SelfPretrained:
     "Pretrain on all texts, then classify; `kwargs` are fields of the configuration and options of `TransformerDataLoaders.from_df`."
     _check_request(minutes, share, objective)
+    df = _frame(df)
     text_col, = _names(df, text_col)
     valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
     check_df(df, text_col, label_col, valid, label_delim)
@@ -338,6 +340,7 @@ def self_pretrain(
     config_kw = {k:v for k,v in kwargs.items() if k in {f.name for f in dataclasses.fields(TransformerConfig)}}
     lr = ifnone(lr, _lr(make_config(config, **config_kw).d_model))
     data_kw = {k:v for k,v in kwargs.items() if k not in config_kw}
+    _check_options(self_pretrain, data_kw)
     dls_lm,dls = _loaders(df, text_col, texts, valid, bs, seq_len, seed, label_col, label_delim, **data_kw)
     lm,metric = _language_model(dls_lm, objective, config, config_kw), _target_kind(dls)
     with _shown(lm, verbose): lm.fit_minutes(share*minutes, lr)

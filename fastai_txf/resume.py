@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ResumeCallback']
 
-# %% ../nbs/07b_resume.ipynb #8aebe409
+# %% ../nbs/07b_resume.ipynb #807ea84e
 import numpy as np, os, torch
 from functools import partial
 from fastai.callback.core import Callback, CancelEpochException, CancelFitException
@@ -17,7 +17,6 @@ from fastai.text.data import LMDataLoader
 from fastai.torch_core import get_model, get_random_states, num_distrib, set_random_states, to_device
 from fastcore.basics import GetAttr, store_attr
 from fastcore.foundation import L
-from .stream import FlatLMDataLoader
 from .train import TimeBudget
 
 # %% ../nbs/07b_resume.ipynb #25d57545
@@ -62,10 +61,10 @@ def _remembering(learn, but):
     rec = learn.recorder
     return [*learn.cbs.filter(lambda cb: cb is not but and not isinstance(cb, ProgressCallback)), rec.smooth_loss, rec.loss, *learn.metrics]
 
-# %% ../nbs/07b_resume.ipynb #812ebd19
+# %% ../nbs/07b_resume.ipynb #e872c9c9
 def _order(dl):
-    "The order of a language model's texts; None if there is none."
-    if isinstance(dl, FlatLMDataLoader): return None if dl.order is None else list(dl.order)
+    "The order of a language model's texts: a loader's `order`, or where fastai's has it; None if there is none."
+    if 'order' in vars(dl): return dl.order and list(dl.order)
     return list(dl.items.idxs) if isinstance(dl, LMDataLoader) else None
 
 def _dls_state(dls):
@@ -76,7 +75,7 @@ def _set_dls_state(dls, states):
     "Put the loaders back to `_dls_state`."
     for dl,s in zip(dls.loaders, states):
         if s['rng'] is not None: dl.rng.setstate(s['rng'])
-        if isinstance(dl, FlatLMDataLoader): dl.order = s['order']
+        if 'order' in vars(dl): dl.order = s['order']
         elif s['order'] is not None:
             dl.items.reindex(L(s['order'])); dl.lens.reindex(dl.items.idxs)
             dl.make_chunks()

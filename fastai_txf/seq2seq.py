@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Encoded', 'Seq2SeqLearner', 'transformer_seq2seq_learner', 'SacreBLEU']
 
-# %% ../nbs/08a_seq2seq.ipynb #e0e4cde2
+# %% ../nbs/08a_seq2seq.ipynb #c96d6daf
 import inspect, numpy as np, torch
 from dataclasses import dataclass
 from torch.nn.utils.rnn import pad_sequence
@@ -17,14 +17,14 @@ from fastai.learner import Learner, Metric
 from fastai.losses import CrossEntropyLossFlat
 from fastai.text.core import BOS, EOS, FLD, PAD, UNK
 from .attention import record_attention
-from .data import as_texts, pad_index, text_list, text_tokenizer, tokenize_like
-from .generate import _as_generator, _beam_options, _check, _decoding, _joiner, beam_search, decode_specials, generate, stream_tokens
+from .data import as_texts, pad_index, text_tokenizer
+from .generate import _as_generator, _beam_options, _check, _decoding, _joiner, beam_search, decode_specials, encode_text, generate, stream_tokens
 from .learner import TransformerLearner, _make_learner, _split_options
 from .models import Seq2SeqTransformer, TransformerConfig, masked_mean, seq2seq_splitter
 from .pairs import check_pairs, pair_vocabs, show_pairs
 from .train import GatherLogProbs, TeacherForcing
 
-# %% ../nbs/08a_seq2seq.ipynb #9a128c00
+# %% ../nbs/08a_seq2seq.ipynb #91f656e6
 def _longest_ratio(ds, n=500):
     "How many target tokens come to one of the source, in all but the longest hundredth of `n` pairs of `ds`, evenly drawn."
     pairs = [ds[i] for i in np.linspace(0, len(ds)-1, min(n, len(ds))).astype(int)]
@@ -54,12 +54,6 @@ def _write_options(n_tokens=None, num_beams=1, length_penalty=1., temperature=No
 class Seq2SeqLearner(TransformerLearner):
     "A `TransformerLearner` that reads one text and writes another."
     ratio = 2. # target tokens for one of the source: what is too long
-
-    def _ids(self, texts, side=0):
-        "The ids of each text, from `xxbos` to `xxeos`."
-        tl,tok = text_list(self.dls, side),text_tokenizer(self.dls, side)
-        cut = tokenize_like(self.dls, texts) if side == 0 else map(tok._tokenize1, texts)
-        return [tl.infer(list(t)).as_subclass(torch.Tensor).long() for t in cut]
 
     def _given(self, item, text_col, side=0):
         "`item` as a list of texts."
@@ -109,7 +103,7 @@ class Seq2SeqLearner(TransformerLearner):
         **kwargs
     ): # a text; a list of them for several sources or samples (for both, a list of lists)
         "What the model writes for `item`."
-        ids,seed = self._ids(self._given(item, text_col)), _as_generator(seed, next(self.model.parameters()).device)
+        ids,seed = encode_text(self.dls, self._given(item, text_col)), _as_generator(seed, next(self.model.parameters()).device)
         order,res = sorted(range(len(ids)), key=lambda i: len(ids[i])), [None]*len(ids)
         for at in [order[i:i+bs] for i in range(0, len(ids), bs)]:
             new = self.write(self._pad([ids[i] for i in at]), n_samples=n_samples, seed=seed, **kwargs)
@@ -140,7 +134,7 @@ class Seq2SeqLearner(TransformerLearner):
         "How likely the model finds each target, in the order of the data. What it would write itself comes from `predict`."
         if isinstance(dl, list): return super().get_preds(dl=dl, inner=inner, cbs=cbs, **kwargs)
         if kwargs: raise TypeError(f'get_preds of an encoder–decoder has no {", ".join(kwargs)}: it returns log-probabilities and targets')
-        dl = (self.dls[ds_idx] if dl is None else dl).new(shuffle=False, drop_last=False)
+        dl = self._loader(ds_idx, dl).new(shuffle=False, drop_last=False)
         if len(dl.dataset.tls) < 2: raise ValueError('these texts have no targets: use `predict`, or give a loader with labels')
         cb,idxs = GatherLogProbs(concat_dim=None), dl.get_idxs()
         metrics,self.metrics = self.metrics,L()                             # none is asked for
@@ -163,8 +157,8 @@ class Seq2SeqLearner(TransformerLearner):
         texts = self._given(item, text_col)
         targets = [None]*len(texts) if target is None else self._given(target, None, side=1)
         if len(targets) != len(texts): raise ValueError(f'{len(targets)} targets for {len(texts)} texts: give one for each')
-        tgt_ids = targets if target is None else self._ids(targets, side=1)
-        with _decoding(self.model, False): res = [self._encode_one(*o) for o in zip(self._ids(texts), tgt_ids)]
+        tgt_ids = targets if target is None else encode_text(self.dls, targets, side=1)
+        with _decoding(self.model, False): res = [self._encode_one(*o) for o in zip(encode_text(self.dls, texts), tgt_ids)]
         if isinstance(item, str): return res[0]
         cols = {f:[getattr(r, f) for r in res] for f in Encoded.__dataclass_fields__}
         return Encoded(**{**cols, 'pooled':torch.stack(cols['pooled'])})

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['FlatIds', 'flat_ids', 'FlatLMDataLoader', 'TextStart', 'FlatTexts', 'LMDataLoaders']
 
-# %% ../nbs/05c_stream.ipynb #8522d7a9
-import numpy as np, pandas as pd, random, tempfile, torch
+# %% ../nbs/05c_stream.ipynb #ccfa1674
+import csv, numpy as np, pandas as pd, random, tempfile, torch
 from array import array
 from collections import Counter, defaultdict, namedtuple
 from pathlib import Path
@@ -14,11 +14,11 @@ from fastai.data.all import DataLoaders, L, Pipeline, TfmdLists, Transform
 from fastai.text.core import BOS, WordTokenizer
 from fastai.text.data import LMDataLoader, LMTensorText, Numericalize, TensorText, make_vocab
 from fastai.torch_core import default_device
-from fastcore.basics import ifnone, maps, store_attr
+from fastcore.basics import ifnone, maps, patch, store_attr
 from fastcore.meta import delegates
-from .data import TextTokenizer, _names, _random_mask, _valid_mask, check_df, check_dls, token_lists
+from .data import TextTokenizer, _frame, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_tokenizer, token_lists
 
-# %% ../nbs/05c_stream.ipynb #3b23ba62
+# %% ../nbs/05c_stream.ipynb #5d9b728e
 FlatIds = namedtuple('FlatIds', 'ids ends')
 
 def flat_ids(
@@ -36,7 +36,7 @@ def flat_ids(
         new.tofile(out)
         n,new = n + len(new), array('i')
     ends = np.array(ends, dtype=np.int64)
-    if out is None: return FlatIds(np.array(new, dtype=np.int32), ends)
+    if out is None: return FlatIds(np.frombuffer(new, dtype=np.int32), ends)
     with out:
         new.tofile(out)
         out.flush()
@@ -144,7 +144,7 @@ class FlatTexts(TfmdLists):
         "Other texts, not numbered yet."
         return TfmdLists(items, self.tfms, do_setup=False, types=self.types, split_idx=ifnone(split_idx, self.split_idx), **kwargs)
 
-# %% ../nbs/05c_stream.ipynb #37cf3d5f
+# %% ../nbs/05c_stream.ipynb #6bfdc62b
 def _only_texts(texts):
     "`texts`, a TypeError for what is none."
     if isinstance(texts, str): raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
@@ -154,17 +154,19 @@ def _only_texts(texts):
 
 def _begun(lists, bos): return (ids if ids and ids[0] == bos else [bos, *ids] for ids in lists)
 
+def _parts(ids): return (ids[i:i+2**20] for i in range(0, len(ids), 2**20))
+
 def _counted(toks, starts, min_freq, max_vocab, file):
     "The ids of lists of tokens, and the vocabulary that is counted in them."
     index = defaultdict()
     index.default_factory = index.__len__
     lists = ([index[t] for t in ts] for ts in toks)
     flat = flat_ids(_begun(lists, index[BOS]) if starts else lists, file)
-    count = np.bincount(flat.ids, minlength=len(index))
+    count = sum((np.bincount(o, minlength=len(index)) for o in _parts(flat.ids)), np.zeros(len(index), dtype=int))
     vocab = make_vocab(Counter(dict(zip(index, count.tolist()))), min_freq, max_vocab)
     number = Numericalize(vocab).o2i
     table = np.array([number.get(t, 0) for t in index], dtype=np.int32)
-    for i in range(0, len(flat.ids), 2**20): flat.ids[i:i+2**20] = table[flat.ids[i:i+2**20]]
+    for o in _parts(flat.ids): o[:] = table[o]
     return flat,vocab
 
 def _numbered(texts, tok, vocab, starts, n_workers):
@@ -243,11 +245,24 @@ class LMDataLoaders(DataLoaders):
         **kwargs
     ):
         "Loaders from the rows of `df`. A ValueError names the rows, the column and the remedy where that cannot be."
-        df = df.rename(columns=str)
+        df = _frame(df)
         valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
         check_df(df, text_col, valid_col=valid if valid_pct or valid_col is not None else None)
         col, = _names(df, text_col)
         return cls.from_texts(df[col][~valid].tolist(), df[col][valid].tolist(), text_col=col, **kwargs)
+
+    @classmethod
+    @delegates(from_df)
+    def from_csv(cls,
+        path, # folder of the file
+        csv_fname='labels.csv', # its name
+        header='infer', # as for `pd.read_csv`, like the next two
+        delimiter=',', # between the columns
+        quoting=csv.QUOTE_MINIMAL, # what quotes mean
+        **kwargs
+    ):
+        "Loaders from the rows of a csv file. Pandas reads an empty text as missing, and the error says how to keep it."
+        return cls.from_df(pd.read_csv(Path(path)/csv_fname, header=header, delimiter=delimiter, quoting=quoting), path=path, **kwargs)
 
     @classmethod
     @delegates(from_texts)
@@ -273,6 +288,16 @@ class LMDataLoaders(DataLoaders):
         "Loaders from ids that are there already; a ValueError for ids that are not in `vocab`."
         tfms = [TextTokenizer(ifnone(tok_tfm, WordTokenizer), rules), Numericalize(vocab)]
         return cls.from_sets([FlatTexts(_checked_ids(ids, vocab), tfms, i) for i,ids in enumerate((train, valid))], **kwargs)
+
+@patch
+@delegates(DataLoaders.test_dl, but='with_labels')
+def test_dl(self:LMDataLoaders,
+    test_items, # a text, texts, or a data frame with the column of training
+    **kwargs
+):
+    "A loader over `test_items`, one behind the other."
+    if isinstance(test_items, pd.DataFrame): test_items = as_texts(test_items, text_tokenizer(self).text_cols)
+    return super(LMDataLoaders, self).test_dl(test_items, **kwargs)
 
 class _Files:
     "The texts of files, read when they are asked for."

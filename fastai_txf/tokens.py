@@ -42,12 +42,16 @@ class CharTokenizer(BatchTokenizer):
         "Join characters; fastai's special tokens are left out."
         return ''.join('▁' if t == '▁▁' else ' ' if t == '▁' else t for t in toks if t not in defaults.text_spec_tok)
 
-# %% ../nbs/05a_tokens.ipynb #a7d0b1fd
+# %% ../nbs/05a_tokens.ipynb #ede33704
 def _tokenizers():
     "The package `tokenizers`; an ImportError that says how to get it."
     try: import tokenizers
     except ImportError as e: raise ImportError('byte-pair tokens need the package tokenizers: pip install tokenizers') from e
     return tokenizers
+
+_blank = r'\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000' # as the package has them; Python's \s has more
+_word,_marks = r' ?[A-Za-z]+(?=[\0-@\[-`{-\x7f]|\Z)', r' ?[!-&(-@\[-`{-~]+(?=[A-Za-z\t-\r ]|\Z)'
+_runs_of_bytes = re.compile(f'{_word}|{_marks}| ?[^{_blank}]+|[{_blank}]+(?![^{_blank}])|[{_blank}]+').findall # no pair is joined across their ends
 
 class BPETokenizer(BatchTokenizer):
     "Byte-level byte-pair tokens, learned from the texts that it is set up with."
@@ -65,6 +69,7 @@ class BPETokenizer(BatchTokenizer):
         texts, # any iterable of strings
     ): # `self`
         "Learn the pairs anew."
+        if isinstance(texts, str): raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
         t = _tokenizers()
         self.tok = t.Tokenizer(t.models.BPE())
         self.tok.pre_tokenizer,self.tok.decoder = t.pre_tokenizers.ByteLevel(add_prefix_space=False), t.decoders.ByteLevel()
@@ -107,9 +112,14 @@ class BPETokenizer(BatchTokenizer):
         return self._cut(texts, [[index[t] for t in ts] for ts in self.whole])
 
     def _cut(self, texts, table):
-        "What `table` has for the pieces of each text; a thousand texts at a time, whatever their number."
+        "What `table` has for the pieces of each text; a thousand texts at a time, whatever their number, and each run of characters once."
+        kept = {}
         for some in chunked(texts, 1000):
-            for e in self.tok.encode_batch_fast(some, add_special_tokens=False): yield [o for i in e.ids for o in table[i]]
+            if len(kept) > 500_000: kept.clear()
+            texts_runs = [*map(_runs_of_bytes, some)]
+            new = list({r for runs in texts_runs for r in runs} - kept.keys())
+            for r,e in zip(new, self.tok.encode_batch_fast(new, add_special_tokens=False)): kept[r] = [o for i in e.ids for o in table[i]]
+            for runs in texts_runs: yield [o for r in runs for o in kept[r]]
 
     def detokenize(self,
         toks, # tokens

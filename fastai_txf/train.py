@@ -137,7 +137,7 @@ class DeviceMixedPrecision(MixedPrecision):
         self.leave()
         super().after_fit()
 
-# %% ../nbs/07_train.ipynb #13d8feef
+# %% ../nbs/07_train.ipynb #5be57dc9
 class SampleText(Callback):
     "After each epoch, a column with how the language model goes on with `prompt`."
     order = 55 # after the recorder, before the table
@@ -155,6 +155,7 @@ class SampleText(Callback):
         self.writes = hasattr(self, 'recorder') and not hasattr(self, 'lr_finder')
         if not self.writes: return
         if isinstance(self.model, Seq2SeqTransformer): raise TypeError('SampleText continues a prompt, which an encoder–decoder does not: watch SacreBLEU or TokenAccuracy')
+        predict(self.learn, self.prompt, **{**self.options, 'n_tokens':1})  # what cannot be sampled is an error now
         names = self.recorder.metric_names
         self.recorder.metric_names = names[:-1] + ['sample'] + names[-1:] if self.recorder.add_time else names + ['sample']
     def after_validate(self):

@@ -6,10 +6,14 @@ import numpy as np, pandas as pd, pytest, torch
 from torch import nn
 from fastai.text.all import (BOS, PAD, SGD, UNK, BaseTokenizer, BCEWithLogitsLossFlat, CategoryBlock, ColReader, ColSplitter,
     DataBlock, DataLoaders, L, Learner, Module, MSELossFlat, MultiCategoryBlock, Path, RandomSplitter, RegressionBlock, SortedDL,
-    TensorCategory, TensorMultiCategory, TextBlock, TextDataLoaders, TransformBlock, ifnone, load_learner)
+    TensorCategory, TensorMultiCategory, TextBlock, TextDataLoaders, TransformBlock, get_text_files, ifnone, load_learner)
 
 from fastai_txf.data import *
 from fastai_txf.data import _clean, _name_pattern
+from fastai_txf.pairs import Seq2SeqDataLoaders
+from fastai_txf.recipes import self_pretrain
+from fastai_txf.stream import LMDataLoaders
+from fastai_txf.tokens import BPETokenizer, CharTokenizer
 
 FAST = dict(tok_tfm=BaseTokenizer(), n_workers=0, min_freq=1, bs=4)
 
@@ -311,6 +315,16 @@ def test_positions_odd_names_and_several_texts():
     assert torch.equal(other.train_ds[0][0], dls.train_ds[0][0])
 
 
+@pytest.mark.parametrize('make', [TransformerDataLoaders.from_df, LMDataLoaders.from_df, Seq2SeqDataLoaders.from_df, self_pretrain])
+def test_no_frame(make):
+    with pytest.raises(TypeError, match='list is no data frame'): make(['a text'])
+
+
+def test_labels_of_two_types():
+    mixed = frame(label=[1 if i%2 else 'neg' for i in range(20)])
+    with pytest.raises(ValueError, match=r"'label' mixes labels of different types \(int, str\): convert it with df\['label'\].astype\(str\)"): check(mixed)
+
+
 def test_misspelt_option():
     with pytest.raises(TypeError, match="no option 'bacth_size'.*batch_size"): TransformerDataLoaders.from_df(frame(), bacth_size=3)
     with pytest.raises(TypeError, match="no option 'valid_pc'"): TransformerDataLoaders.from_folder('.', valid_pc=3)
@@ -355,24 +369,52 @@ def test_csv(tmp_path):
     with pytest.raises(ValueError, match=r"fillna\(''\)"): TransformerDataLoaders.from_csv(tmp_path, label_col='label', **FAST)
 
 
-def test_folder_with_a_new_or_changed_file(tmp_path):
-    path = tmp_path/'texts'
+def text_folder(path):
+    "Folders as fastai wants them, two short texts in each"
     for s in ('train', 'valid'):
         for l in ('neg', 'pos'):
             for i in range(2): (path/s/l/f'{i}.txt').mk_write(f'{l} text {i}')
-    make = lambda: TransformerDataLoaders.from_folder(path, bs=2, tok_tfm=BaseTokenizer())
+    return path
+
+
+def test_folder_with_a_new_or_changed_file(tmp_path):
+    path = text_folder(tmp_path/'texts')
+    make = lambda: TransformerDataLoaders.from_folder(path, bs=2)
     dls = make()
     assert isinstance(dls, TransformerDataLoaders) and len(dls.train_ds) == 4 and refresh_tokens(path) == 0
     (path/'train'/'pos'/'new.txt').write_text('pos newcomer')
     assert len(make().train_ds) == 5
     f = path/'train'/'neg'/'0.txt'
     f.write_text('changed '*9)
-    os.utime(f, (time.time()+9,)*2)
+    os.utime(f, (time.time()+999,)*2)
     assert max(len(x) for x,_ in make().train_ds) >= 4 and refresh_tokens(path) == 1 # its date is ahead of the cache's
     (path/'valid'/'other'/'0.txt').mk_write('an unknown label')
     with pytest.raises(ValueError, match="'other' in 1 of 5 validation rows"): make()
     got = dls.test_dl([f]).one_batch()[0]
     assert got.shape[0] == 1
+
+
+@pytest.mark.parametrize('tok', [CharTokenizer(), BPETokenizer(300), BaseTokenizer()])
+def test_folder_with_a_tokenizer(tmp_path, tok):
+    "The same texts, labels, sets and tokens as from a frame; no cache of other tokens is read"
+    path = text_folder(tmp_path/'texts')
+    (path/'train'/'pos'/'0.txt').write_bytes(b'Good & "pos"\r\n  text')
+    (path.parent/'texts_tok').mkdir()
+    files = get_text_files(path)
+    for kw in (dict(is_lm=True, seq_len=4), dict(valid_pct=0.5, seed=1), dict(valid='train', train='valid', vocab=['pos','neg'])):
+        dls = TransformerDataLoaders.from_folder(path, tok_tfm=tok, bs=2, **kw)
+        split = RandomSplitter(0.5, seed=1)(files) if 'seed' in kw else [[i for i,f in enumerate(files) if f.parent.parent.name == kw.get(n, n)] for n in ('train','valid')]
+        for ds,idxs in zip((dls.train_ds, dls.valid_ds), split):
+            want = [files[i] for i in idxs]
+            assert [o.tolist() for o in ds.tls[0]] == [text_list(dls).infer(t).tolist() for t in tokenize_like(dls, want)]
+            if 'is_lm' not in kw: assert [dls.vocab[1][o] for o in ds.tls[1]] == [f.parent.name for f in want]
+    assert dls.vocab[1] == ['neg','pos'] and not (path.parent/'texts_tok'/'counter.pkl').exists()
+
+
+def test_folder_without_texts(tmp_path):
+    (tmp_path/'a.txt').write_text('a text')
+    with pytest.raises(ValueError, match="no text file .* under 'train' or 'valid': name the folders, or give valid_pct"): TransformerDataLoaders.from_folder(tmp_path)
+    with pytest.raises(ValueError, match='no text file'): TransformerDataLoaders.from_folder(tmp_path/'nowhere', valid_pct=0.2)
 
 
 # ---------------------------------------------------------------- tokens in use
@@ -414,6 +456,7 @@ def test_test_dl_errors(lines):
     with pytest.raises(ValueError, match=r'None \(number 1 of 2\) is no text'): dls.test_dl(['a', None])
     with pytest.raises(ValueError, match="'review' has no text"): dls.test_dl(pd.DataFrame(dict(review=['a', None])))
     with pytest.raises(ValueError, match="no columns are called 'review'.*'texts'"): dls.test_dl(pd.DataFrame(dict(texts=['a'])))
+    with pytest.raises(ValueError, match="no columns are called 'label': the data frame has .'review', 'lable'."): dls.test_dl(pd.DataFrame(dict(review=['a'], lable=['pos'])), with_labels=True)
 
 
 def test_tokenize_like_for_plain_loaders(lines):

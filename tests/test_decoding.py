@@ -5,12 +5,13 @@ from fastai.text.all import AWD_LSTM, CrossEntropyLossFlat, Learner, awd_lstm_lm
 from hypothesis import example, given, settings, strategies as st
 from torch import nn
 from fastai_txf.attention import KVCache, causal_mask
-from fastai_txf.data import tokenize_like
+from fastai_txf.data import text_list, tokenize_like
 from fastai_txf.generate import *
 from fastai_txf.generate import _CachedReader, _make_reader
 from fastai_txf.layers import TransformerBlock
 from fastai_txf.models import PRESETS, TransformerLM, make_config
 from fastai_txf.positions import POSITIONS
+from fastai_txf.stream import TextStart
 from fixtures import uncompiled
 from test_generate import Chars, Own, banded, by_hand, dls, lm_dls, remembered, scripted, tiny
 
@@ -566,6 +567,13 @@ def test_edges(learners, kind):
         assert all(t.startswith(p) for t,p in zip(predict(learn, prompts, n_words=1, **opts), prompts))
     for t in prompts[:3]: assert t + ''.join(stream_text(learn, t, 3, seed=1)) == predict(learn, t, 3, seed=1)
 
+def test_no_number(learners):
+    "What is no number, or no length at all, is named"
+    learn = learners['rotary']
+    for kw,says in ((dict(temperature='hot'), "temperature='hot'"), (dict(top_p='0.9'), "top_p='0.9'"), (dict(n_words=None), 'n_words=None and n_tokens=None')):
+        with pytest.raises(ValueError, match=says): predict(learn, 'It', **kw)
+    assert predict(learn, 'It', n_words=None, n_tokens=3, seed=0) == predict(learn, 'It', n_tokens=3, seed=0)
+
 @pytest.mark.parametrize('opts', [dict(), dict(temperature=0), dict(num_beams=2)], ids=str)
 def test_no_words(learners, opts):
     "None wanted: the prompt"
@@ -592,11 +600,17 @@ def test_stop(dls):
             with pytest.raises(ValueError, match='stop='): f(learn, 'It', 2, stop=bad)
 
 @pytest.fixture(scope='module')
-def chars(): return lm_dls(tok=Chars(), rules=[], sep='')
+def chars(): return begun(lm_dls(tok=Chars(), rules=[], sep=''))
 
-def recite(dls, prompt, text):
-    "A learner that ends `prompt` as `text` does"
-    return scripted(dls, ' '.join([*([] if prompt else ['xxbos']), *text.replace(' ', '▁'), 'xxbos'])) # only an empty prompt is xxbos
+def begun(dls):
+    "`dls` with `xxbos` before every text"
+    fs = text_list(dls).tfms.fs
+    fs[-1:] = [TextStart(), fs[-1]]
+    return dls
+
+def recite(dls, text):
+    "A learner that ends every prompt as `text` does"
+    return scripted(dls, ' '.join(['xxbos', *text.replace(' ', '▁'), 'xxbos']))
 
 text_of = st.text('ab .', min_size=1, max_size=15).filter(str.strip)
 
@@ -612,7 +626,7 @@ def test_stop_by_characters(chars, text, stop, n_words, n_given):
         words = [] if n_words is None else [m.end() for m in re.finditer(r'\S+(?=\s)', t) if any(map(str.isalnum, m[0]))]
         return [t.index(s) for s in stop if s in t] + words[(n_words or 1)-1:][:1]
     want = next((new[:min(ends(new[:i]))] for i in range(len(new)+1) if ends(new[:i])), new)
-    learn = recite(chars, prompt, prompt+new)
+    learn = recite(chars, prompt+new)
     opts = dict(n_words=n_words) if n_words else dict(n_tokens=50)
     assert predict(learn, prompt, temperature=0, stop=stop, **opts) == prompt + want
     sent = ''
@@ -677,10 +691,10 @@ odd = ['Ça va, le café? 🎬🎬 oui — très bon, naïve 映画!', ' é', '�
 
 @pytest.fixture(scope='module', params=[1,3])
 def byte_learner(request):
-    "`byte_learner(text, given)`: the text, but for the first tokens, is what the model says"
+    "`make(text)`: the text is what the model says"
     tok = Bytes(request.param)
-    dls = lm_dls(odd*3, tok=tok, rules=[], sep='', bs=2)
-    def make(text, bos=['xxbos']): return scripted(dls, ' '.join([*bos, *tok.tokens(text), 'xxbos']))
+    dls = begun(lm_dls(odd*3, tok=tok, rules=[], sep='', bs=2))
+    def make(text): return scripted(dls, ' '.join(['xxbos', *tok.tokens(text), 'xxbos']))
     return make, tok
 
 @pytest.mark.parametrize('text', odd)
@@ -701,7 +715,7 @@ def test_bytes_given(byte_learner, capsys):
     make,tok = byte_learner
     text = odd[0]
     given = text[:5]                                                        # six bytes
-    learn = make(text, bos=[])
+    learn = make(text)
     run = lambda **kw: predict(learn, given, temperature=0, **kw)
     assert run(n_tokens=200) == text and run(n_words=50) == text
     assert run(n_words=1).removeprefix(given).strip(' ,') == 'le' and run(n_words=2).endswith('café?')
@@ -712,10 +726,10 @@ def test_bytes_given(byte_learner, capsys):
 @pytest.mark.parametrize('text', ['It was a bad idea.', ' a  b ', 'I', '.  .', 'Very, very good!!!'])
 def test_characters_round_trip(chars, text):
     "Spaces at either end and in a row"
-    learn = recite(chars, '', text)
+    learn = recite(chars, text)
     assert predict(learn, '', n_tokens=50, temperature=0) == text == ''.join(stream_text(learn, '', n_tokens=50, temperature=0))
     for i in range(1, len(text)):
-        if text[i-1] != ' ': assert predict(recite(chars, text[:i], text), text[:i], n_tokens=50, temperature=0) == text
+        if text[i-1] != ' ': assert predict(learn, text[:i], n_tokens=50, temperature=0) == text
 
 @pytest.mark.parametrize('text', ['The cat think its a very good film . Very , very good !!!', 'It was a bad idea to watch IT at night .', 'The cat the cat the cat sat .'])
 def test_words_round_trip(dls, text):

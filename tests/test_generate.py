@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from fastai_txf.attention import causal_mask
 from fastai_txf.generate import *
 from fastai_txf.models import TransformerLM
+from fastai_txf.train import SampleText
 
 torch.set_num_threads(1)
 some = settings(max_examples=30)
@@ -435,9 +436,12 @@ def test_characters():
     assert predict(learn, 'I', temperature=0) == 'It'
 
 def test_no_start():
-    "An empty prompt without `xxbos` in the vocabulary is an error"
-    dls = lm_dls(tok=Chars(), rules=[], sep='', vocab=['xxunk','xxpad',*'▁Itwas'])
-    with pytest.raises(ValueError, match='empty'): predict(scripted(dls, 'a a'), '')
+    "An empty prompt is an error where no text begins with `xxbos`, in the vocabulary or not"
+    for vocab in (['xxunk','xxpad',*'▁Itwas'], ['xxunk','xxpad','xxbos',*'▁Itwas']):
+        dls = lm_dls(tok=Chars(), rules=[], sep='', vocab=vocab)
+        learn = scripted(dls, 'a a')
+        with pytest.raises(ValueError, match='give a first word .LMDataLoaders'): predict(learn, ['I',''])
+        with pytest.raises(ValueError, match='give a first word'): learn.fit(1, cbs=SampleText())
     assert predict(scripted(dls, 'I t ▁ w a s ▁'), 'It', temperature=0) == 'It was'
 
 def test_end_rule():

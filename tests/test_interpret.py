@@ -246,6 +246,15 @@ def test_coloured_text(pairs):
     for w,_ in pairs: assert html.escape(w.replace('\n', '⏎').replace('\t', '⇥')) in page
     assert page.count('title="') == len(pairs) and str(t).startswith('title')
 
+def test_numbers_in_print():
+    "Behind the words that stand out, hardly any where all are nearly even, none where all are nothing"
+    marked = lambda values: [i for i,w in enumerate(str(ColouredText([f'w{i}' for i in range(len(values))], values)).split()) if '(' in w]
+    values = [0.02+0.006*math.sin(i*i) for i in range(40)]
+    top = sorted(range(40), key=lambda i: -values[i])
+    assert set(marked(values)) == set(top[:len(marked(values))]) and 1 <= len(marked(values)) <= 15
+    assert marked([0.]*9) == [] and marked([0.]*9+[-3.]) == [9] and marked([1.]*9) == [0] and marked([2.]) == [0] and marked([]) == []
+    assert marked([-2,0,-1,0.2,0,0.4]) == [0,2]
+
 # Attributions
 
 def exact(learn, text, **kw):

@@ -159,6 +159,20 @@ def test_validate(trained, df):
     assert loss == pytest.approx(-preds[range(16),targs].log().mean().item(), abs=1e-5)
     assert acc == pytest.approx((preds.argmax(1) == targs).float().mean().item())
 
+def test_nothing_to_validate_on(make, df, tmp_path):
+    "A learner from a file has no texts and says so; given some, it does what it did"
+    for kind in ('clf','lm'):
+        learn = make(kind, metrics=accuracy)
+        want = learn.validate(dl=learn.dls.valid)
+        assert learn.validate() == want and learn.validate(1, None, []) == want
+        learn.export('l.pkl')
+        loaded = quiet(load_learner(tmp_path/'l.pkl'))
+        for f in (loaded.validate, loaded.get_preds, partial(loaded.validate, 0), partial(loaded.fit_one_cycle, 1), partial(loaded.fine_tune, 1)):
+            with pytest.raises(ValueError, match='not one batch'): f()
+        assert loaded.validate(dl=learn.dls.valid) == want
+    learn = make(metrics=accuracy)
+    with pytest.raises(ValueError, match='no targets .test_dl keeps them with_labels=True'): learn.validate(dl=learn.dls.test_dl(df.text[:9].tolist()))
+
 def test_validate_lm(make):
     loss,acc,ppl = make('lm', metrics=[accuracy, Perplexity()]).validate()
     assert ppl == pytest.approx(np.exp(loss), rel=1e-4) and 0 <= acc < 0.3
@@ -197,7 +211,7 @@ def test_predict(trained, df):
         assert one[0] == l; close(one[2], p)
 
 @pytest.mark.parametrize('item,error,words', [([], ValueError, 'no text'), (pd.DataFrame(dict(text=[])), ValueError, 'no text'), (['a', None], TypeError, 'number 1 is None'),
-    (pd.DataFrame(dict(text=['a', np.nan])), TypeError, 'number 1 is nan'), (pd.DataFrame(dict(body=['a'])), ValueError, "'text'.*'body'.*text_col"), (['a', 3], TypeError, '3: a int')])
+    (pd.DataFrame(dict(text=['a', np.nan])), ValueError, "'text' has no text .nan. in 1 of 2 rows"), (pd.DataFrame(dict(body=['a'])), ValueError, "called 'text'.*'body'"), (['a', 3], TypeError, '3: a int')])
 def test_predict_refuses(trained, item, error, words):
     with pytest.raises(error, match=words): trained.predict(item)
 
@@ -234,6 +248,15 @@ def test_events(make, monkeypatch):
     monkeypatch.delattr(TransformerLearner, '_call_one')
     assert ours == heard() and ours[0][0].count('before_fit') == 3 and 'after_cancel_fit' in ours[0][1] and ours[1] == [True]*3
     with pytest.raises(Exception, match='missing before_lunch'): make('clf')('before_lunch')
+
+@pytest.mark.parametrize('col', ['body',['title','body'],0])
+@pytest.mark.parametrize('cls', [TransformerDataLoaders,TextDataLoaders])
+def test_predict_columns(make, df, cls, col):
+    "A frame is read by the columns of training, all of them, and predicted as validation is"
+    df = pd.DataFrame(dict(body=df.text, title='On ' + df.text.str.split().str[0], label=df.label, is_valid=df.is_valid))
+    learn = make(dls=cls.from_df(df, text_col=col, label_col='label', valid_col='is_valid', tok_tfm=BaseTokenizer(), num_workers=0, bs=8))
+    new = df[df.is_valid][['title','body'] if isinstance(col, list) else ['body']].reset_index(drop=True)
+    close(learn.predict(new)[2], learn.get_preds()[0])
 
 def test_predict_leaves_the_learner_alone(make):
     "The record and the callbacks"

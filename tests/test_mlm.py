@@ -5,12 +5,14 @@ from functools import partial
 from hypothesis import given, strategies as st
 from fastai.text.all import BaseTokenizer, CategoryBlock, ColReader, ColSplitter, Counter, DataBlock, Perplexity, TextBlock, accuracy, defaults, make_vocab
 from fastai_txf.data import text_tokenizer, text_vocab
+from fastai_txf.generate import generate, predict, stream_text, text_logprobs
 from fastai_txf.learner import transformer_lm_learner
 from fastai_txf.mlm import MaskTokens, TransformerMLM, fixed_draws, mask_index, mask_tokens, ordinary_tokens, transformer_mlm_learner
 from fastai_txf.models import TransformerConfig, compact
 from fastai_txf.pairs import Seq2SeqDataLoaders
 from fastai_txf.stream import LMDataLoaders
 from fastai_txf.tokens import BPETokenizer, CharTokenizer
+from fastai_txf.train import SampleText
 from fixtures import *
 
 N,MASK,FIRST = 50,49,9 # tokens, the mask, the first ordinary one
@@ -352,3 +354,10 @@ def test_tied_heads_keep_their_rows(df, tmp_path):
     learn.save_encoder('enc')
     lm = transformer_lm_learner(dls, pretrained='enc', path=tmp_path, **{k:getattr(learn.model.config, k) for k in ('d_model','n_heads','n_layers','max_len')})
     assert lm.model.head.weight.equal(learn.model.head.weight) and lm.model.encoder.config.scale_emb
+
+def test_no_continuation(of):
+    "What continues texts refuses a model that does not, before anything is trained"
+    learn = of()
+    for f in (lambda: predict(learn, 'the film'), lambda: next(stream_text(learn, 'the film')), lambda: text_logprobs(learn, 'the film was'), lambda: generate(learn.model, torch.tensor([[2,9]]), 3), lambda: learn.fit(1, cbs=SampleText('the film'))):
+        with pytest.raises(TypeError, match='TransformerMLM guesses what is missing .* use `learn.fill`'): f()
+    assert not learn.recorder.losses

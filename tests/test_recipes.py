@@ -224,6 +224,18 @@ def test_report(df, clock):
     enc = res.pretrained.model.encoder.config
     assert enc.causal and not res.learn.model.encoder.config.causal and res.learn.opt.frozen_idx == 0
 
+def test_few_texts(df, clock):
+    "Ten texts are enough for one to validate the language model on"
+    res = pretrain(df[:14], unlabelled=None, minutes=0.2, bs=4)
+    assert len(res.pretrained.dls.valid_ds) == 1
+
+@pytest.mark.parametrize('objective', ['lm','mlm'])
+def test_dropout(df, clock, objective):
+    "That of a preset for labels alone, one that is given for both"
+    ps = lambda **kw: [(c.p, c.emb_p) for c in (o.model.config for o in (lambda r: (r.pretrained, r.learn, r.scratch))(pretrain(df, objective=objective, **{**dict(minutes=0.2), **kw})))]
+    assert ps(config='reviews') == [(0.1,0.), (0.4,0.), (0.4,0.)] and ps(config='reviews', p=0.3) == [(0.3,0.)]*3
+    assert ps(config='llama', emb_p=0.2) == [(0.,0.2)]*3 and ps() == [(0.1,0.1)]*3
+
 def test_vocabulary(df, clock):
     "From training and unlabelled texts, not from validation; the same for all; validation texts among the unlabelled ones are left out"
     df = df.assign(text=df.text.where(~df.is_valid, df.text + ' secret'))
@@ -248,7 +260,7 @@ def test_other_targets(df, clock):
 @pytest.mark.parametrize('kw,error,words', [(dict(label_col='lable'), ValueError, "'lable'"), (dict(text_col='txt'), ValueError, "'txt'"), (dict(valid_col='valid'), ValueError, "'valid'"),
     (dict(minutes=0), ValueError, 'minutes=0'), (dict(share=1), ValueError, 'share=1'), (dict(objective='bert'), ValueError, "objective='bert'"),
     (dict(unlabelled=[]), ValueError, 'unlabelled holds no text'), (dict(unlabelled=pd.DataFrame(dict(t=['a']))), ValueError, "no column 'text'"), (dict(unlabelled=['a', None]), TypeError, 'number 1 is None'),
-    (dict(d_modle=3), TypeError, "'d_modle'"), (dict(config='gtp2'), ValueError, "'gtp2'"), (dict(n_heads=3), ValueError, 'n_heads=3')])
+    (dict(d_modle=3), TypeError, "'d_modle'"), (dict(minute=3), TypeError, "'minute'; close to it are .'minutes'"), (dict(config='gtp2'), ValueError, "'gtp2'"), (dict(n_heads=3), ValueError, 'n_heads=3')])
 def test_refused(df, kw, error, words, monkeypatch):
     monkeypatch.setattr(recipes.Learner, 'fit', lambda *a, **k: pytest.fail('it trains before it looks'))
     with pytest.raises(error, match=words): pretrain(df, **kw)

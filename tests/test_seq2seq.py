@@ -431,6 +431,13 @@ def test_test_dl(pdls):
     for item,match in (([], 'no text'), (['a',None], 'number 1 is None'), ([1], 'number 0 is 1')):
         with pytest.raises((ValueError,TypeError), match=match): pdls.test_dl(item)
 
+def test_test_dl_columns(pdf, pdls):
+    "A missing column is named with those that are there; the targets' only if they are asked for"
+    df = pdf[['src','tgt']][:5]
+    assert len(pdls.test_dl(df[['src']]).dataset) == len(pdls.test_dl(df, with_labels=True).dataset) == 5
+    with pytest.raises(ValueError, match="no columns are called 'tgt': .*'src', 'target'"): pdls.test_dl(df.rename(columns={'tgt':'target'}), with_labels=True)
+    with pytest.raises(ValueError, match="no columns are called 'src': .*'source', 'tgt'"): pdls.test_dl(df.rename(columns={'src':'source'}))
+
 def test_show_batch(pdls, capsys):
     "Source and target side by side"
     pdls.show_batch(max_n=2)
@@ -655,7 +662,7 @@ def test_encode(make):
     learn = make(n_heads=2)
     modes = [m.training for m in learn.model.modules()]
     e = learn.encode(['Ab','h cde'], ['bA','x'])
-    src = learn._ids(['h cde'])[0][None]
+    src = encode_text(learn, ['h cde'])[0][None]
     close(e.states[1], learn.model.eval().encode(src)[0][0].detach())
     close(e.pooled, torch.stack([s.mean(0) for s in e.states]))
     assert e.tokens[1] == ['xxbos','h','▁','c','d','e','xxeos'] and e.target[0] == ['b','A','xxeos']
@@ -692,6 +699,8 @@ def test_export(pdf, tmp_path, kind):
     res = subprocess.run([sys.executable, '-c', SCRIPT, str(tmp_path/'m.pkl')], capture_output=True, text=True)
     assert res.stdout == want, res.stderr
     back = load_learner(tmp_path/'m.pkl')
+    for f in (back.get_preds, back.validate):
+        with pytest.raises(ValueError, match='not one batch'): f()
     back.dls = dls
     assert math.isclose(back.validate()[0], learn.validate()[0], rel_tol=1e-5)
 

@@ -1,5 +1,5 @@
 "Batches from one array of ids: fastai's token for token, random windows, files, learners"
-import random, numpy as np, pandas as pd, pytest, torch
+import random, tracemalloc, numpy as np, pandas as pd, pytest, torch
 from fastai.text.all import BaseTokenizer, LMDataLoader, LMTensorText, Numericalize, TensorText, TfmdLists, load_learner, make_vocab, Counter
 from hypothesis import assume, given, strategies as st
 from fixtures import SMALL, quiet, texts_df
@@ -141,6 +141,18 @@ def test_files_and_ids(tmp_path):
     c = LMDataLoaders.from_ids(np.load(tmp_path/'ids.npy', mmap_mode='r'), b.valid_ds.flat.ids, tok.vocab, tok_tfm=tok, **kw)
     assert epoch(c.valid) == epoch(a.valid) and c.train.new(shuffle=False).one_batch()[0].equal(a.train.new(shuffle=False).one_batch()[0])
 
+def test_csv_and_frames(tmp_path):
+    "A file gives what its frame gives; a frame to read later is read by the column of training"
+    df = texts_df(20).rename(columns={'text':'My text'})
+    df.to_csv(tmp_path/'labels.csv', index=False)
+    kw = dict(text_col='My text', valid_col='is_valid', tok_tfm=CharTokenizer(), bs=2, seq_len=8)
+    a,b = LMDataLoaders.from_csv(tmp_path, **kw),LMDataLoaders.from_df(df, path=tmp_path, **kw)
+    assert epoch(a.valid) == epoch(b.valid) and a.vocab == b.vocab and a.path == b.path == tmp_path
+    new = a.test_dl(df[:4], bs=1)
+    assert epoch(new) == epoch(a.test_dl(df['My text'][:4], bs=1)) and len(new)
+    with pytest.raises(ValueError, match="no column 'My text' among .*'label'"): a.test_dl(df[['label']])
+    with pytest.raises(TypeError, match='delimeter'): LMDataLoaders.from_csv(tmp_path, delimeter=';')
+
 bad = {'no string':(lambda: LMDataLoaders.from_texts(['a', 3], tok_tfm=CharTokenizer()), TypeError, 'text number 1 is 3'),
        'missing':(lambda: LMDataLoaders.from_df(pd.DataFrame(dict(text=['a', None])), tok_tfm=CharTokenizer(), seed=0), ValueError, 'no text'),
        'once':(lambda: LMDataLoaders.from_texts(iter(['a']), tok_tfm=BPETokenizer(300)), ValueError, 'only once'),
@@ -159,3 +171,16 @@ def test_errors(call, error, match):
 def test_one_text_is_not_many():
     "A string is refused where texts are asked for; a path is one file"
     with pytest.raises(TypeError, match='one str is not many texts'): LMDataLoaders.from_texts('a long text '*50, tok_tfm=CharTokenizer(), bs=2, seq_len=4)
+
+@pytest.mark.parametrize('max_ram,most', [(2**27,5), (50_000,1)])
+def test_memory(monkeypatch, max_ram, most):
+    "A stream of texts takes the four bytes of an id for a token, and a file none"
+    monkeypatch.setattr(flat_ids, '__defaults__', (None,max_ram))
+    def peak(n):
+        tracemalloc.start()
+        dls = LMDataLoaders.from_texts(('all in a row '*100 for _ in range(n)), tok_tfm=CharTokenizer(), bs=2)
+        res = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return res, len(dls.train_ds.flat.ids)
+    (few,n),(many,m) = peak(1200),peak(2400)
+    assert many-few < most*(m-n)

@@ -1,10 +1,13 @@
 "Tokenizers: the same tokens as fastai's, texts put together again, and learners that take them along"
-import subprocess, sys, pytest
+import subprocess, sys, pandas as pd, pytest, torch
 from fastai.text.all import SpacyTokenizer, TextDataLoaders, TokenizeWithRules, fix_html, lowercase, replace_rep
 from hypothesis import example, given, settings, strategies as st
 from fixtures import SMALL, quiet, texts_df
 from fastai_txf.data import TransformerDataLoaders, docstrings_df, text_tokenizer
+from fastai_txf.generate import decode_ids, encode_text
 from fastai_txf.learner import transformer_classifier_learner
+from fastai_txf.pairs import Seq2SeqDataLoaders
+from fastai_txf.stream import LMDataLoaders
 from fastai_txf.tokens import BPETokenizer, CharTokenizer, FastSpacyTokenizer
 
 # FastSpacyTokenizer
@@ -61,6 +64,15 @@ def test_token_ids(texts):
     "Ids without the tokens are those of the tokens"
     assert [[trained.vocab[i] for i in ids] for ids in trained.token_ids(iter(texts))] == list(trained(texts))
 
+blanks = st.sampled_from([' ','  ','\n','\t','\r\n','\x0b','\x0c','\x1c','\x1f','\x85','\xa0','\u1680','\u180e','\u2003','\u200b','\u2028','\u202f','\u205f','\u3000','\ufeff',"it's",'a','the',"'","'s",'12','.',',','é','日','🙂','\u0301','…','½','Ab'])
+
+@settings(max_examples=300)
+@given(st.lists(blanks | st.characters(), max_size=14).map(''.join))
+def test_runs(text):
+    "Cut run by run, the pieces are those of the whole text, whatever the blanks"
+    want = [o for i in trained.tok.encode(text, add_special_tokens=False).ids for o in trained.whole[i]]
+    assert list(trained([text, text])) == [want]*2
+
 # In fastai's loaders
 
 toks = dict(words=FastSpacyTokenizer, characters=CharTokenizer, pieces=lambda: BPETokenizer(300))
@@ -102,3 +114,43 @@ def test_export(tmp_path):
         learn.export(f'{name}.pkl')
         res = subprocess.run([sys.executable, '-W', 'ignore', '-c', run, tmp_path/f'{name}.pkl'], capture_output=True, text=True, check=True)
         assert eval(res.stdout.splitlines()[-1]) == pytest.approx(want, abs=1e-6)
+
+# Texts to ids and back
+
+def all_loaders(tok):
+    "Loaders of each kind over the same texts, and where their training ids are"
+    df = texts_df(40)
+    kw,lm = dict(valid_col='is_valid', tok_tfm=tok(), bs=4),dict(text_col='text', seq_len=16)
+    yield TransformerDataLoaders.from_df(df, text_col='text', label_col='label', **kw), lambda dls: dls.train_ds.tls[0]
+    yield TransformerDataLoaders.from_df(df, is_lm=True, **lm, **kw), lambda dls: dls.train_ds.tls[0]
+    yield LMDataLoaders.from_df(df, **lm, **kw), lambda dls: dls.train_ds
+    for side in (0,1): yield Seq2SeqDataLoaders.from_df(df, src_col='text', tgt_col='tags', **kw), lambda dls, side=side: dls.train_ds.tls[side]
+
+@each_tok
+def test_encode_and_decode(tok):
+    "The ids that training has, and what they say without special tokens, for each kind of loaders and either side"
+    df = texts_df(40)
+    for (dls,ids),side in zip(all_loaders(tok), (0,0,0,0,1)):
+        texts = df['tags' if side else 'text'][~df.is_valid].tolist()
+        want = [o.tolist() for o in ids(dls)]
+        assert [o.tolist() for o in encode_text(dls, texts, side)] == want and encode_text(dls, texts[0], side).tolist() == want[0]
+        assert decode_ids(dls, want[:3], side) == [decode_ids(dls, torch.tensor(o), side) for o in want[:3]]
+        if tok is not FastSpacyTokenizer: assert decode_ids(dls, want[:3], side) == texts[:3]
+        assert decode_ids(dls, torch.tensor([want[0]*2, [1]*2*len(want[0])]), side)[1] == '' == decode_ids(dls, [], side)
+
+def test_encode_words():
+    "Rules there and back, data frames, learners"
+    dls = TransformerDataLoaders.from_df(texts_df(40), text_col='text', label_col='label', valid_col='is_valid', bs=8)
+    learn = transformer_classifier_learner(dls, **SMALL)
+    text = 'The Film was THE film with the'
+    assert decode_ids(learn, encode_text(learn, text)) == text and encode_text(learn, pd.DataFrame(dict(t=[text])), text_col='t')[0].equal(encode_text(dls, text))
+    assert decode_ids(dls, encode_text(dls, text), decoder=lambda toks: toks).startswith('xxmaj the xxmaj film was xxup the film')
+
+def test_one_text_is_not_many():
+    with pytest.raises(TypeError, match='one str is not many texts'): BPETokenizer(300).train('a long text')
+
+def test_encode_errors():
+    dls = LMDataLoaders.from_texts(['abc'], tok_tfm=CharTokenizer(), bs=1)
+    for i in (-1, len(dls.vocab)):
+        with pytest.raises(ValueError, match=f'no token number {i}: the vocabulary has {len(dls.vocab)}'): decode_ids(dls, [2,i])
+    with pytest.raises(TypeError, match='text number 1 is None'): encode_text(dls, ['a',None])
