@@ -1,0 +1,159 @@
+"Training through `torch.compile`: the losses, gradients and weights of plain training, and a plain model everywhere else"
+from copy import deepcopy
+import pickle, pytest, warnings, torch, torch.nn as nn
+from fastai.text.all import LMDataLoader, load_learner, set_seed
+from torch._dynamo.utils import counters
+from fastai_txf import scale
+from fastai_txf.attention import record_attention
+from fastai_txf.generate import generate
+from fastai_txf.layers import TransformerBlock
+from fastai_txf.mlm import transformer_mlm_learner
+from fastai_txf.models import TransformerClassifier, TransformerLM
+from fastai_txf.scale import ChunkedLoss, compile_for_training
+from tests.fixtures import *
+from tests.test_scale import pairs_learner
+
+NO_DROP = dict(p=0., emb_p=0.)
+def LM(**kw): return TransformerLM(**{**SMALL, 'vocab_sz':30, **kw})
+
+@pytest.fixture
+def traced(monkeypatch):
+    "Traces instead of compiling, which takes a moment, and starts without any code"
+    torch._dynamo.reset()
+    monkeypatch.setitem(scale._compile_options, 'backend', 'aot_eager')
+    yield
+    torch._dynamo.reset()
+
+def n_graphs(): return counters['stats']['unique_graphs']
+
+def batch(bs, sl, pad=0):
+    x = torch.randint(2, 30, (bs,sl))
+    if pad: x[-1,-pad:] = 1
+    return x
+
+def grads(model, *args):
+    "Output and gradients of a step"
+    model.zero_grad()
+    y = model(*args)
+    y.sin().sum().backward()
+    return [y.detach(), *(torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters())]
+
+def close(a, b, tol=1e-5):
+    for o,t in zip(a, b, strict=True): assert (o-t).abs().max() < tol*max(1, t.abs().max())
+
+def make_kind(kind, make, dls, path, **kw):
+    set_seed(0)
+    if kind == 'seq2seq': return pairs_learner(path, **NO_DROP, **kw)
+    if kind == 'mlm': return quiet(transformer_mlm_learner(dls, path=path, **SMALL, **NO_DROP, **kw))
+    return make(kind, **NO_DROP, **({'head_p':0.} if kind == 'clf' else {}), **kw)
+
+@pytest.mark.parametrize('kind', ['clf','lm','seq2seq','mlm'])
+def test_same_training(kind, make, dls, tmp_path, capsys):
+    "Losses, validation and weights of each factory's learner, on batches of all lengths, whose code is made once; then files, copies and prediction as ever"
+    res = []
+    for compile in (False,True):
+        learn,graphs = make_kind(kind, make, dls, tmp_path, compile=compile), n_graphs()
+        if isinstance(learn.dls.train, LMDataLoader): learn.dls.train.items.idxs.items.sort()
+        set_seed(1)
+        learn.fit(2, 1e-2)
+        res.append([torch.stack(learn.recorder.losses), torch.tensor([[o or 0. for o in r] for r in learn.recorder.values]), *weights(learn).values()])
+        assert n_graphs()-graphs <= (2 if kind == 'seq2seq' else 1)*compile
+    close(*res, tol=1e-4)
+    learn.export('learn.pkl')
+    loaded,graphs = load_learner(tmp_path/'learn.pkl'), n_graphs()
+    item,kw = 'a ___ film' if kind == 'mlm' else 'a warm film', dict(seed=0) if kind == 'lm' else {}
+    assert str(loaded.predict(item, **kw)) == str(learn.predict(item, **kw)) and list(loaded.model.state_dict()) == list(learn.model.state_dict())
+    learn.save('here'); learn.load('here')
+    assert n_graphs() == graphs and not any(b._compiled_call_impl for b in loaded.model.encoder.blocks)
+    assert all(b._compiled_call_impl for b in learn.model.encoder.blocks)
+
+def test_few_graphs(traced):
+    "One graph for all numbers of texts and tokens, one more for a single text or token; frozen and freed weights"
+    model,plain = (f(LM(**NO_DROP)) for f in (compile_for_training, deepcopy))
+    model.load_state_dict(plain.state_dict())
+    def made(sizes):
+        before = n_graphs()
+        for bs,sl in sizes:
+            x = batch(bs, sl)
+            close(grads(model, x), grads(plain, x))
+        return n_graphs()-before
+    assert made([(4,11), (3,7), (9,40), (2,5), (16,2)]) == 1
+    assert made([(1,9), (1,30), (4,12)]) == 1
+    assert made([(3,1), (5,1)]) == 1
+    for m in (model,plain): m.encoder.emb.requires_grad_(False); m.encoder.blocks[0].requires_grad_(False)
+    assert made([(4,11), (3,7), (9,40)]) == 2                             # frozen blocks, and the first one that is not
+    for m in (model,plain): m.requires_grad_(True)
+    assert made([(4,11), (3,7), (1,8)]) == 0
+
+def test_plain_elsewhere(traced):
+    "In evaluation, under hooks, inside of another `torch.compile` and in copies, nothing of it runs"
+    model = compile_for_training(LM(n_layers=1))
+    plain,graphs = deepcopy(model).eval(), n_graphs()
+    x = batch(2, 9)
+    model.eval()
+    close(grads(model, x), grads(plain, x), tol=1e-7)                       # gradients, as attributions take them
+    assert torch.equal(generate(model, x, 12, seed=0), generate(plain, x, 12, seed=0))
+    model.train()
+    with torch.no_grad(): model(x)
+    with record_attention(model) as seen: model(x).sum().backward()
+    assert [len(v) for v in seen.values()] == [1]
+    calls = []
+    handle = model.encoder.blocks[0].ff.fn.up.register_full_backward_hook(lambda *args: calls.append(1))
+    model(x).sum().backward()
+    handle.remove()
+    assert calls == [1] and n_graphs() == graphs
+    assert pickle.loads(pickle.dumps(model)).encoder.blocks[0]._compiled_call_impl is None
+    assert torch.compile(model, backend='eager')(x).shape == (2,9,30)
+    graphs = n_graphs()
+    model(x)
+    assert n_graphs() == graphs+1                                           # and now it does
+
+def test_no_compiler(make, monkeypatch, capsys):
+    "Without a C++ compiler a warning says what to do, once, and training goes on, equal to plain training"
+    monkeypatch.setattr('torch._inductor.config.cpp.cxx', ('/nonexistent',))
+    res = []
+    for compile in (False,True):
+        set_seed(0)
+        learn = make('clf', compile=compile, d_model=12)
+        set_seed(1)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter('always')
+            learn.fit(1, 1e-2)
+        res.append([torch.stack(learn.recorder.losses), *weights(learn).values()])
+        assert [str(w.message) for w in seen if 'compiled' in str(w.message)] == [m for m in [str(w.message) for w in seen] if 'C++ compiler such as g++' in m]
+        assert sum('not be compiled' in str(w.message) for w in seen) == compile
+    close(*res, tol=1e-7)
+    assert 'compiled in' not in capsys.readouterr().out
+
+class Prints(TransformerBlock):
+    "A block that cannot be compiled"
+    def forward(self, x, mask=None, pos=None, **kwargs):
+        print(end='')
+        return super().forward(x, mask, pos, **kwargs)
+
+def test_not_compilable(traced, monkeypatch):
+    "A block that does more than compute, and too many graphs: the same gradients, with a warning; errors of the block itself are its own"
+    monkeypatch.setitem(scale._compile_options, 'recompile_limit', 1)
+    for kw,sizes in ((dict(block=Prints),[(2,9)]), (dict(),[(2,9),(1,9),(1,8)])):
+        model = compile_for_training(LM(**kw, **NO_DROP))
+        plain = deepcopy(model)
+        with pytest.warns(UserWarning, match='TransformerBlock could not|Prints could not|recompile') as seen:
+            for bs,sl in sizes:
+                x = batch(bs, sl)
+                close(grads(model, x), grads(plain, x))
+        assert sum('goes on without' in str(w.message) for w in seen) == 1
+    model = compile_for_training(LM(), [LM().encoder.norm])
+    with pytest.raises(TypeError, match='Learner is no module'): compile_for_training(type('Learner', (), {})())
+    with pytest.raises(TypeError, match='str is no module'): compile_for_training(model, ['encoder'])
+    model = compile_for_training(LM(positions='learned', max_len=4))
+    with pytest.raises(ValueError, match='learned positions end at max_len=4'): model(batch(2, 9))
+    block = compile_for_training(TransformerBlock(16, 2, cross=True))
+    with pytest.raises(ValueError, match='got no context'): block(torch.randn(2, 3, 16))
+
+def test_any_model(traced):
+    "What has none of our blocks is compiled as a whole, or in the parts that are named"
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+    plain,x = deepcopy(model), torch.randn(5, 4)
+    for parts in (None, [model[0], model[2]]):
+        graphs = n_graphs()
+        close(grads(compile_for_training(deepcopy(model), parts and [*parts]), x), grads(plain, x))
