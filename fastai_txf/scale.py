@@ -179,8 +179,8 @@ def adamw(
     "Torch's Adam with decoupled weight decay and the defaults of fastai's `Adam`, for `opt_func`."
     return TorchOptimizer(params, partial(torch.optim.Adam, fused=fused), lr, wd, betas=(mom,sqr_mom), eps=eps)
 
-# %% ../nbs/07a_scale.ipynb #99e17803
-_compile_options = dict(dynamic=True, fullgraph=True, recompile_limit=64)   # at the limit: an error, which is reported
+# %% ../nbs/07a_scale.ipynb #ad843155
+_compile_options = dict(dynamic=True, fullgraph=True, recompile_limit=64, options=dict(fallback_random=True)) # at the limit: an error, which is reported
 _compile_options = {k:v for k,v in _compile_options.items() if k in inspect.signature(torch.compile).parameters}
 
 def _hooked(m):
