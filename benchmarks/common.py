@@ -205,21 +205,22 @@ def run_all(runs, args, file, ask, run, render):
 
 # Candidates in one process
 
-def seconds(f, *args):
+CLOCKS = dict(wall=time.perf_counter, processor=time.process_time)
+
+def seconds(f, *args, clock=time.perf_counter):
     "How long a call takes, the GPU's part included."
-    start = time.perf_counter()
+    start = clock()
     f(*args)
     if DEVICE == 'cuda': torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return clock() - start
 
 def in_turns(runs, rounds, clock=time.perf_counter):
     "Seconds of each function in each round, after a round that warms up."
     times = {k:[] for k in runs}
     for r in range(rounds+1):
         for k,f in runs.items():
-            start = clock()
-            f()
-            if r: times[k].append(clock()-start)
+            spent = seconds(f, clock=clock)
+            if r: times[k].append(spent)
     return times
 
 def ratio(times, base):

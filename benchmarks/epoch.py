@@ -56,17 +56,17 @@ def race(args):
     times = {k:[0.]*args.rounds for k in steps}
     for r in range(args.rounds):
         for b in data:
-            for k,f in steps.items(): times[k][r] += seconds(f, *b)
+            for k,f in steps.items(): times[k][r] += seconds(f, *b, clock=CLOCKS[args.clock])
     lens = torch.cat([(x != sizes[-1]).sum(1) for x,_ in data])
     seen = dict.fromkeys(NAMES, int(lens.clamp(max=args.max_len).sum())) | dict(torch=sum(int((x[:,:args.max_len] != sizes[-1]).sum()) for x,_ in data))
     for k,ts in times.items():
         yield dict(candidate=k, seconds=statistics.median(ts), ratio=ratio(times['torch'], ts) if 'torch' in times else None, first=round(first[k], 1), tokens=seen[k],
-                   params=steps[k].params, reviews=len(lens), bs=args.bs, max_len=args.max_len, rounds=args.rounds, **about(args.threads))
+                   params=steps[k].params, reviews=len(lens), bs=args.bs, max_len=args.max_len, rounds=args.rounds, clock=args.clock, **about(args.threads))
 
 def render(rows):
     "The results as markdown."
     r = rows[0]
-    cols = {'model':lambda r: NAMES[r['candidate']], 'seconds a pass':lambda r: f"{r['seconds']:.2f}", "times `nn.TransformerEncoder`'s rate":'ratio', 'real tokens read':'tokens', 'seconds of the first step':'first', 'parameters':'params'}
+    cols = {'model':lambda r: NAMES[r['candidate']], f'seconds ({r["clock"]}) a pass':lambda r: f"{r['seconds']:.2f}", "times `nn.TransformerEncoder`'s rate":'ratio', 'real tokens read':'tokens', 'seconds of the first step':'first', 'parameters':'params'}
     return f'# An epoch of IMDB classification\n\nWritten by `python benchmarks/epoch.py`. {LAYERS} layers, d_model {WIDTH}, {HEADS} heads, the first {r["max_len"]} tokens, fp32, fused AdamW. {r["reviews"]:,} reviews in batches of {r["bs"]}, ' \
            f'drawn evenly from an epoch; medians of {r["rounds"]} passes in which the candidates take turns batch by batch.\n\n{table(rows, cols)}\n{ran_with(rows, env=None)}'
 
@@ -75,6 +75,7 @@ def main():
     p.add_argument('--only', nargs='+', choices=NAMES, default=list(NAMES), help='candidates; nothing is recorded for a part of them')
     for name,default,doc in (('bs', 32, 'reviews in a batch'), ('max_len', 512, 'tokens of a review'), ('batches', 10, 'of an epoch'), ('rounds', 5, 'passes'), ('threads', torch.get_num_threads(), 'of torch')):
         p.add_argument(f'--{name}', type=int, default=default, help=doc)
+    p.add_argument('--clock', choices=CLOCKS, default='wall', help='processor: seconds of the processor, for a CPU that others use, too, with --threads 1')
     args = p.parse_args()
     torch.set_num_threads(args.threads)
     rows = list(race(args))

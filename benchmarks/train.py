@@ -38,11 +38,11 @@ def race(args):
     runs = {k:stepper(k, 8, 256) for k in args.only}
     first = {k:seconds(f) for k,f in runs.items()}
     print('first steps', first, flush=True)
-    secs = in_turns(runs, args.rounds)
+    secs = in_turns(runs, args.rounds, CLOCKS[args.clock])
     times = lambda ts, base: ratio(ts, secs[base]) if base in secs else None
     for k,ts in secs.items():
         yield dict(candidate=k, seconds=statistics.median(ts), ratio=times(ts, 'ours'), ratio_compiled=times(ts, 'ours_compiled'), first=round(first[k], 1),
-                   tokens_per_s=round(8*256/statistics.median(ts)), params=runs[k].params, rounds=args.rounds, **about(args.threads, 'transformers', 'x-transformers'))
+                   tokens_per_s=round(8*256/statistics.median(ts)), params=runs[k].params, rounds=args.rounds, clock=args.clock, **about(args.threads, 'transformers', 'x-transformers'))
 
 def memory(name, sl, args):
     "Peak MB of a candidate's steps on one text of `sl` tokens, in a fresh process."
@@ -60,7 +60,7 @@ def render(rows):
     memory = {'parameters':'params', **{f'MB at {n:,}':lambda r, n=n: r['mb'][str(n)] for n in LENGTHS}}
     first = {'times `TransformerLM`, compiled':'ratio_compiled', 'seconds of the first step':'first'}
     plain,compiled = [r for r in rows if r['candidate'] in MAKE],[r for r in rows if r['candidate'] in COMPILED]
-    return f'# A training step\n\nWritten by `python benchmarks/train.py`. 4 layers, d_model {WIDTH}, {HEADS} heads, vocabulary {VOCAB:,}, fp32, fused AdamW. Seconds: 8 × 256 tokens, medians of {rows[0]["rounds"]} rounds in turns, plain and compiled. ' \
+    return f'# A training step\n\nWritten by `python benchmarks/train.py`. 4 layers, d_model {WIDTH}, {HEADS} heads, vocabulary {VOCAB:,}, fp32, fused AdamW. Seconds ({rows[0]["clock"]}): 8 × 256 tokens, medians of {rows[0]["rounds"]} rounds in turns, plain and compiled. ' \
            f'MB: the peak above the imports, optimizer included, on one text of so many tokens.\n\n{table(plain, cols | memory)}\n' \
            f'Compiled: our blocks, for all lengths (`compile_for_training`); the peers whole, for this length (`torch.compile`).\n\n{table(compiled, cols | first)}\n{ran_with(rows, env=None)}'
 
@@ -68,6 +68,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('--only', nargs='+', choices=NAMES, default=list(NAMES), help='candidates; nothing is recorded for a part of them')
     p.add_argument('--rounds', type=int, default=9, help='rounds of the race')
+    p.add_argument('--clock', choices=CLOCKS, default='wall', help='processor: seconds of the processor, for a CPU that others use, too, with --threads 1')
     p.add_argument('--threads', type=int, default=torch.get_num_threads(), help='threads of torch')
     p.add_argument('--child', nargs=2, help=argparse.SUPPRESS)
     args = p.parse_args()
