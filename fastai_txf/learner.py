@@ -229,7 +229,7 @@ def _make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, compi
     learn.freeze()
     return learn
 
-# %% ../nbs/08_learner.ipynb #d4dd5b93
+# %% ../nbs/08_learner.ipynb #ce0c9a01
 @delegates(Learner.__init__, but=['model'])
 @delegates(TransformerConfig, keep=True, but=['vocab_sz','pad_idx'])
 def transformer_classifier_learner(
@@ -241,7 +241,7 @@ def transformer_classifier_learner(
     drop_mult:float=1., # factor on all dropouts
     n_out:int=None, # outputs; default: as the data needs
     y_range=None, # (low, high) of a regression's targets
-    compile:bool=False, # compile the blocks in training: pays in long runs, the first step takes seconds to minutes
+    compile:bool=False, # compile the blocks in training (`compile_for_training`): the first step takes ten seconds to a minute, and has to be earned back
     **kwargs
 ): # `TransformerClassifierLearner`
     "A learner for one label, many labels or regression; `kwargs` are fields of the configuration and arguments of `Learner`."
@@ -253,7 +253,7 @@ def transformer_classifier_learner(
     return _make_learner(TransformerClassifierLearner, dls, config, arch, classifier_splitter, pretrained, drop_mult, compile,
                          dict(block=block, y_range=y_range), {**config_kw, 'n_out':n_out}, learner_kw)
 
-# %% ../nbs/08_learner.ipynb #c7e57f5c
+# %% ../nbs/08_learner.ipynb #995436b3
 @delegates(Learner.__init__, but=['model'])
 @delegates(TransformerConfig, keep=True, but=['vocab_sz','pad_idx','n_out','pool','pooler','long'])
 def transformer_lm_learner(
@@ -263,7 +263,7 @@ def transformer_lm_learner(
     block=None, # makes a block, in place of `TransformerBlock`
     pretrained=None, # an encoder saved by `save_encoder`, or a model from `from_hf`: loaded, and frozen but for the last group
     drop_mult:float=1., # factor on all dropouts
-    compile:bool=False, # compile the blocks in training: pays in long runs, the first step takes seconds to minutes
+    compile:bool=False, # compile the blocks in training (`compile_for_training`): the first step takes ten seconds to a minute, and has to be earned back
     **kwargs
 ): # `TransformerLMLearner`
     "A learner that predicts the next token; `kwargs` are fields of the configuration and arguments of `Learner`."

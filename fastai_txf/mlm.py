@@ -229,7 +229,7 @@ class TransformerMLMLearner(TransformerLearner):
         texts = [' '.join(shown(i, w) for i,w in zip(*o) if i != self.mask_tokens.pad_idx) for o in zip(seen.tolist(), where.tolist())]
         show_pairs({'text':texts, 'hidden':chosen(x), 'prediction':chosen(guess)})
 
-# %% ../nbs/08b_mlm.ipynb #3cab6abb
+# %% ../nbs/08b_mlm.ipynb #9dee8a27
 _unused = 'causal','n_out','pool','pooler','long','token_p','word_p','head_p','tgt_vocab_sz','n_dec_layers','share_emb'
 
 @delegates(Learner.__init__, but=['model'])
@@ -246,7 +246,7 @@ def transformer_mlm_learner(
     p_random:float=0.1, # part of these to replace by any ordinary token; the rest stay as they are
     mask_tok:str=None, # the mask token; default: the first of `MASKS` that the vocabulary has
     seed:int=42, # of the masks in validation
-    compile:bool=False, # compile the blocks in training: pays in long runs, the first step takes seconds to minutes
+    compile:bool=False, # compile the blocks in training (`compile_for_training`): the first step takes ten seconds to a minute, and has to be earned back
     **kwargs
 ): # `TransformerMLMLearner`
     "A learner that guesses hidden tokens; `kwargs` are fields of the configuration and arguments of `Learner`."

@@ -186,7 +186,7 @@ def _last_cross(model, tgt, context, mask):
     with record_attention(cross) as seen: model.hidden(tgt, context, mask)
     return seen[cross][0]
 
-# %% ../nbs/08a_seq2seq.ipynb #86f78d36
+# %% ../nbs/08a_seq2seq.ipynb #e2f98c54
 _unused = 'causal','n_out','pool','pooler','token_p','word_p','head_p'
 
 @delegates(Learner.__init__, but=['model'])
@@ -199,7 +199,7 @@ def transformer_seq2seq_learner(
     pretrained=None, # an encoder saved by `save_encoder`: loaded, and frozen with what belongs to it alone
     drop_mult:float=1., # factor on all dropouts
     label_smoothing:float=0.1, # share of the probability that the loss wants spread over all tokens
-    compile:bool=False, # compile the blocks in training: pays in long runs, the first step takes seconds to minutes
+    compile:bool=False, # compile the blocks in training (`compile_for_training`): the first step takes ten seconds to a minute, and has to be earned back
     **kwargs
 ): # `Seq2SeqLearner`
     "A learner from texts to texts; `kwargs` are fields of the configuration and arguments of `Learner`."
