@@ -8,7 +8,7 @@ READY      := $(VENV)/.ready
 MIN_PYTHON := $(shell sed -n 's/^min_python *= *//p' settings.ini)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test clean
+.PHONY: help setup demo test bench clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "%-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,18 @@ test: $(READY) ## every check: export and clean, the notebooks, pytest
 	@echo '==> 3/3 the tests'
 	@$(BIN)/python -m pytest -q --durations=10 --ignore=tests/test_in_step.py
 	@echo '==> all checks passed'
+
+$(VENV)/.bench: $(READY)
+	@echo '==> what the benchmarks compare with'
+	@$(BIN)/python -m pip install -c constraints.txt -e '.[bench]'
+	@touch $@
+
+BENCHES := train epoch scale generate tokenizing
+
+bench: $(VENV)/.bench ## measure beside the peers: tables and a plot in benchmarks/results (two hours; leave the machine alone)
+	@for o in $(BENCHES); do echo "==> benchmarks/$$o.py"; $(BIN)/python benchmarks/$$o.py || exit; done
+	@$(BIN)/python benchmarks/plot.py
+	@echo '==> benchmarks/results/*.md and benchmarks/results/bench.png'
 
 clean: ## remove build products and caches (the environment stays: rm -rf .venv)
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis

@@ -9,6 +9,7 @@ from fastai.data.external import fastai_path
 from fastcore.basics import groupby
 
 HERE = Path(__file__).parent
+DEVICE = 'cuda' if torch.cuda.is_available() else 'cpu' # CUDA_VISIBLE_DEVICES= measures the CPU beside a GPU
 MALLOC = dict(MALLOC_MMAP_THRESHOLD_='4294967296', MALLOC_TRIM_THRESHOLD_='8589934592', MALLOC_TOP_PAD_='268435456')
 
 # The tutorial's model, written out without this library
@@ -137,7 +138,8 @@ class Count(Callback):
 def n_params(model): return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 def peak():
-    "The largest resident set of this process in MB, on Linux. (`ru_maxrss` would begin with that of the process that started this one.)"
+    "The most MB of GPU memory in tensors; without a GPU the largest resident set of this process, on Linux. (`ru_maxrss` would begin with that of the process that started this one.)"
+    if DEVICE == 'cuda': return torch.cuda.max_memory_allocated()/2**20
     return int(re.search(r'VmHWM:\s*(\d+)', Path('/proc/self/status').read_text())[1])/1024
 
 # Where and with what
@@ -157,7 +159,8 @@ def about(threads, *more):
     "Machine, versions (of the packages `more`, too) and commit, for a row."
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
     packages = ', '.join(f'{p} {version(p)}' for p in ('torch', 'fastai', 'scikit-learn', 'spacy', *more))
-    return dict(machine=f'{cpu()}, {cores} cores, {threads} threads', versions=f'Python {platform.python_version()}, {packages}',
+    gpu = f'{torch.cuda.get_device_name()}, ' if DEVICE == 'cuda' else ''
+    return dict(machine=f'{gpu}{cpu()}, {cores} cores, {threads} threads', versions=f'Python {platform.python_version()}, {packages}',
                 commit=commit(), date=time.strftime('%Y-%m-%d'))
 
 # One process for each run
@@ -202,14 +205,22 @@ def run_all(runs, args, file, ask, run, render):
 
 # Candidates in one process
 
+CLOCKS = dict(wall=time.perf_counter, processor=time.process_time)
+
+def seconds(f, *args, clock=time.perf_counter):
+    "How long a call takes, the GPU's part included."
+    start = clock()
+    f(*args)
+    if DEVICE == 'cuda': torch.cuda.synchronize()
+    return clock() - start
+
 def in_turns(runs, rounds, clock=time.perf_counter):
     "Seconds of each function in each round, after a round that warms up."
     times = {k:[] for k in runs}
     for r in range(rounds+1):
         for k,f in runs.items():
-            start = clock()
-            f()
-            if r: times[k].append(clock()-start)
+            spent = seconds(f, clock=clock)
+            if r: times[k].append(spent)
     return times
 
 def ratio(times, base):

@@ -12,24 +12,24 @@ PROMPT = 16
 
 def by_hugging_face(n):
     "`GPT2LMHeadModel.generate`, eager, with its cache."
-    model = hugging_face().eval()
+    model = hugging_face().eval().to(DEVICE)
     return lambda x: model.generate(x, attention_mask=torch.ones_like(x), max_new_tokens=n, min_new_tokens=n, do_sample=True, top_k=0, pad_token_id=0)
 
 def by_x_transformers(n):
     "`AutoregressiveWrapper.generate` with its cache."
-    model = AutoregressiveWrapper(x_transformers()).eval()
+    model = AutoregressiveWrapper(x_transformers()).eval().to(DEVICE)
     return lambda x: torch.cat([x, model.generate(x, n, cache_kv=True, filter_logits_fn=lambda l: l)], 1)
 
 def by_workshop(n):
     "The workshop's loop: the whole text again for each token, its table of positions long enough."
-    model = workshop().eval()
+    model = workshop().eval().to(DEVICE)
     def run(x):
         for _ in range(n): x = torch.cat([x, model(x)[:,-1].softmax(-1).multinomial(1)], 1)
         return x
     return run
 
 def library(n, dtype=torch.float32, compile=False, **kw):
-    model = ours(**kw).eval().to(dtype)
+    model = ours(**kw).eval().to(DEVICE, dtype)
     return lambda x: generate(model, x, n, compile=compile)
 
 NAMES = {'hf':'Hugging Face GPT-2 `generate`', 'x':'x-transformers `generate`', 'workshop':"the workshop's loop", 'ours':'`generate`, learned positions', 'rotary':'`generate`, rotary positions',
@@ -40,11 +40,6 @@ def candidates(n, names):
     return {k:make[k](n) for k in names}
 
 # Measuring
-
-def seconds(f, *args):
-    start = time.perf_counter()
-    f(*args)
-    return time.perf_counter() - start
 
 @torch.no_grad()
 def race(runs, x, rounds, n):
@@ -58,16 +53,16 @@ def race(runs, x, rounds, n):
 
 def bandwidth():
     "Bytes a second that one matrix-vector product reads, from 23 MB of weights as a token does."
-    w,x = torch.randn(256, 22_500),torch.randn(1, 256)
+    w,x = torch.randn(256, 22_500, device=DEVICE),torch.randn(1, 256, device=DEVICE)
     return w.nbytes/statistics.median(seconds(lambda: x @ w) for _ in range(200))
 
 def per_token(model, n, rounds, compile):
     "Median milliseconds of each token, the prompt's own step left out."
-    for _ in stream_tokens(model, torch.randint(2, VOCAB, (1,PROMPT)), 3, compile=compile): pass # compiles
+    for _ in stream_tokens(model, torch.randint(2, VOCAB, (1,PROMPT), device=DEVICE), 3, compile=compile): pass # compiles
     times = []
     for _ in range(rounds):
         start,ts = None,[]
-        for _ in stream_tokens(model, torch.randint(2, VOCAB, (1,PROMPT)), n, compile=compile):
+        for _ in stream_tokens(model, torch.randint(2, VOCAB, (1,PROMPT), device=DEVICE), n, compile=compile):
             now = time.perf_counter()
             if start is not None: ts.append(1000*(now-start))
             start = now
@@ -80,7 +75,7 @@ def around(ts, i): return ts[max(0, i-9):i+8].median().item() # the i-th new tok
 
 def throughput(args, names, bs):
     "Rows of one race."
-    x = torch.randint(2, VOCAB, (bs,PROMPT))
+    x = torch.randint(2, VOCAB, (bs,PROMPT), device=DEVICE)
     secs,warm = race(candidates(args.n, names), x, args.rounds, args.n)
     read = {k:sum(p.nbytes for p in ours().parameters())*(0.5 if k=='bf16' else 1) for k in names}
     limit = bandwidth()
@@ -91,7 +86,7 @@ def throughput(args, names, bs):
 
 def growth(args, compile):
     "The time of the 16th and of the 1,000th token, and of the 16th with a short `max_len`."
-    long,short = per_token(ours().eval(), 1010, 3, compile),per_token(ours(max_len=64).eval(), 40, 9, compile)
+    long,short = per_token(ours().eval().to(DEVICE), 1010, 3, compile),per_token(ours(max_len=64).eval().to(DEVICE), 40, 9, compile)
     return dict(candidate='growth', compile=compile, ms_16=around(long, 16), ms_1000=around(long, 1000), ms_16_short=around(short, 16), **about(args.threads))
 
 COLS = {'candidate':lambda r: NAMES[r['candidate']], 'batch':'bs', 'tokens/s':'tokens_per_s', 'times Hugging Face':'ratio', "share of the bandwidth limit":lambda r: f"{100*r['limit']:.0f} %", 'seconds of the first call':'first'}

@@ -5,6 +5,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
 from x_transformers import Decoder, TransformerWrapper
 from fastai_txf.models import TransformerLM
+from fastai_txf.scale import compile_for_training
 
 VOCAB,WIDTH,HEADS,LAYERS = 10_000,256,8,4
 
@@ -24,12 +25,12 @@ def nano(max_len=2048): return PlainModel(VOCAB, WIDTH, HEADS, LAYERS, max_len)
 
 class TorchLM(nn.Module):
     "`nn.TransformerEncoder` with a causal mask, learned positions and a tied output."
-    def __init__(self, max_len=2048):
+    def __init__(self, max_len=2048, vocab_sz=VOCAB):
         super().__init__()
-        self.emb,self.pos = nn.Embedding(VOCAB, WIDTH),nn.Embedding(max_len, WIDTH)
+        self.emb,self.pos = nn.Embedding(vocab_sz, WIDTH),nn.Embedding(max_len, WIDTH)
         layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4*WIDTH, dropout=0., activation='gelu', batch_first=True, norm_first=True)
         self.blocks = nn.TransformerEncoder(layer, LAYERS, norm=nn.LayerNorm(WIDTH), enable_nested_tensor=False)
-        self.head = nn.Linear(WIDTH, VOCAB, bias=False)
+        self.head = nn.Linear(WIDTH, vocab_sz, bias=False)
         self.head.weight = self.emb.weight
 
     def forward(self, x):

@@ -22,8 +22,8 @@ class Batches(list):
 
 def learner(n, bs, sl, vocab, opt_func=adamw, cbs=None, **kw):
     "A language model's learner on `n` batches of random tokens."
-    x = [torch.randint(2, vocab, (bs,sl+1)) for _ in range(n)]
-    learn = Learner(DataLoaders(Batches((o[:,:-1], o[:,1:]) for o in x), []), TransformerLM(vocab_sz=vocab, **kw), CrossEntropyLossFlat(), opt_func=opt_func, cbs=cbs)
+    x = [torch.randint(2, vocab, (bs,sl+1), device=DEVICE) for _ in range(n)]
+    learn = Learner(DataLoaders(Batches((o[:,:-1], o[:,1:]) for o in x), []), TransformerLM(vocab_sz=vocab, **kw).to(DEVICE), CrossEntropyLossFlat(), opt_func=opt_func, cbs=cbs)
     learn.logger = lambda *args: None
     if hasattr(learn, 'progress'): learn.remove_cb(learn.progress)
     return learn

@@ -72,7 +72,7 @@ def _fused(q, k, v, mask, causal, scale, bias, p):
     if bias is not None: mask = bias if mask is None else torch.where(mask, bias, -math.inf)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, is_causal=causal, scale=scale, enable_gqa=q.shape[1]!=k.shape[1])
 
-# %% ../nbs/00_attention.ipynb #6658f275
+# %% ../nbs/00_attention.ipynb #8fb92250
 def attend(
     q, # queries, `(bs, n_heads, q_len, d_head)`
     k, # keys, `(bs, n_kv_heads, k_len, d_head)`
@@ -87,7 +87,7 @@ def attend(
 ): # `(bs, n_heads, q_len, d_v)`, and the weights `(bs, n_heads, q_len, k_len)` if `need_weights`
     "Scaled dot-product attention (Vaswani et al. 2017, eq. 1). A query that may attend to nothing gets zeros."
     explicit,(q_len,k_len) = need_weights or hard, (q.shape[-2],k.shape[-2])
-    causal = causal and q_len > 1                                           # the last query sees every key
+    if q_len == 1: causal = False                                           # the last query sees every key
     if causal and (explicit or q_len != k_len or mask is not None or bias is not None):
         mask,causal = combine_masks(mask, causal_mask(q_len, k_len, q.device)), False
     mask = combine_masks(mask)

@@ -28,6 +28,7 @@ from .data import as_texts, check_dls, pad_index, text_tokenizer, text_vocab, to
 from .generate import predict, stream_text, text_logprobs
 from .models import TransformerClassifier, TransformerConfig, TransformerLM, classifier_splitter, lm_splitter, make_config
 from .pairs import PairDL
+from .scale import compile_for_training
 from .train import DeviceMixedPrecision, GatherLogProbs
 
 # %% ../nbs/08_learner.ipynb #c22dac34
@@ -245,7 +246,7 @@ class TransformerLMLearner(TransformerLearner):
         res = cb.all_tensors()
         return tuple(res + [-res[int(with_input)].mean(1)]*with_loss)
 
-# %% ../nbs/08_learner.ipynb #52d4e67b
+# %% ../nbs/08_learner.ipynb #88b1a27b
 def _split_options(kwargs, unused=()):
     "`kwargs` parted into fields of the configuration, but for those that the model does not use, and arguments of `Learner`."
     fields = {f.name for f in dataclasses.fields(TransformerConfig)} - {*unused}
@@ -268,19 +269,19 @@ def _start_config(config, pretrained):
     if config is not None: raise ValueError(f'{config=} beside a pretrained model, which has a configuration of its own: leave one of them out')
     return pretrained.config
 
-def _make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, model_kw, config_kw, learner_kw):
+def _make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, compile, model_kw, config_kw, learner_kw):
     "Configuration to model to learner."
     config = make_config(config, **{'vocab_sz':len(text_vocab(dls)), 'pad_idx':pad_index(dls), **config_kw}).scale_dropout(drop_mult)
     model = arch(config, **{k:v for k,v in model_kw.items() if v is not None})
     learner_kw = {'splitter': splitter if hasattr(model, 'encoder') else trainable_params, 'train_bn':False, **learner_kw}
-    learn = cls(dls, model, **learner_kw)
+    learn = cls(dls, compile_for_training(model) if compile else model, **learner_kw)
     if pretrained is None: return learn
     learn.load_encoder(pretrained)
     if isinstance(pretrained, nn.Module): _load_head(model, pretrained, text_vocab(dls))
     learn.freeze()
     return learn
 
-# %% ../nbs/08_learner.ipynb #dcfe27a6
+# %% ../nbs/08_learner.ipynb #ce0c9a01
 @delegates(Learner.__init__, but=['model'])
 @delegates(TransformerConfig, keep=True, but=['vocab_sz','pad_idx'])
 def transformer_classifier_learner(
@@ -292,6 +293,7 @@ def transformer_classifier_learner(
     drop_mult:float=1., # factor on all dropouts
     n_out:int=None, # outputs; default: as the data needs
     y_range=None, # (low, high) of a regression's targets
+    compile:bool=False, # compile the blocks in training (`compile_for_training`): the first step takes ten seconds to a minute, and has to be earned back
     **kwargs
 ): # `TransformerClassifierLearner`
     "A learner for one label, many labels or regression; `kwargs` are fields of the configuration and arguments of `Learner`."
@@ -300,10 +302,10 @@ def transformer_classifier_learner(
     config_kw,learner_kw = _split_options(kwargs)
     n_out = ifnone(n_out, get_c(dls))
     if not n_out: raise ValueError('the number of outputs cannot be read from `dls`: give n_out')
-    return _make_learner(TransformerClassifierLearner, dls, config, arch, classifier_splitter, pretrained, drop_mult,
+    return _make_learner(TransformerClassifierLearner, dls, config, arch, classifier_splitter, pretrained, drop_mult, compile,
                          dict(block=block, y_range=y_range), {**config_kw, 'n_out':n_out}, learner_kw)
 
-# %% ../nbs/08_learner.ipynb #2eac3681
+# %% ../nbs/08_learner.ipynb #995436b3
 @delegates(Learner.__init__, but=['model'])
 @delegates(TransformerConfig, keep=True, but=['vocab_sz','pad_idx','n_out','pool','pooler','long'])
 def transformer_lm_learner(
@@ -313,6 +315,7 @@ def transformer_lm_learner(
     block=None, # makes a block, in place of `TransformerBlock`
     pretrained=None, # an encoder saved by `save_encoder`, or a model from `from_hf`: loaded, and frozen but for the last group
     drop_mult:float=1., # factor on all dropouts
+    compile:bool=False, # compile the blocks in training (`compile_for_training`): the first step takes ten seconds to a minute, and has to be earned back
     **kwargs
 ): # `TransformerLMLearner`
     "A learner that predicts the next token; `kwargs` are fields of the configuration and arguments of `Learner`."
@@ -320,7 +323,7 @@ def transformer_lm_learner(
     config = _start_config(config, pretrained)
     config_kw,learner_kw = _split_options(kwargs)
     if not isinstance(config, TransformerConfig): config_kw.setdefault('max_len', max(TransformerConfig.max_len, dls.train.seq_len))
-    return _make_learner(TransformerLMLearner, dls, config, arch, lm_splitter, pretrained, drop_mult,
+    return _make_learner(TransformerLMLearner, dls, config, arch, lm_splitter, pretrained, drop_mult, compile,
                          dict(block=block), config_kw, {'loss_func':CrossEntropyLossFlat(), **learner_kw})
 
 # %% ../nbs/08_learner.ipynb #3b40418b

@@ -229,7 +229,7 @@ class TransformerMLMLearner(TransformerLearner):
         texts = [' '.join(shown(i, w) for i,w in zip(*o) if i != self.mask_tokens.pad_idx) for o in zip(seen.tolist(), where.tolist())]
         show_pairs({'text':texts, 'hidden':chosen(x), 'prediction':chosen(guess)})
 
-# %% ../nbs/08b_mlm.ipynb #7bfbb8fc
+# %% ../nbs/08b_mlm.ipynb #9dee8a27
 _unused = 'causal','n_out','pool','pooler','long','token_p','word_p','head_p','tgt_vocab_sz','n_dec_layers','share_emb'
 
 @delegates(Learner.__init__, but=['model'])
@@ -246,6 +246,7 @@ def transformer_mlm_learner(
     p_random:float=0.1, # part of these to replace by any ordinary token; the rest stay as they are
     mask_tok:str=None, # the mask token; default: the first of `MASKS` that the vocabulary has
     seed:int=42, # of the masks in validation
+    compile:bool=False, # compile the blocks in training (`compile_for_training`): the first step takes ten seconds to a minute, and has to be earned back
     **kwargs
 ): # `TransformerMLMLearner`
     "A learner that guesses hidden tokens; `kwargs` are fields of the configuration and arguments of `Learner`."
@@ -255,4 +256,4 @@ def transformer_mlm_learner(
     if not isinstance(config, TransformerConfig): config_kw.setdefault('max_len', max(TransformerConfig.max_len, getattr(dls.train, 'seq_len', 0)))
     hide = MaskTokens(ordinary_tokens(dls, mask_tok), mask_index(dls, mask_tok), pad_index(dls), mask_p, p_mask, p_random, seed)
     learner_kw = {'loss_func':CrossEntropyLossFlat(), **learner_kw}
-    return _make_learner(TransformerMLMLearner, dls, config, arch, lm_splitter, pretrained, drop_mult, dict(block=block), config_kw, learner_kw).add_cb(hide)
+    return _make_learner(TransformerMLMLearner, dls, config, arch, lm_splitter, pretrained, drop_mult, compile, dict(block=block), config_kw, learner_kw).add_cb(hide)

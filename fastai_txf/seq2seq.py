@@ -180,7 +180,7 @@ def _last_cross(model, tgt, context, mask):
     with record_attention(cross) as seen: model.hidden(tgt, context, mask)
     return seen[cross][0]
 
-# %% ../nbs/08a_seq2seq.ipynb #28cca3a3
+# %% ../nbs/08a_seq2seq.ipynb #e2f98c54
 _unused = 'causal','n_out','pool','pooler','token_p','word_p','head_p'
 
 @delegates(Learner.__init__, but=['model'])
@@ -193,6 +193,7 @@ def transformer_seq2seq_learner(
     pretrained=None, # an encoder saved by `save_encoder`: loaded, and frozen with what belongs to it alone
     drop_mult:float=1., # factor on all dropouts
     label_smoothing:float=0.1, # share of the probability that the loss wants spread over all tokens
+    compile:bool=False, # compile the blocks in training (`compile_for_training`): the first step takes ten seconds to a minute, and has to be earned back
     **kwargs
 ): # `Seq2SeqLearner`
     "A learner from texts to texts; `kwargs` are fields of the configuration and arguments of `Learner`."
@@ -203,7 +204,7 @@ def transformer_seq2seq_learner(
     if not isinstance(config, TransformerConfig): config_kw.setdefault('share_emb', list(src_vocab) == list(tgt_vocab))
     pad = pad_index(tgt_vocab)
     learner_kw = {'loss_func':CrossEntropyLossFlat(ignore_index=pad, label_smoothing=label_smoothing), **learner_kw}
-    learn = _make_learner(Seq2SeqLearner, dls, config, arch, seq2seq_splitter, pretrained, drop_mult,
+    learn = _make_learner(Seq2SeqLearner, dls, config, arch, seq2seq_splitter, pretrained, drop_mult, compile,
                           dict(block=block), {**config_kw, 'tgt_vocab_sz':len(tgt_vocab)}, learner_kw)
     learn.ratio = _longest_ratio(dls.train_ds)
     return learn.add_cb(TeacherForcing(pad, tgt_vocab.index(BOS)))

@@ -1,0 +1,186 @@
+"Training through `torch.compile`: the losses, gradients and weights of plain training, and a plain model everywhere else"
+from copy import deepcopy
+from dataclasses import replace
+import pickle, pytest, warnings, torch, torch.nn as nn
+from fastai.text.all import load_learner, set_seed
+from torch._dynamo.utils import counters
+from fastai_txf import scale
+from fastai_txf.attention import record_attention
+from fastai_txf.generate import generate
+from fastai_txf.layers import TransformerBlock
+from fastai_txf.mlm import transformer_mlm_learner
+from fastai_txf.models import TransformerLM
+from fastai_txf.scale import ChunkedLoss, compile_for_training
+from fixtures import SMALL, df, dls, dls_lm, make, quiet, weights
+from test_scale import fitted, pairs_learner, start
+
+NO_DROP = dict(p=0., emb_p=0.)
+def LM(**kw): return TransformerLM(**{**SMALL, 'vocab_sz':30, **kw})
+
+@pytest.fixture
+def traced(monkeypatch):
+    "Traces instead of compiling, which takes a moment, and starts without any code"
+    torch._dynamo.reset()
+    monkeypatch.setitem(scale._compile_options, 'backend', 'aot_eager')
+    monkeypatch.delitem(scale._compile_options, 'options')
+    yield
+    torch._dynamo.reset()
+
+def n_graphs(): return counters['stats']['unique_graphs']
+
+def batch(bs, sl): return torch.randint(2, 30, (bs,sl))
+
+def grads(model, *args):
+    "Output and gradients of a step"
+    model.zero_grad()
+    y = model(*args)
+    y.sin().sum().backward()
+    return [y.detach(), *(torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters())]
+
+def close(a, b, tol=1e-5):
+    for o,t in zip(a, b, strict=True): assert (o-t).abs().max() < tol*max(1, t.abs().max())
+
+def make_kind(kind, make, dls, path, **kw):
+    set_seed(0)
+    if kind == 'seq2seq': return pairs_learner(path, **kw)
+    if kind == 'mlm': return quiet(transformer_mlm_learner(dls, path=path, **SMALL, **kw))
+    return make(kind, d_model=12, **kw) # a width that is no text's length: sizes that are equal at first count as one
+
+@pytest.mark.parametrize('kind', ['clf','lm','seq2seq','mlm'])
+def test_same_training(kind, make, dls, tmp_path, request):
+    "Losses, validation and weights of each factory's learner, dropout included, on batches of all lengths, whose code (machine code for one of them) is made once; then files, copies and prediction as ever"
+    if kind != 'lm': request.getfixturevalue('traced')
+    res = []
+    for compile in (False,True):
+        learn,graphs = make_kind(kind, make, dls, tmp_path, compile=compile), n_graphs()
+        start(learn)
+        learn.fit(2, 1e-2)
+        res.append([torch.stack(learn.recorder.losses), torch.tensor([[o or 0. for o in r] for r in learn.recorder.values]), *weights(learn).values()])
+        assert n_graphs()-graphs <= (2 if kind == 'seq2seq' else 1)*compile
+    close(*res, tol=1e-4)
+    learn.export('learn.pkl')
+    loaded,graphs = load_learner(tmp_path/'learn.pkl'), n_graphs()
+    item,kw = 'a ___ film' if kind == 'mlm' else 'a warm film', dict(seed=0) if kind == 'lm' else {}
+    assert str(loaded.predict(item, **kw)) == str(learn.predict(item, **kw)) and list(loaded.model.state_dict()) == list(learn.model.state_dict())
+    learn.save('here'); learn.load('here')
+    assert n_graphs() == graphs and not any(b._compiled_call_impl for b in loaded.model.encoder.blocks)
+    assert all(b._compiled_call_impl for b in learn.model.encoder.blocks)
+
+def test_few_graphs(traced):
+    "One graph for all numbers of texts and tokens, one more for a single text or token; frozen and freed weights"
+    model,plain = (f(LM(**NO_DROP)) for f in (compile_for_training, deepcopy))
+    model.load_state_dict(plain.state_dict())
+    def made(sizes):
+        before = n_graphs()
+        for bs,sl in sizes:
+            x = batch(bs, sl)
+            close(grads(model, x), grads(plain, x))
+        return n_graphs()-before
+    assert made([(4,11), (3,7), (9,40), (2,5), (16,2)]) == 1
+    assert made([(1,9), (1,30), (4,12)]) == 1
+    for m in (model,plain): m.encoder.emb.requires_grad_(False); m.encoder.blocks[0].requires_grad_(False)
+    assert made([(4,11), (3,7), (9,40)]) == 2                             # frozen blocks, and the first one that is not
+    for m in (model,plain): m.requires_grad_(True)
+    assert made([(4,11), (3,7), (1,8)]) == 0
+
+def test_plain_elsewhere(traced):
+    "In evaluation, under hooks, inside of another `torch.compile` and in copies, nothing of it runs"
+    model = compile_for_training(LM(n_layers=1))
+    plain,graphs = deepcopy(model).eval(), n_graphs()
+    x = batch(2, 9)
+    model.eval()
+    close(grads(model, x), grads(plain, x), tol=1e-7)                       # gradients, as attributions take them
+    assert torch.equal(generate(model, x, 12, seed=0), generate(plain, x, 12, seed=0))
+    model.train()
+    with torch.no_grad(): model(x)
+    with record_attention(model) as seen: model(x).sum().backward()
+    assert [len(v) for v in seen.values()] == [1]
+    calls = []
+    handle = model.encoder.blocks[0].ff.fn.up.register_full_backward_hook(lambda *args: calls.append(1))
+    model(x).sum().backward()
+    handle.remove()
+    assert calls == [1] and n_graphs() == graphs
+    assert pickle.loads(pickle.dumps(model)).encoder.blocks[0]._compiled_call_impl is None
+    assert torch.compile(model, backend='eager')(x).shape == (2,9,30)
+    graphs = n_graphs()
+    model(x)
+    assert n_graphs() == graphs+1                                           # and now it does
+
+def test_no_compiler(make, monkeypatch, capsys):
+    "Without a C++ compiler a warning says what to do, once, and training goes on, equal to plain training"
+    monkeypatch.setattr('torch._inductor.config.cpp.cxx', ('/nonexistent',))
+    res = []
+    for compile in (False,True):
+        set_seed(0)
+        learn = make('clf', compile=compile, d_model=12)
+        set_seed(1)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter('always')
+            learn.fit(1, 1e-2)
+        res.append([torch.stack(learn.recorder.losses), *weights(learn).values()])
+        said = [str(w.message) for w in seen if 'could not be compiled' in str(w.message)]
+        assert len(said) == compile and all('C++ compiler such as g++' in m for m in said)
+    close(*res, tol=1e-7)
+    assert 'compiled in' not in capsys.readouterr().out
+
+class Prints(TransformerBlock):
+    "A block that cannot be compiled"
+    def forward(self, x, mask=None, pos=None, **kwargs):
+        print(end='')
+        return super().forward(x, mask, pos, **kwargs)
+
+def test_not_compilable(traced, monkeypatch):
+    "A block that does more than compute, and too many graphs: the same gradients, with a warning; errors of the block itself are its own"
+    monkeypatch.setitem(scale._compile_options, 'recompile_limit', 1)
+    for kw,sizes in ((dict(block=Prints),[(2,9)]), (dict(),[(2,9),(1,9),(1,8)])):
+        model = compile_for_training(LM(**kw, **NO_DROP))
+        plain = deepcopy(model)
+        with pytest.warns(UserWarning, match='(TransformerBlock|Prints) could not be compiled') as seen:
+            for bs,sl in sizes:
+                x = batch(bs, sl)
+                close(grads(model, x), grads(plain, x))
+        assert sum('goes on without' in str(w.message) for w in seen) == 1
+    model = compile_for_training(LM(), [LM().encoder.norm])
+    with pytest.raises(TypeError, match='Learner is no module'): compile_for_training(type('Learner', (), {})())
+    with pytest.raises(TypeError, match='str is no module'): compile_for_training(model, ['encoder'])
+    model = compile_for_training(LM(positions='learned', max_len=4))
+    with pytest.raises(ValueError, match='learned positions end at max_len=4'): model(batch(2, 9))
+    block = compile_for_training(TransformerBlock(16, 2, cross=True))
+    with pytest.raises(ValueError, match='got no context'): block(torch.randn(2, 3, 16))
+
+def test_any_model(traced):
+    "What has none of our blocks is compiled as a whole, or in the parts that are named"
+    model,x = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)), torch.randn(5, 4)
+    want,graphs = grads(model, x), n_graphs()
+    close(grads(compile_for_training(deepcopy(model)), x), want)
+    assert n_graphs() == graphs+1
+    two = deepcopy(model)
+    close(grads(compile_for_training(two, [two[0],two[2]]), x), want)
+    assert n_graphs() == graphs+3
+
+@pytest.mark.parametrize('low', [False,True])
+def test_among_others(make, traced, low):
+    "With loss in chunks, blocks computed twice, a frozen part and rates to find, and in bf16 (within its rounding): as without compiling"
+    res = []
+    for compile in (False,True):
+        set_seed(0)
+        learn = make('lm', compile=compile, checkpoint=True, **NO_DROP)
+        if low: learn.to_bf16()
+        start(learn)
+        learn.freeze_to(-2)
+        learn.lr_find(num_it=3, show_plot=False)
+        learn.unfreeze()
+        res.append(fitted(learn, ChunkedLoss(chunk=20), n=1)[:1 if low else None])
+    close(*res, tol=0.01 if low else 1e-4)
+
+def test_dropout(traced):
+    "A seed draws what it draws without compiling, in a block that is computed twice, too"
+    model,res,x = LM(p=0.3, attn_p=0.2), [], batch(4, 10)
+    for compile in (False,True):
+        for checkpoint in (False,True):
+            new = compile_for_training(deepcopy(model)) if compile else deepcopy(model)
+            new.encoder.config = replace(model.encoder.config, checkpoint=checkpoint)
+            torch.manual_seed(1)
+            res.append(grads(new, x))
+    for o in res[1:]: close(res[0], o)
+    assert (grads(new, x)[0]-res[0][0]).abs().max() > 1e-2
