@@ -5,7 +5,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
 from x_transformers import Decoder, TransformerWrapper
 from fastai_txf.models import TransformerLM
-from fastai_txf.scale import compile_for_training
+from fastai_txf.scale import chunked_cross_entropy, compile_for_training
 
 VOCAB,WIDTH,HEADS,LAYERS = 10_000,256,8,4
 

@@ -5,8 +5,8 @@ Compiled are our blocks, by `compile_for_training` for all lengths, and the peer
 Memory: a fresh process for each candidate and length, the largest resident set of four steps above that after the imports (Linux only)."""
 from peers import *
 
-NAMES = {'ours':'`TransformerLM`, learned positions', 'rotary':'`TransformerLM`, rotary positions', 'nano':"nanoGPT's arrangement", 'hf':'Hugging Face GPT-2', 'torch':'`nn.TransformerEncoder`', 'x':'x-transformers', 'workshop':"the workshop's model"}
-MAKE = dict(ours=lambda n: ours(n, None, positions='learned', bias=False, p=0., emb_p=0.), rotary=lambda n: ours(n, None, positions='rotary', bias=False, p=0., emb_p=0.), nano=nano,
+NAMES = {'ours':'`TransformerLM`, learned positions', 'rotary':'`TransformerLM`, rotary positions', 'chunked':'`TransformerLM`, learned positions, `chunked_cross_entropy`', 'nano':"nanoGPT's arrangement", 'hf':'Hugging Face GPT-2', 'torch':'`nn.TransformerEncoder`', 'x':'x-transformers', 'workshop':"the workshop's model"}
+MAKE = dict(ours=lambda n: ours(n, None, positions='learned', bias=False, p=0., emb_p=0.), rotary=lambda n: ours(n, None, positions='rotary', bias=False, p=0., emb_p=0.), nano=nano, chunked=lambda n: MAKE['ours'](n),
             hf=lambda n: hugging_face(n, embd_pdrop=0., attn_pdrop=0., resid_pdrop=0.), torch=TorchLM, x=x_transformers, workshop=workshop)
 LENGTHS = 512,1024,2048,4096 # tokens in one text, for memory
 
@@ -25,9 +25,13 @@ def stepper(name, bs, sl):
     model = make(name, sl).to(DEVICE)
     opt = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     x = torch.randint(2, VOCAB, (bs,sl+1), device=DEVICE)
+    def full_loss(x, y):
+        out = model(x)
+        return F.cross_entropy(getattr(out, 'logits', out).flatten(0, 1), y.flatten())
+    def no_logits(x, y): return chunked_cross_entropy(model.hidden(x), model.head.weight, y)
+    loss_of = no_logits if name == 'chunked' else full_loss
     def step():
-        out = model(x[:,:-1])
-        loss = F.cross_entropy(getattr(out, 'logits', out).flatten(0, 1), x[:,1:].flatten())
+        loss = loss_of(x[:,:-1], x[:,1:])
         loss.backward(); opt.step(); opt.zero_grad()
         assert math.isfinite(loss.item()), name
     step.params = n_params(model)
