@@ -11,7 +11,7 @@ from fixtures import SMALL, make_dls, quiet, texts_df
 torch.set_num_threads(1)
 df,path,rank = texts_df(40), Path(sys.argv[1]), rank_distrib()
 plugin = partial(FullyShardedDataParallelPlugin, fsdp_version=2)
-words = ['warm','clever','dull','cold','lovely','story','acting','filmic']*6
+words = ['warm','clever','dull','cold','lovely','story','acting','filmic']*4
 
 def make(kind='clf', **kw):
     "A small, quiet learner whose weights differ between the processes: those of the first count"
