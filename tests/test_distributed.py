@@ -1,14 +1,16 @@
-"Two processes train as one does on the doubled batch"
-import json, os, subprocess, sys
+"Two processes train as one does on the doubled batch, each with all of the weights or with half of them"
+import json, os, subprocess, sys, torch
 from pathlib import Path
 import pytest
 
 pytest.importorskip('accelerate', reason='needs the extra dist')
 root = Path(__file__).parents[1]
 script = str(root/'examples'/'data_parallel.py')
-env = {**os.environ, 'OMP_NUM_THREADS':'1', 'ACCELERATE_USE_CPU':'true', 'CUDA_VISIBLE_DEVICES':'', 'PYTHONPATH':str(root)}
+env = {**os.environ, 'OMP_NUM_THREADS':'1', 'ACCELERATE_USE_CPU':'true', 'CUDA_VISIBLE_DEVICES':'', 'PYTHONPATH':os.pathsep.join([str(root), str(root/'tests')])}
 
 def start(*args): return subprocess.Popen([sys.executable, *args], env=env, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+def two(*args): return start('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', '2', *args)
 
 def result(process):
     "What the first process prints at the end"
@@ -16,12 +18,39 @@ def result(process):
     assert process.returncode == 0, err[-3000:]
     return json.loads(out.strip().splitlines()[-1])
 
-def test_two_processes_are_one():
-    "Losses of every step, validation losses and accuracy of a classifier and a language model, to 1e-5; of the two, without logits"
-    both = start('-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', '2', script, '--processes', '2', '--chunked'), start(script)
-    two,one = map(result, both)
-    assert (two.pop('processes'), one.pop('processes')) == (2,1) and two.keys() == one.keys() == {'classifier','language model'}
-    for k in one:
+def same_losses(two, one):
+    "Every step's and epoch's, to 1e-5"
+    assert (two.pop('processes'), one['processes']) == (2,1) and two.keys() == one.keys() - {'processes'} == {'classifier','language model'}
+    for k in two:
         assert len(set(one[k]['losses'])) > 8
         assert two[k]['losses'] == pytest.approx(one[k]['losses'], abs=1e-5)
         for a,b in zip(two[k]['rows'], one[k]['rows'], strict=True): assert a == pytest.approx(b, abs=1e-5)
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory):
+    "Losses of one process, of two, and of two that share the weights, and the folder of the weights of one and of the sharing two"
+    out = tmp_path_factory.mktemp('weights')
+    for o in ('one','sharded'): (out/o).mkdir()
+    ps = [start(script, '--save', str(out/'one')), two(script, '--processes', '2', '--chunked'),
+          two(script, '--processes', '2', '--chunked', '--sharded', '--save', str(out/'sharded'))]
+    return *map(result, ps), out
+
+def test_two_processes_are_one(runs):
+    "Losses of every step, validation losses and accuracy of a classifier and a language model, to 1e-5; of the two, without logits"
+    same_losses(runs[1], runs[0])
+
+def test_shared_weights(runs):
+    "The same where each process holds half of the weights; and the weights after it, in both, to 1e-5"
+    one,_,sharded,out = runs
+    same_losses(sharded, one)
+    for k in sharded:
+        assert one[k]['share'] == 1 and 0.45 < sharded[k]['share'] < 0.55
+        want = torch.load(out/'one'/f'{k}_0.pth')
+        for r in (0,1):
+            got = torch.load(out/'sharded'/f'{k}_{r}.pth')
+            assert got.keys() == want.keys()
+            for n in want: torch.testing.assert_close(got[n], want[n], atol=1e-5, rtol=0)
+
+def test_sharded_learner(tmp_path):
+    "Optimizers, frozen groups, callbacks, files, broken-off fits, refusals: the cases of `sharded.py`"
+    assert result(two(str(root/'tests'/'sharded.py'), str(tmp_path))) == ['as_data_parallel','files','best','broken_off','refused','launched']
