@@ -253,10 +253,11 @@ def fit_gradual(self:Learner,
     self.unfreeze()
     self.fit_minutes(minutes*(1-frozen) if n > 1 else minutes, slice(lr/div**(n-1), lr), **kwargs)
 
-# %% ../nbs/10_recipes.ipynb #e0c96445
+# %% ../nbs/10_recipes.ipynb #63c387d4
 def _tfidf(texts, vocab_sz):
     "Weighted counts of tokens, a sparse tensor `(n_texts, vocab_sz)` with rows of length 1."
     ids = torch.from_numpy(np.concatenate([np.asarray(o, dtype=np.int64) for o in texts]))
+    if len(ids) and int(ids.max()) >= vocab_sz: raise ValueError(f'token {int(ids.max())} with {vocab_sz=}: give the size of the vocabulary that the texts were numbered with')
     row = torch.arange(len(texts)).repeat_interleave(torch.tensor([len(o) for o in texts]))
     pair,n = (row*vocab_sz + ids).unique(return_counts=True)
     row,col = pair//vocab_sz, pair%vocab_sz
