@@ -1,4 +1,4 @@
-"""1,000 labelled IMDB reviews: this library's classifier with and without pretraining on unlabelled reviews, beside a bigram model.
+"""1,000 labelled IMDB reviews: this library's classifier with labels only, with what counting or pretraining on unlabelled reviews gives, beside a bigram model.
 
 The encoder is pretrained once and kept. Each candidate and seed runs in a process of its own and adds a line to results/transfer.jsonl; what is there already is not run again."""
 import hashlib
@@ -10,14 +10,19 @@ from imdb import Tokens, draw, held_out, read_tokens
 N_LABELLED,N_TEST = 1000,5000
 TEXT = dict(objective='mlm', epochs=1, lr=5e-3, bs=32, seq_len=256, max_vocab=12_000, seed=0, mask_p=0.3, model=dict(config='reviews', p=0., emb_p=0.))
 
+COUNTS = dict(objective='counts', max_vocab=12_000)
+
 LABELS = dict(lr=3e-3, div=1., bs=16, label_smoothing=0., fit={}, model=dict(config='reviews', p=0.1, head_p=0.2, token_p=0., word_p=0.))
 
+SMALL = dict(LABELS, model=dict(LABELS['model'], d_model=64, d_ff=128, pool='mean', positions='none'))
+
 RECIPES = dict(
+    counted   =dict(text=COUNTS, epochs=3, frozen=0, **SMALL),
     pretrained=dict(text=TEXT, epochs=3, frozen=1, **LABELS),
     labels    =dict(text=None, epochs=5, frozen=0, **LABELS),
     bigram    =dict(model=dict(C=1.)))
 
-NAMES = dict(pretrained='`transformer_classifier_learner`, pretrained', labels='`transformer_classifier_learner`, labels only', bigram='`baseline`: NB-weighted (1, 2)-grams, logistic regression')
+NAMES = dict(counted='`transformer_classifier_learner`, `count_vectors` for its embeddings', pretrained='`transformer_classifier_learner`, pretrained as a masked language model', labels='`transformer_classifier_learner`, labels only', bigram='`baseline`: NB-weighted (1, 2)-grams, logistic regression')
 
 # Data
 
@@ -63,6 +68,13 @@ def pretrain(texts, text, n):
         about_it.write_text(json.dumps(dict(text_tokens=count.tokens, text_minutes=round((time.process_time()-start)/60, 2), text_loss=round(loss, 3), text_accuracy=100*acc)))
     return file, json.loads(about_it.read_text())
 
+def count_words(texts, vocab, learn):
+    "Put vectors of tokens, counted in `texts`, into the embeddings of `learn`; what to say of it."
+    ids,start = [*map(Numericalize(vocab), texts)], time.process_time()
+    emb = learn.model.encoder.emb.weight
+    emb.data.copy_(count_vectors(ids, *emb.shape))
+    return dict(text_tokens=sum(map(len, ids)), text_minutes=round((time.process_time()-start)/60, 2))
+
 def fit(learn, recipe):
     "Unfreeze one group after the other (`frozen` epochs each), then train all of them; the core-minutes."
     start,n = time.process_time(), len(classifier_splitter(learn.model))
@@ -79,11 +91,13 @@ def train_and_score(recipe, seed, args):
     "Pretrain or take what is pretrained, train on the labelled reviews, score once."
     texts,labelled,scored = parts(args.valid, args.n)
     text = recipe['text'] or TEXT
-    encoder,told = pretrain(texts, text, args.n) if recipe['text'] else (None, {})
+    counted = text['objective'] == 'counts'
+    encoder,told = pretrain(texts, text, args.n) if recipe['text'] and not counted else (None, {})
     set_seed(seed)
     dls = make_dls(labelled, labelled[:1], make_vocab_of(texts, text['max_vocab']), recipe['bs']) # fastai wants something to validate on
     loss = LabelSmoothingCrossEntropyFlat(eps=recipe['label_smoothing'])
     learn = transformer_classifier_learner(dls, pretrained=encoder, metrics=accuracy, loss_func=loss, **recipe['model'])
+    if counted: told = count_words(texts, text_vocab(dls), learn)
     minutes = fit(learn, recipe)
     with learn.no_bar(): preds,targs = learn.get_preds(dl=dls.test_dl(scored, rm_type_tfms=0, with_labels=True, num_workers=0))
     return dict(accuracy=100*accuracy(preds, targs).item(), scored=len(scored), minutes=minutes, params=n_params(learn.model), vocab=len(dls.vocab[0]), **told)
@@ -114,7 +128,7 @@ COLS = {'candidate':lambda r: NAMES[r['candidate']] + tried(r) + changed(r, RECI
 def render(rows):
     "The results as markdown."
     res = f'# IMDB with {N_LABELLED:,} labelled reviews, accuracy in per cent\n\nWritten by `python benchmarks/transfer.py`. The labelled reviews are {N_LABELLED//2} of each label, drawn with a fixed seed ' \
-          'from the 22,500 training reviews that are not held out; these 22,500, without their labels, are the text to pretrain on. The encoder was pretrained once, with one seed; the seeds in the table are those of the classifiers. ' \
+          'from the 22,500 training reviews that are not held out; these 22,500, without their labels, are the text to pretrain on. Counting is done anew in each run; the masked language model was pretrained once, with one seed; the seeds in the table are those of the classifiers. ' \
           'Core-minutes are processor time of training.\n'
     for split,title in dict(test=f'{N_TEST:,} reviews of the test set, {N_TEST//2:,} of each label, drawn with a fixed seed and scored once at the end of each run',
                             valid='2,500 held-out training reviews, on which everything was chosen').items():

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from fastai.text.all import BaseTokenizer, Callback, set_seed
 from fastai_txf.data import TransformerDataLoaders, text_vocab
 from fastai_txf.pairs import Seq2SeqDataLoaders
-from fastai_txf.recipes import SIZES, baseline, nb_weights, ngram_matrix, ngrams, self_pretrain, suggest_config
+from fastai_txf.recipes import SIZES, baseline, count_vectors, nb_weights, ngram_matrix, ngrams, self_pretrain, suggest_config
 from fixtures import *
 
 # The baseline
@@ -104,6 +104,38 @@ def test_baseline_is_in_vain(df, dls, dls_lm, monkeypatch):
     with pytest.raises((TypeError,ValueError)): baseline(pairs)
     monkeypatch.setitem(sys.modules, 'sklearn.linear_model', None)
     with pytest.raises(ImportError, match='pip install scikit-learn'): baseline(dls)
+
+# Words by counting
+
+def counted(ts, d):
+    "The vectors by dense loops and a full decomposition"
+    n = np.array([[ids.count(j) for j in range(V)] for ids in ts], dtype=float)
+    w = np.where(n > 0, 1+np.log(np.maximum(n, 1)), 0)*(1+np.log((1+len(ts))/(1+(n > 0).sum(0))))
+    v = np.linalg.svd(w/np.linalg.norm(w, axis=1, keepdims=True))[2].T[:,:d]
+    return v/np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-12)
+
+def test_count_vectors():
+    "The angles between tokens are those of a full decomposition (signs and equal singular values are free); no other random number changes"
+    ts = [[0,0,1,3],[1,1,2],[0,3,3,3],[2,1],[3,0,1],[2,2,2,1,0],[3]]
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    for d in (1, 2, V-1):
+        rows,want = count_vectors(ts, V, d), counted(ts, d)
+        assert rows.shape == (V,d) and not rows[4].any()
+        np.testing.assert_allclose(rows[:4] @ rows[:4].T, want[:4] @ want[:4].T, atol=1e-4)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(count_vectors(ts, V, 2), count_vectors([torch.tensor(t) for t in ts], V, 2))
+
+@pytest.mark.parametrize('d', [0, 3])
+def test_count_vectors_refuses(d):
+    with pytest.raises(ValueError, match=f'd={d}'): count_vectors([[1,2],[1]], V, d)
+
+def test_count_vectors_edges():
+    "A token beyond the vocabulary is refused; an empty text changes no more than the number of texts"
+    with pytest.raises(ValueError, match='token 7 with vocab_sz=5'): count_vectors([[1,7],[1]], V, 1)
+    rows = count_vectors([[0,1],[],[2,1,1]], V, 2)
+    np.testing.assert_allclose(rows.norm(dim=1), [1,1,1,0,0], atol=1e-5)
+    assert not count_vectors([[],[]], V, 1).any()
 
 # Suggestions
 
