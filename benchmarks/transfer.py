@@ -18,11 +18,12 @@ SMALL = dict(LABELS, model=dict(LABELS['model'], d_model=64, d_ff=128, pool='mea
 
 RECIPES = dict(
     counted   =dict(text=COUNTS, epochs=3, frozen=0, **SMALL),
+    small     =dict(text=None, epochs=3, frozen=0, **SMALL),
     pretrained=dict(text=TEXT, epochs=3, frozen=1, **LABELS),
     labels    =dict(text=None, epochs=5, frozen=0, **LABELS),
     bigram    =dict(model=dict(C=1.)))
 
-NAMES = dict(counted='`transformer_classifier_learner`, `count_vectors` for its embeddings', pretrained='`transformer_classifier_learner`, pretrained as a masked language model', labels='`transformer_classifier_learner`, labels only', bigram='`baseline`: NB-weighted (1, 2)-grams, logistic regression')
+NAMES = dict(counted='`transformer_classifier_learner`, `count_vectors` for its embeddings', small='the same, labels only', pretrained='`transformer_classifier_learner`, pretrained as a masked language model', labels='`transformer_classifier_learner`, labels only', bigram='`baseline`: NB-weighted (1, 2)-grams, logistic regression')
 
 # Data
 
