@@ -144,7 +144,7 @@ class SpareDecay(Callback):
         for p in getattr(self, '_spared', ()): self.opt.state[p]['do_wd'] = True
         self._spared = ()
 
-# %% ../nbs/07a_scale.ipynb #b854396a
+# %% ../nbs/07a_scale.ipynb #2d645060
 class TorchOptimizer(OptimWrapper):
     "A torch optimizer with decoupled weight decay that heeds fastai's `do_wd`."
     def __init__(self,
