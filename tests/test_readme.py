@@ -1,5 +1,5 @@
 "The README's Python blocks run as written, in order, in one namespace"
-import re, sys
+import base64, json, re, sys
 from pathlib import Path
 from types import ModuleType
 import pytest
@@ -25,3 +25,10 @@ def test_readme(tmp_path, monkeypatch):
     ns = ModuleType('readme')
     monkeypatch.setitem(sys.modules, 'readme', ns)  # what the README defines can be pickled
     for line,code in found: exec(compile('\n'*line + code, str(readme), 'exec'), vars(ns))
+
+def test_pictures():
+    "The README's pictures are those of the index"
+    cells = json.loads((readme.parent/'nbs'/'index.ipynb').read_text(encoding='utf-8'))['cells']
+    made = {base64.b64decode(o['data']['image/png']) for c in cells for o in c.get('outputs', []) if 'image/png' in o.get('data', {})}
+    shown = re.findall(r'<img src="([^"]+)"', readme.read_text(encoding='utf-8'))
+    assert len(shown) == 2 and made == {(readme.parent/f).read_bytes() for f in shown}
