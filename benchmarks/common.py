@@ -203,6 +203,12 @@ def run_all(runs, args, file, ask, run, render):
     for name,seed in runs: do(name, seed, args, file, ask, run)
     if file and not args.child: file.with_suffix('.md').write_text(render(read_rows(file)))
 
+def record(name, rows, text, folder=HERE/'results'):
+    "Put `rows` and their table where the results of all scripts are."
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder/f'{name}.jsonl').write_text(''.join(json.dumps(r)+'\n' for r in rows))
+    (folder/f'{name}.md').write_text(text)
+
 # Candidates in one process
 
 CLOCKS = dict(wall=time.perf_counter, processor=time.process_time)

@@ -30,13 +30,7 @@ def trainer(name, *args):
     "A training step of a candidate, a function of a batch."
     torch.manual_seed(0)
     model = MAKE[name](*args).train().to(DEVICE)
-    opt = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    def step(x, y):
-        loss = F.cross_entropy(model(x), y)
-        loss.backward(); opt.step(); opt.zero_grad()
-        assert math.isfinite(loss.item()), name
-    step.params = n_params(model)
-    return step
+    return train_step(name, model, lambda x, y: F.cross_entropy(model(x), y))
 
 def batches(args):
     "Every n-th batch of one epoch over as many reviews as fastai's loader sorts by length at a time, as plain tensors; the sizes that a model needs."
@@ -81,7 +75,6 @@ def main():
     rows = list(race(args))
     print(text := render(rows))
     if len(rows) < len(NAMES) or any(getattr(args, k) != p.get_default(k) for k in ('bs','max_len','batches')): return
-    (HERE/'results'/'epoch.jsonl').write_text(''.join(json.dumps(r)+'\n' for r in rows))
-    (HERE/'results'/'epoch.md').write_text(text)
+    record('epoch', rows, text)
 
 if __name__ == '__main__': main()

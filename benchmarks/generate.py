@@ -113,9 +113,7 @@ def main():
     args.rounds = max(1, args.rounds//3)
     rows += throughput(args, [k for k in args.only if k != 'workshop'], 32)
     rows += [growth(args, o) for o in (False,True)]
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out/'generate.jsonl').write_text('\n'.join(map(json.dumps, rows)) + '\n')
-    (args.out/'generate.md').write_text(text := render(rows))
+    record('generate', rows, text := render(rows), args.out)
     print(text)
 
 if __name__ == '__main__': main()

@@ -37,3 +37,13 @@ class TorchLM(nn.Module):
         t = x.shape[1]
         mask = nn.Transformer.generate_square_subsequent_mask(t, device=x.device)
         return self.head(self.blocks(self.emb(x) + self.pos.weight[:t], mask=mask, is_causal=True))
+
+def train_step(name, model, loss_of):
+    "A training step of `model`, a function of what `loss_of` takes."
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    def step(*batch):
+        loss = loss_of(*batch)
+        loss.backward(); opt.step(); opt.zero_grad()
+        assert math.isfinite(loss.item()), name
+    step.params = n_params(model)
+    return step

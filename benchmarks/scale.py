@@ -97,8 +97,7 @@ def main():
     opts = optimizers(args) if 'optimizers' in args.only else []
     if not opts or len(steps) < len(STEPS) or any(getattr(args, k) != p.get_default(k) for k in ('rounds','vocab','layers','sl')): return print(*steps, *opts, sep='\n')
     (HERE/'results').mkdir(exist_ok=True)
-    (HERE/'results'/'scale.jsonl').write_text('\n'.join(map(json.dumps, steps + opts)) + '\n')
-    (HERE/'results'/'scale.md').write_text(text := render(steps, opts))
+    record('scale', steps + opts, text := render(steps, opts))
     print(text)
 
 if __name__ == '__main__': main()

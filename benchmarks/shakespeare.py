@@ -67,7 +67,6 @@ def main():
         print(json.dumps(rows[-1]), flush=True)
     print(text := render(rows))
     if args.steps != 2000: return
-    (HERE/'results'/'shakespeare.jsonl').write_text(''.join(json.dumps(r)+'\n' for r in rows))
-    (HERE/'results'/'shakespeare.md').write_text(text)
+    record('shakespeare', rows, text)
 
 if __name__ == '__main__': main()

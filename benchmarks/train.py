@@ -23,19 +23,15 @@ def make(name, sl):
 def stepper(name, bs, sl):
     "A training step of a candidate."
     model = make(name, sl).to(DEVICE)
-    opt = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     x = torch.randint(2, VOCAB, (bs,sl+1), device=DEVICE)
     def full_loss(x, y):
         out = model(x)
         return F.cross_entropy(getattr(out, 'logits', out).flatten(0, 1), y.flatten())
     def no_logits(x, y): return chunked_cross_entropy(model.hidden(x), model.head.weight, y)
-    loss_of = no_logits if name == 'chunked' else full_loss
-    def step():
-        loss = loss_of(x[:,:-1], x[:,1:])
-        loss.backward(); opt.step(); opt.zero_grad()
-        assert math.isfinite(loss.item()), name
-    step.params = n_params(model)
-    return step
+    step = train_step(name, model, no_logits if name == 'chunked' else full_loss)
+    run = lambda: step(x[:,:-1], x[:,1:])
+    run.params = step.params
+    return run
 
 def race(args):
     "A row for each candidate."
@@ -86,7 +82,6 @@ def main():
         print(r['candidate'], r['mb'], flush=True)
     print(text := render(rows))
     if len(rows) < len(NAMES): return
-    (HERE/'results'/'train.jsonl').write_text(''.join(json.dumps(r)+'\n' for r in rows))
-    (HERE/'results'/'train.md').write_text(text)
+    record('train', rows, text)
 
 if __name__ == '__main__': main()

@@ -792,7 +792,7 @@ class _Job:
     "What `predict` asks of the functions above: ids and options on one side, the way back to text on the other."
     def __init__(self, learn, prompts, n_words, n_tokens, no_unk, decoder, stop):
         _check(n_words=n_words, n_tokens=n_tokens)
-        if n_words is n_tokens is None: raise ValueError('n_words=None and n_tokens=None: say how much to add')
+        if n_words is None and n_tokens is None: raise ValueError('n_words=None and n_tokens=None: say how much to add')
         if isinstance(learn.model, Seq2SeqTransformer): raise TypeError('this learner goes from one text to another and continues none: use its own `predict`')
         self.model,self.vocab = learn.model,text_vocab(learn.dls)
         self.decode,self.sep = _joiner(learn.dls, decoder)
