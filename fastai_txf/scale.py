@@ -7,7 +7,7 @@ __all__ = ['chunked_cross_entropy', 'ChunkedLoss', 'spared_params', 'SpareDecay'
            'compile_for_training']
 
 # %% ../nbs/07a_scale.ipynb #8a2a42fc
-import inspect, time, torch, torch.nn as nn, warnings
+import inspect, math, time, torch, torch.nn as nn, warnings
 from functools import partial
 from torch.autograd.function import once_differentiable
 from fastai.callback.core import Callback
@@ -21,12 +21,15 @@ from .models import TransformerEncoder
 # %% ../nbs/07a_scale.ipynb #d8e9f48b
 def _row_losses(z, targ, real, smoothing):
     "The sum of the losses of logits `z`, `(n, vocab_sz)`, and its gradient, which takes the place of `z`; `targ` and `real` are `(n, 1)`."
-    lse = z.logsumexp(-1, keepdim=True)
-    loss = lse - (1-smoothing)*z.gather(-1, targ)
+    loss = (smoothing-1)*z.gather(-1, targ)
     if smoothing: loss -= smoothing*z.mean(-1, keepdim=True)
-    g = z.sub_(lse).exp_().sub_(smoothing/z.shape[-1])
-    g.scatter_add_(-1, targ, torch.full_like(loss, smoothing-1))
-    return loss.masked_fill(~real, 0.).sum(), g.masked_fill_(~real, 0.)
+    top = z.amax(-1, keepdim=True)
+    total = z.sub_(top).exp_().sum(-1, keepdim=True)
+    loss += top + total.log()
+    loss.masked_fill_(~real, 0.)
+    g,one = z.div_(total.masked_fill_(~real, math.inf)), real.to(z.dtype)
+    if smoothing: g -= one*smoothing/z.shape[-1]
+    return loss.sum(), g.scatter_add_(-1, targ, one*(smoothing-1))
 
 # %% ../nbs/07a_scale.ipynb #a05a0e05
 def _add_product(out, a, b):
