@@ -678,6 +678,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'fastai_txf.recipes._Data.passes': ('recipes.html#_data.passes', 'fastai_txf/recipes.py'),
                                     'fastai_txf.recipes._Data.read': ('recipes.html#_data.read', 'fastai_txf/recipes.py'),
                                     'fastai_txf.recipes._Data.sizes': ('recipes.html#_data.sizes', 'fastai_txf/recipes.py'),
+                                    'fastai_txf.recipes._by_counting': ('recipes.html#_by_counting', 'fastai_txf/recipes.py'),
+                                    'fastai_txf.recipes._by_model': ('recipes.html#_by_model', 'fastai_txf/recipes.py'),
                                     'fastai_txf.recipes._check_request': ('recipes.html#_check_request', 'fastai_txf/recipes.py'),
                                     'fastai_txf.recipes._found': ('recipes.html#_found', 'fastai_txf/recipes.py'),
                                     'fastai_txf.recipes._language_model': ('recipes.html#_language_model', 'fastai_txf/recipes.py'),

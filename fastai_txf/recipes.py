@@ -281,20 +281,22 @@ def count_vectors(
     occurs = torch.sparse.sum(table, 0).to_dense() > 0
     return torch.nn.functional.normalize(v[:,:d], dim=1)*occurs[:,None]     # (vocab_sz, d)
 
-# %% ../nbs/10_recipes.ipynb #97431917
+# %% ../nbs/10_recipes.ipynb #2c10a32b
 @dataclass(repr=False)
 class SelfPretrained:
     "What `self_pretrain` returns."
     learn:TransformerClassifierLearner   # the classifier with pretraining
     scratch:TransformerClassifierLearner # the one without; None if none was asked for
-    pretrained:TransformerLearner        # the language model
+    pretrained:TransformerLearner        # the language model; None if tokens were counted
     results:pd.DataFrame                 # a row for each classifier: accuracy (or mse) on the validation set, minutes for text and for labels
     def __repr__(self): return self.results.to_string()
+
+_objectives = dict(lm='guess the next token', mlm='guess hidden tokens', counts='count which tokens share texts')
 
 def _check_request(minutes, share, objective):
     if minutes <= 0: raise ValueError(f'{minutes=}: the budget must be more than 0')
     if not 0 < share < 1: raise ValueError(f'{share=} is the part of the minutes for pretraining: 0 < share < 1')
-    if objective not in ('lm','mlm'): raise ValueError(f"{objective=} is neither 'lm' (guess the next token) nor 'mlm' (guess hidden tokens)")
+    if objective not in _objectives: raise ValueError(f'{objective=} is not one of {_objectives}')
 
 def _texts_to_read(df, text_col, unlabelled, valid, valid_texts):
     "All texts to pretrain on, each once: those of the training rows and `unlabelled`, without those of validation unless `valid_texts`."
@@ -334,7 +336,23 @@ def _shown(learn, verbose):
     "A context in which `learn` shows its progress, or does not."
     return ContextManagers([] if verbose else [learn.no_bar(), learn.no_logging()])
 
-# %% ../nbs/10_recipes.ipynb #6c1ce6ff
+def _by_counting(learn, dls, minutes, lr, verbose):
+    "Train `learn` from vectors that are counted in the texts of `dls`; `learn`, None, and the minutes for text and for labels."
+    start,emb = time.perf_counter(), learn.model.encoder.emb.weight
+    texts = [np.asarray(o) for ds in (dls.train_ds, dls.valid_ds) for o in ds.tls[0]]
+    emb.data.copy_(count_vectors(texts, *emb.shape))
+    counting = (time.perf_counter()-start)/60
+    with _shown(learn, verbose): learn.fit_minutes(minutes, lr)
+    return learn, None, (counting, minutes)
+
+def _by_model(lm, classifier, minutes, lr, verbose):
+    "Train `lm`, then a classifier with its encoder; both, and `minutes`: those for text and for labels."
+    with _shown(lm, verbose): lm.fit_minutes(minutes[0], lr)
+    with tempfile.TemporaryDirectory() as d: learn = classifier(pretrained=lm.save_encoder(Path(d)/'encoder.pth'))
+    with _shown(learn, verbose): learn.fit_gradual(minutes[1], lr)
+    return learn, lm, minutes
+
+# %% ../nbs/10_recipes.ipynb #751392f6
 @delegates(TransformerDataLoaders.from_df, but=['y_block','text_vocab','is_lm'])
 @delegates(TransformerConfig, keep=True, but=_given)
 def self_pretrain(
@@ -342,12 +360,12 @@ def self_pretrain(
     text_col='text', # name or position of the text column
     label_col='label', # of the label column, or a list of them (see `label_kind`)
     unlabelled=None, # more texts: a list, a series, or a data frame with the same text column; default: pretrain on the training texts alone
-    minutes:float=10., # of training for each classifier, pretraining included, tokenizing and validation not
+    minutes:float=10., # of training for each classifier, pretraining included; tokenizing, counting and validation not
     valid_col=None, # column that is true for validation rows
     valid_pct:float=0.2, # share of validation rows, drawn at random, if there is no `valid_col`
-    objective:str='lm', # what to learn from text: 'lm' guesses the next token, 'mlm' hidden ones
+    objective:str='lm', # what to learn from text: 'lm' guesses the next token, 'mlm' hidden ones, 'counts' is `count_vectors`
     config=None, # a preset's name or a `TransformerConfig`
-    share:float=0.6, # part of the minutes for pretraining
+    share:float=0.6, # part of the minutes for pretraining; not used with 'counts'
     compare:bool=True, # train a classifier without pretraining, too, for as many minutes
     valid_texts:bool=False, # pretrain on the texts (never the labels) of the validation rows, too
     lr:float=None, # largest learning rate; default: by the width, as `suggest_config`
@@ -370,12 +388,11 @@ def self_pretrain(
     data_kw = {k:v for k,v in kwargs.items() if k not in config_kw}
     _check_options(self_pretrain, data_kw)
     dls_lm,dls = _loaders(df, text_col, texts, valid, bs, seq_len, seed, label_col, label_delim, **data_kw)
-    lm,metric = _language_model(dls_lm, objective, config, config_kw), _target_kind(dls)
-    with _shown(lm, verbose): lm.fit_minutes(share*minutes, lr)
+    metric,scratch = _target_kind(dls), None
     def classifier(**kw): return transformer_classifier_learner(dls, config, metrics=metric[1], **config_kw, **kw)
-    with tempfile.TemporaryDirectory() as d: learn = classifier(pretrained=lm.save_encoder(Path(d)/'encoder.pth'))
-    with _shown(learn, verbose): learn.fit_gradual((1-share)*minutes, lr)
-    rows,scratch = {'with pretraining':_score(learn, metric, (share*minutes, (1-share)*minutes))}, None
+    if objective == 'counts': learn,lm,spent = _by_counting(classifier(), dls_lm, minutes, lr, verbose)
+    else: learn,lm,spent = _by_model(_language_model(dls_lm, objective, config, config_kw), classifier, (share*minutes, (1-share)*minutes), lr, verbose)
+    rows = {'with pretraining':_score(learn, metric, spent)}
     if compare:
         scratch = classifier()
         with _shown(scratch, verbose): scratch.fit_minutes(minutes, lr)

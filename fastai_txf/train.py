@@ -80,8 +80,7 @@ def fit_warmup(self:Learner,
     d_model = getattr(getattr(self.model, 'config', None), 'd_model', None)
     self.opt.set_hyper('lr', ifnone(lr_max, self.lr if d_model is None else (d_model*warmup)**-0.5))
     lrs = np.array([h['lr'] for h in self.opt.hypers])
-    n_steps = n_epoch*len(self.dls.train)
-    self.fit(n_epoch, cbs=ParamScheduler({'lr':lambda pct: lrs*inverse_sqrt(1+round(pct*n_steps), warmup)}) + L(cbs), **kwargs)
+    self.fit(n_epoch, cbs=ParamScheduler({'lr':lambda pct: lrs*inverse_sqrt(1+round(pct*self.n_epoch*self.n_iter), warmup)}) + L(cbs), **kwargs)
 
 # %% ../nbs/07_train.ipynb #8e33060a
 class TeacherForcing(Callback):

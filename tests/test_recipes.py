@@ -4,7 +4,7 @@ import numpy as np, pandas as pd, pytest, torch
 import fastai_txf.recipes as recipes, fastai_txf.train as train
 from types import SimpleNamespace
 from hypothesis import given, strategies as st
-from fastai.text.all import BaseTokenizer, Callback, set_seed
+from fastai.text.all import BaseTokenizer, Callback, set_seed, tokenize_texts
 from fastai_txf.data import TransformerDataLoaders, text_vocab
 from fastai_txf.pairs import Seq2SeqDataLoaders
 from fastai_txf.recipes import SIZES, baseline, count_vectors, nb_weights, ngram_matrix, ngrams, self_pretrain, suggest_config
@@ -234,7 +234,7 @@ def pretrain(df, **kw):
 def all_weights(res): return [weights(o) for o in (res.learn, res.scratch, res.pretrained) if o is not None]
 def equal(a, b): return all(x.keys() == y.keys() and all(x[k].equal(y[k]) for k in x) for x,y in zip(all_weights(a), all_weights(b)))
 
-@pytest.mark.parametrize('objective', ['lm','mlm'])
+@pytest.mark.parametrize('objective', ['lm','mlm','counts'])
 def test_validation_is_never_read(df, clock, objective):
     "Other labels or other texts in the validation rows: the same weights, other scores"
     res = pretrain(df, objective=objective)
@@ -255,6 +255,28 @@ def test_report(df, clock):
     assert repr(res) == res.results.to_string() and res.learn.predict('a warm film')[0] in ('pos','neg')
     enc = res.pretrained.model.encoder.config
     assert enc.causal and not res.learn.model.encoder.config.causal and res.learn.opt.frozen_idx == 0
+
+def test_counts(df, clock, monkeypatch):
+    "Vectors counted in all texts but those of validation are the embeddings that training starts with; no language model"
+    counted,started = [],[]
+    def count(texts, vocab_sz, d):
+        counted.append((texts, count_vectors(texts, vocab_sz, d)))
+        return counted[-1][1]
+    fit_minutes = recipes.Learner.fit_minutes
+    def fit(learn, minutes, *args):
+        started.append((minutes, weights(learn)))
+        fit_minutes(learn, minutes, *args)
+    monkeypatch.setattr(recipes, 'count_vectors', count)
+    monkeypatch.setattr(recipes.Learner, 'fit_minutes', fit)
+    res = pretrain(df, objective='counts', minutes=0.3)
+    (texts,vectors), = counted
+    vocab = text_vocab(res.learn.dls)
+    there = tokenize_texts([*{*df.text[~df.is_valid], *more}], tok=BaseTokenizer())
+    assert sorted([vocab[i] for i in o] for o in texts) == sorted(map(list, there))
+    (minutes,with_counts),(same,without) = started
+    assert minutes == same == 0.3 and with_counts['encoder.emb.weight'].equal(vectors) and not without['encoder.emb.weight'].equal(vectors)
+    assert res.pretrained is None and not weights(res.learn)['encoder.emb.weight'].equal(vectors)
+    assert 0 < res.results['minutes for text'].iloc[0] < 0.3 and res.results['minutes for labels'].tolist() == [0.3,0.3]
 
 def test_few_texts(df, clock):
     "Ten texts are enough for one to validate the language model on"

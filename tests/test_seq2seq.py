@@ -1,7 +1,7 @@
 "The encoder–decoder, from its parts to a learner that answers: references, masks, caches, loaders, odd input"
 import math, pickle, random, subprocess, sys
 import numpy as np, pandas as pd, pytest, sacrebleu, torch, torch.nn as nn, torch.nn.functional as F
-from fastai.text.all import (BaseTokenizer, ColReader, ColSplitter, DataBlock, SaveModelCallback, TextBlock, TextDataLoaders,
+from fastai.text.all import (BaseTokenizer, Callback, ColReader, ColSplitter, DataBlock, SaveModelCallback, TextBlock, TextDataLoaders,
                              load_learner, set_seed)
 from hypothesis import example, given, settings, strategies as st
 from fastai_txf.attention import causal_mask
@@ -608,6 +608,17 @@ def test_warmup(make):
     learn.fit_warmup(1, 0.1, warmup=2)
     assert np.isclose(max(learn.recorder.lrs), 0.1)
     with pytest.raises(ValueError, match='warmup=0'): learn.fit_warmup(1, warmup=0)
+
+def test_warmup_of_a_part(make):
+    "The steps that are taken count, also where a callback leaves one process of several its part of the batches"
+    learn = make()
+    n = len(learn.dls.train)//2
+    class Batches(list):
+        def __getattr__(self, name): return getattr(learn.dls.valid, name)
+    class Part(Callback):
+        def before_fit(self): self.dls.loaders[0] = Batches([*self.dls.train][:n])
+    learn.fit_warmup(1, 0.1, warmup=2, cbs=Part())
+    assert n > 2 and np.allclose(learn.recorder.lrs, [0.1*min(s/2, (2/s)**0.5) for s in range(1, n+1)])
 
 def test_predict(make):
     "One text, a list, a series, a frame; samples; beams; batches and their size change nothing"
