@@ -152,7 +152,11 @@ def _only_texts(texts):
         if not isinstance(t, str): raise TypeError(f'text number {i} is {t!r}: a {type(t).__name__}, not a str')
         yield t
 
-def _begun(lists, bos): return (ids if ids and ids[0] == bos else [bos, *ids] for ids in lists)
+def _begun(lists, bos):
+    "Lists or arrays, each with `bos` before it that does not begin with it."
+    for ids in lists:
+        if not ids or ids[0] != bos: ids.insert(0, bos)
+        yield ids
 
 def _parts(ids): return (ids[i:i+2**20] for i in range(0, len(ids), 2**20))
 

@@ -7,6 +7,7 @@ __all__ = ['BatchTokenizer', 'CharTokenizer', 'BPETokenizer', 'FastSpacyTokenize
 
 # %% ../nbs/05a_tokens.ipynb #769ee4c3
 import re
+from array import array
 from itertools import chain, islice
 from operator import eq
 from fastai.text.core import (BOS, TK_REP, SpacyTokenizer, defaults, fix_html, lowercase, replace_all_caps, replace_maj, replace_rep,
@@ -102,24 +103,24 @@ class BPETokenizer(BatchTokenizer):
     ): # yields a list of tokens for each
         "Cut texts into byte-pair tokens."
         self._check_trained()
-        return self._cut(items, self.whole)
+        return self._cut(items, self.whole, lambda parts: [o for p in parts for o in p])
 
     def token_ids(self,
         texts, # any iterable of strings
-    ): # yields a list of ids in `vocab` for each
+    ): # yields an `array` of ids in `vocab` for each
         "Cut texts and number the tokens in one."
         index = {t:i for i,t in enumerate(self.vocab)}
-        return self._cut(texts, [[index[t] for t in ts] for ts in self.whole])
+        return (array('i', ids) for ids in self._cut(texts, [array('i', [index[t] for t in ts]).tobytes() for ts in self.whole], b''.join))
 
-    def _cut(self, texts, table):
-        "What `table` has for the pieces of each text; a thousand texts at a time, whatever their number, and each run of characters once."
+    def _cut(self, texts, table, join):
+        "What `table` has for the pieces of each text, joined; a thousand texts at a time, whatever their number, and each run of characters once."
         kept = {}
         for some in chunked(texts, 1000):
             if len(kept) > 500_000: kept.clear()
             texts_runs = [*map(_runs_of_bytes, some)]
-            new = list({r for runs in texts_runs for r in runs} - kept.keys())
-            for r,e in zip(new, self.tok.encode_batch_fast(new, add_special_tokens=False)): kept[r] = [o for i in e.ids for o in table[i]]
-            for runs in texts_runs: yield [o for r in runs for o in kept[r]]
+            new = list(set().union(*texts_runs) - kept.keys())
+            for r,e in zip(new, self.tok.encode_batch_fast(new, add_special_tokens=False)): kept[r] = join([table[i] for i in e.ids])
+            for runs in texts_runs: yield join(map(kept.__getitem__, runs))
 
     def detokenize(self,
         toks, # tokens
