@@ -132,7 +132,7 @@ def render(rows):
     res = "# Texts to token ids, ids to batches\n\nWritten by `python benchmarks/tokenizing.py`. IMDB's training reviews, tokenized and numbered with a vocabulary counted in them (byte pairs: learned); candidates take turns, each in a fresh process. "
     res += f"The memory is that of the largest process.\n\n{table(of(TEXTS), cols)}\n"
     res += ''.join(f"{NAMES[r['candidate']]}: {r['seconds']} s, {r['loaders_s']} s of it for the loaders ({r['tokens']:,} tokens, round {r['seed']}).\n" for r in of(['short_chars']))
-    res += f"\n## The same files read several times over, characters: `LMDataLoaders.from_files`\n\nIds stay in memory up to 134 million (512 MB), beyond that they go to a file.\n\n{table(of(STREAMS), streaming)}"
+    res += f"\n## The same files read several times over, characters: `LMDataLoaders.from_files`\n\nIds stay in memory up to 134 million (512 MB), beyond that they go to a file, whose pages count while they are in memory.\n\n{table(of(STREAMS), streaming)}"
     res += f"\n## Batches of 64 × 72 tokens, synthetic ids in texts of 300, shuffled\n\n{table(of(LOADERS), loading)}\n{ran_with(rows)}"
     return res
 
