@@ -96,7 +96,6 @@ def main():
     for r in steps: print(r['candidate'], r['mb'], 'MB', r['seconds'], 's', flush=True)
     opts = optimizers(args) if 'optimizers' in args.only else []
     if not opts or len(steps) < len(STEPS) or any(getattr(args, k) != p.get_default(k) for k in ('rounds','vocab','layers','sl')): return print(*steps, *opts, sep='\n')
-    (HERE/'results').mkdir(exist_ok=True)
     record('scale', steps + opts, text := render(steps, opts))
     print(text)
 

@@ -23,15 +23,13 @@ def make(name, sl):
 def stepper(name, bs, sl):
     "A training step of a candidate."
     model = make(name, sl).to(DEVICE)
-    x = torch.randint(2, VOCAB, (bs,sl+1), device=DEVICE)
-    def full_loss(x, y):
+    ids = torch.randint(2, VOCAB, (bs,sl+1), device=DEVICE)
+    x,y = ids[:,:-1], ids[:,1:]
+    def full_loss():
         out = model(x)
         return F.cross_entropy(getattr(out, 'logits', out).flatten(0, 1), y.flatten())
-    def no_logits(x, y): return chunked_cross_entropy(model.hidden(x), model.head.weight, y)
-    step = train_step(name, model, no_logits if name == 'chunked' else full_loss)
-    run = lambda: step(x[:,:-1], x[:,1:])
-    run.params = step.params
-    return run
+    def no_logits(): return chunked_cross_entropy(model.hidden(x), model.head.weight, y)
+    return train_step(name, model, no_logits if name == 'chunked' else full_loss)
 
 def race(args):
     "A row for each candidate."

@@ -153,10 +153,11 @@ def _only_texts(texts):
         yield t
 
 def _begun(lists, bos):
-    "Lists or arrays, each with `bos` before it that does not begin with it."
+    "Each text as an array, with `bos` before it unless it begins with that."
     for ids in lists:
-        if not ids or ids[0] != bos: ids.insert(0, bos)
-        yield ids
+        start = array('i', [] if ids and ids[0] == bos else [bos])
+        start.extend(ids)
+        yield start
 
 def _parts(ids): return (ids[i:i+2**20] for i in range(0, len(ids), 2**20))
 
