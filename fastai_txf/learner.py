@@ -9,6 +9,7 @@ __all__ = ['remap_rows', 'TransformerLearner', 'TransformerClassifierLearner', '
 # %% ../nbs/08_learner.ipynb #03b5f6d7
 import dataclasses, difflib, inspect, math, pandas as pd, torch, torch.nn as nn
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from plum import dispatch
 from fastcore.basics import ifnone
@@ -95,10 +96,14 @@ def _listens(cb, event_name): return hasattr(type(cb), event_name) or event_name
 
 class TransformerLearner(Learner):
     "A `Learner` around a transformer: what classifiers and language models share."
+    def __call__(self, event_name):
+        "As in `Learner`, in a quarter of the time."
+        for name in [event_name] if isinstance(event_name, str) else event_name: self._call_one(name)
+
     def _call_one(self, event_name):
         "As in `Learner`, without a call for each callback that has nothing to do."
         if event_name == 'after_fit' or not hasattr(event, event_name): return super()._call_one(event_name) # the first one sets all of them running again
-        for cb in self.cbs.sorted('order'):
+        for cb in sorted(self.cbs, key=attrgetter('order')):
             if _listens(cb, event_name): cb(event_name)
 
     def one_batch(self, i, b):
@@ -151,6 +156,14 @@ class TransformerLearner(Learner):
     ): # predictions and targets
         "As in `Learner`. A ValueError where there is nothing to predict."
         return super().get_preds(ds_idx, self._loader(ds_idx, dl), **kwargs)
+
+    def show_results(self,
+        ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
+        dl=None, # a loader
+        **kwargs # of `Learner.show_results`
+    ):
+        "As in `Learner`. A ValueError where there is nothing to show."
+        return super().show_results(ds_idx, self._loader(ds_idx, dl), **kwargs)
 
     def _encoder(self):
         "The model's `TransformerEncoder`; a TypeError if it has none."
@@ -210,6 +223,7 @@ class TransformerClassifierLearner(TransformerLearner):
         bs:int=None, # batch size; default: that of validation
     ): # (decoded prediction, its index or activation, probabilities), as lists and stacked tensors for several texts
         "Prediction for one text, as fastai returns it, or for many at once."
+        if bs is not None and bs < 1: raise ValueError(f'{bs=}: at least 1 text in a batch')
         dl = self.dls.test_dl(self._tokens(item, text_col), num_workers=0, **({} if bs is None else dict(bs=bs)))
         with self.no_bar(), _record_kept(self): preds,_,dec = self.get_preds(dl=dl, with_decoded=True)
         target = self.dls.train_ds.tls[-1]

@@ -219,7 +219,7 @@ class TransformerMLMLearner(TransformerLearner):
         trunc_at:int=40, # tokens of each text to show
     ):
         "A table of texts, with what the model saw of the chosen tokens in brackets, what they were and what it thought."
-        dl = (self.dls[ds_idx] if dl is None else dl).new(shuffle=shuffle)
+        dl = self._loader(ds_idx, dl).new(shuffle=shuffle)
         x = compact(dl.one_batch()[0][:max_n], self.mask_tokens.pad_idx)[0][:,:trunc_at]
         seen,where = self.mask_tokens.hide(x)
         with _decoding(self.model, False): guess = seen.masked_scatter(where, self.model(seen, where).argmax(-1))

@@ -311,6 +311,13 @@ class TransformerLM(Module):
         return self.head(self.hidden(x, cache))
 
 # %% ../nbs/03_models.ipynb #ddc5ecf4
+def _bounds(y_range):
+    "`y_range` as two numbers, the lower first."
+    try: low,high = map(float, y_range)
+    except (TypeError, ValueError): raise ValueError(f'{y_range=}: two numbers are needed, (low, high)') from None
+    if not low < high: raise ValueError(f'{y_range=}: the first must be below the second')
+    return low,high
+
 class TransformerClassifier(Module):
     "Whole texts to logits: one label, many labels or regression."
     def __init__(self,
@@ -324,7 +331,7 @@ class TransformerClassifier(Module):
         width = c.d_model*(2 if c.pool=='mean+max' else 1)
         self.pooler,self.drop = nn.Sequential(nn.Linear(width, c.d_model), nn.Tanh()) if c.pooler else nn.Identity(), nn.Dropout(c.head_p)
         self.head = nn.Linear(c.d_model if c.pooler else width, c.n_out)
-        self.range = nn.Identity() if y_range is None else SigmoidRange(*y_range)
+        self.range = nn.Identity() if y_range is None else SigmoidRange(*_bounds(y_range))
         INITS[c.init](nn.ModuleList([self.pooler, self.head]), c.n_layers)
 
     def _leave_out(self, x):

@@ -118,7 +118,7 @@ class Seq2SeqLearner(TransformerLearner):
         **kwargs # of `write`
     ):
         "A table of sources, targets and predictions."
-        dl = self.dls[ds_idx] if dl is None else dl
+        dl = self._loader(ds_idx, dl)
         idxs = np.random.permutation(dl.n)[:max_n] if shuffle else range(min(max_n, dl.n))
         b = dl.do_batch([dl.do_item(i) for i in idxs])
         shown = {name:self._texts(ids.tolist(), side) for side,(name,ids) in enumerate(zip(('source','target'), b))}
