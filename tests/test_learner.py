@@ -167,7 +167,7 @@ def test_nothing_to_validate_on(make, df, tmp_path):
         assert learn.validate() == want and learn.validate(1, None, []) == want
         learn.export('l.pkl')
         loaded = quiet(load_learner(tmp_path/'l.pkl'))
-        for f in (loaded.validate, loaded.get_preds, partial(loaded.validate, 0), partial(loaded.fit_one_cycle, 1), partial(loaded.fine_tune, 1)):
+        for f in (loaded.validate, loaded.get_preds, loaded.show_results, partial(loaded.validate, 0), partial(loaded.fit_one_cycle, 1), partial(loaded.fine_tune, 1)):
             with pytest.raises(ValueError, match='not one batch'): f()
         assert loaded.validate(dl=learn.dls.valid) == want
     learn = make(metrics=accuracy)
@@ -245,7 +245,7 @@ def test_events(make, monkeypatch):
         return [cb.heard for cb in cbs], [cb.run for cb in cbs]
     ours = heard()
     assert set(ours[0][2]) >= {'after_pred','before_step','after_fit'}
-    monkeypatch.delattr(TransformerLearner, '_call_one')
+    for name in ('_call_one','__call__'): monkeypatch.delattr(TransformerLearner, name)
     assert ours == heard() and ours[0][0].count('before_fit') == 3 and 'after_cancel_fit' in ours[0][1] and ours[1] == [True]*3
     with pytest.raises(Exception, match='missing before_lunch'): make('clf')('before_lunch')
 
@@ -306,6 +306,14 @@ def test_many_labels(make, df):
     many = learn.predict(df.text[:6])
     assert [sorted(t) for t in many[0]] == [sorted(v for v,o in zip(vocab, row) if o) for row in many[1]] and many[2].shape == (6,3)
     close(learn.predict(df.text[2])[2], many[2][2])
+
+@pytest.mark.parametrize('y_range', [3,(1,),(0,1,2),('a','b'),(1,0),(2,2),(float('nan'),1)])
+def test_bad_y_range(make, y_range):
+    with pytest.raises(ValueError, match='y_range=.*: (two numbers are needed|the first must be below)'): make('reg', y_range=y_range)
+
+@pytest.mark.parametrize('bs', [0,-2])
+def test_bad_bs(trained, bs):
+    with pytest.raises(ValueError, match=f'bs={bs}: at least 1 text'): trained.predict(['warm fine','dull'], bs=bs)
 
 def test_regression(make, df):
     "Values stay in `y_range`, however sure the model is; without it they need not"

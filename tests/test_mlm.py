@@ -3,7 +3,7 @@ import inspect, io, math, subprocess, sys
 import numpy as np, pandas as pd, pytest, torch, torch.nn.functional as F
 from functools import partial
 from hypothesis import given, strategies as st
-from fastai.text.all import BaseTokenizer, CategoryBlock, ColReader, ColSplitter, Counter, DataBlock, Perplexity, TextBlock, accuracy, defaults, make_vocab
+from fastai.text.all import BaseTokenizer, CategoryBlock, ColReader, ColSplitter, Counter, DataBlock, Perplexity, TextBlock, accuracy, defaults, load_learner, make_vocab
 from fastai_txf.data import text_tokenizer, text_vocab
 from fastai_txf.generate import generate, predict, stream_text, text_logprobs
 from fastai_txf.learner import transformer_lm_learner
@@ -300,6 +300,7 @@ def test_export(of, tmp_path):
     res = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert res.returncode == 0, res.stderr
     pd.testing.assert_frame_equal(pd.read_json(io.StringIO(res.stdout.splitlines()[-1])), learn.fill('the ___ film'), rtol=1e-4)
+    with pytest.raises(ValueError, match='not one batch'): load_learner(tmp_path/'mlm.pkl').show_results()
 
 @pytest.mark.parametrize('kind', ['clf','lm'])
 def test_show_results(of, kind, monkeypatch):

@@ -710,7 +710,7 @@ def test_export(pdf, tmp_path, kind):
     res = subprocess.run([sys.executable, '-c', SCRIPT, str(tmp_path/'m.pkl')], capture_output=True, text=True)
     assert res.stdout == want, res.stderr
     back = load_learner(tmp_path/'m.pkl')
-    for f in (back.get_preds, back.validate):
+    for f in (back.get_preds, back.validate, back.show_results):
         with pytest.raises(ValueError, match='not one batch'): f()
     back.dls = dls
     assert math.isclose(back.validate()[0], learn.validate()[0], rel_tol=1e-5)
