@@ -71,7 +71,7 @@ def chunked_cross_entropy(
     bias=None, # of the head, `(vocab_sz,)`
     ignore_index:int=-100, # targets that do not count
     label_smoothing:float=0., # share of the probability that is spread over all tokens
-    chunk:int=256, # rows of logits that exist at a time
+    chunk:int=128, # rows of logits that exist at a time
 ): # mean over the targets that count
     "`F.cross_entropy(F.linear(h, weight, bias), targ)` of flattened inputs, without the logits."
     if chunk < 1: raise ValueError(f'{chunk=}: at least 1 row at a time')
@@ -93,7 +93,7 @@ class ChunkedLoss(Callback):
     "In training, head and cross-entropy `chunk` rows at a time, without logits; `learn.pred` then holds the hidden states."
     order,run_valid = MixedPrecision.order-5,False
     def __init__(self,
-        chunk:int=256, # rows of logits that exist at a time
+        chunk:int=128, # rows of logits that exist at a time
     ):
         if chunk < 1: raise ValueError(f'{chunk=}: at least 1 row at a time')
         self.chunk,self._head,self._loss_func,self._hidden = chunk,None,None,None
