@@ -918,6 +918,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'fastai_txf.tokens._Kept': ('tokens.html#_kept', 'fastai_txf/tokens.py'),
                                    'fastai_txf.tokens._Kept.__init__': ('tokens.html#_kept.__init__', 'fastai_txf/tokens.py'),
                                    'fastai_txf.tokens._Kept.__missing__': ('tokens.html#_kept.__missing__', 'fastai_txf/tokens.py'),
+                                   'fastai_txf.tokens._check_text': ('tokens.html#_check_text', 'fastai_txf/tokens.py'),
                                    'fastai_txf.tokens._first_pass': ('tokens.html#_first_pass', 'fastai_txf/tokens.py'),
                                    'fastai_txf.tokens._like': ('tokens.html#_like', 'fastai_txf/tokens.py'),
                                    'fastai_txf.tokens._second_pass': ('tokens.html#_second_pass', 'fastai_txf/tokens.py'),

@@ -54,6 +54,10 @@ _blank = r'\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000' # as
 _word,_marks = r' ?[A-Za-z]+(?=[\0-@\[-`{-\x7f]|\Z)', r' ?[!-&(-@\[-`{-~]+(?=[A-Za-z\t-\r ]|\Z)'
 _runs_of_bytes = re.compile(f'{_word}|{_marks}| ?[^{_blank}]+|[{_blank}]+(?![^{_blank}])|[{_blank}]+').findall # no pair is joined across their ends
 
+def _check_text(text):
+    "A ValueError for half of a surrogate pair, which is no character."
+    if m := re.search(r'.{0,9}[\ud800-\udfff]', text, re.S): raise ValueError(f'{m[0]!r} ends with half of a surrogate pair, which is no character: read the file with errors="replace"')
+
 class BPETokenizer(BatchTokenizer):
     "Byte-level byte-pair tokens, learned from the texts that it is set up with."
     def __init__(self,
@@ -76,7 +80,8 @@ class BPETokenizer(BatchTokenizer):
         self.tok.pre_tokenizer,self.tok.decoder = t.pre_tokenizers.ByteLevel(add_prefix_space=False), t.decoders.ByteLevel()
         trainer = t.trainers.BpeTrainer(vocab_size=self.vocab_sz-self.n_special, min_frequency=self.min_freq, show_progress=False,
                                         initial_alphabet=sorted(t.pre_tokenizers.ByteLevel.alphabet()))
-        self.tok.train_from_iterator(texts, trainer)
+        try: self.tok.train_from_iterator(texts, trainer)
+        except UnicodeEncodeError as e: _check_text(e.object); raise
         ids = self.tok.get_vocab()
         self.pieces = sorted(ids, key=ids.get)
         self.whole = [[t] if t not in defaults.text_spec_tok else list(t) for t in self.pieces] # "xxbos" in a text is no special token
@@ -119,7 +124,9 @@ class BPETokenizer(BatchTokenizer):
             if len(kept) > 500_000: kept.clear()
             texts_runs = [*map(_runs_of_bytes, some)]
             new = list(set().union(*texts_runs) - kept.keys())
-            for r,e in zip(new, self.tok.encode_batch_fast(new, add_special_tokens=False)): kept[r] = join([table[i] for i in e.ids])
+            try: cut = self.tok.encode_batch_fast(new, add_special_tokens=False)
+            except TypeError: [*map(_check_text, new)]; raise
+            for r,e in zip(new, cut): kept[r] = join([table[i] for i in e.ids])
             for runs in texts_runs: yield join(map(kept.__getitem__, runs))
 
     def detokenize(self,
