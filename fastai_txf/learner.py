@@ -97,7 +97,7 @@ def _listens(cb, event_name): return hasattr(type(cb), event_name) or event_name
 class TransformerLearner(Learner):
     "A `Learner` around a transformer: what classifiers and language models share."
     def __call__(self, event_name):
-        "As in `Learner`, in a quarter of the time."
+        "As in `Learner`, without an `L` for each event."
         for name in [event_name] if isinstance(event_name, str) else event_name: self._call_one(name)
 
     def _call_one(self, event_name):
