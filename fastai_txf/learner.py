@@ -160,10 +160,12 @@ class TransformerLearner(Learner):
     def show_results(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
         dl=None, # a loader
-        **kwargs # of `Learner.show_results`
+        max_n:int=9, # texts to show
+        shuffle:bool=True, # draw them at random; False: the first ones
+        **kwargs # of the table
     ):
         "As in `Learner`. A ValueError where there is nothing to show."
-        return super().show_results(ds_idx, self._loader(ds_idx, dl), **kwargs)
+        return super().show_results(ds_idx, self._loader(ds_idx, dl), max_n, shuffle, **kwargs)
 
     def _encoder(self):
         "The model's `TransformerEncoder`; a TypeError if it has none."

@@ -170,6 +170,7 @@ def test_nothing_to_validate_on(make, df, tmp_path):
         for f in (loaded.validate, loaded.get_preds, loaded.show_results, partial(loaded.validate, 0), partial(loaded.fit_one_cycle, 1), partial(loaded.fine_tune, 1)):
             with pytest.raises(ValueError, match='not one batch'): f()
         assert loaded.validate(dl=learn.dls.valid) == want
+        learn.show_results(1, None, 2, False)                                # by place, as fastai's
     learn = make(metrics=accuracy)
     with pytest.raises(ValueError, match='no targets .test_dl keeps them with_labels=True'): learn.validate(dl=learn.dls.test_dl(df.text[:9].tolist()))
 
