@@ -346,12 +346,13 @@ def _layout(t, dim):
     return t.dtype, t.device, t.stride(0) == 0, *order, *(n if dim is None or i != dim % t.ndim else min(n, 2) for i,n in enumerate(t.shape))
 
 _compiled = WeakKeyDictionary() # from models to their compiled steps
+_in_columns = WeakKeyDictionary() # from models to the number of texts that want their weights by columns
 
 def _compile(model, x, cache):
     "`_record`, compiled; the step is kept for the next time."
     args = _plain_strides(*_open(x, cache))
     dims = [None, None, -1, -1, *[-2]*(len(args)-5), -1]                    # the sizes that vary
-    known,key = _compiled.setdefault(model, {}), (*map(_layout, args, dims), *map(id, model.parameters()))
+    known,key = _compiled.setdefault(model, {}), (model in _in_columns, *map(_layout, args, dims), *map(id, model.parameters()))
     if key in known: return known[key](*args), known[key]
     logits,lines,scope = _program(model, args, cache, {F.scaled_dot_product_attention:(_is_query, _query_attention)})
     weights = {k:t for k,t in scope.items() if isinstance(t, torch.Tensor)}
@@ -382,7 +383,7 @@ class _CachedReader(_Reader):
     def __init__(self, model, idxs, start, max_len, src=None, keep=True, compile=False, room=0):
         super().__init__(model, idxs, start, max_len, src)
         self.keep,self.compile,self.room,self.cache,self.context = keep,compile,room,None,None
-        self.fixed,self.step = _fixed(model),None
+        self.fixed,self.step,self.in_columns = _fixed(model),None,False
         self.ends = model.decoder.positions.max_len is not None
         if self.ends: self.start = self.start.clamp(min=idxs.shape[1]-max_len)
         self.longest = idxs.shape[1] - int(self.start.min())
@@ -413,8 +414,10 @@ class _CachedReader(_Reader):
         with torch.inference_mode(), _without_onednn(self.model):
             x = self._unread()                                              # first: it may make another cache
             if not self.fixed or not self.cache.n: return _last_logits(self.model, x, self.cache)
-            if self.step: return self.step(*_open(x, self.cache))
+            in_columns = self.compile and self.model in _in_columns         # machine code is for one order of the weights
+            if self.step and in_columns == self.in_columns: return self.step(*_open(x, self.cache))
             logits,self.step = (_compile if self.compile else _record)(self.model, x, self.cache)
+            self.in_columns = in_columns
             return logits
 
     def append(self, new):
@@ -433,8 +436,6 @@ def _lay_out(model, by_columns):
     "Store the weights of the linear maps of a model on a CPU that widen their input by columns, or again by rows."
     for w in {m.weight for m in model.modules() if isinstance(m, torch.nn.Linear) and m.out_features > m.in_features}:
         if w.device.type == 'cpu': w.data = w.data.t().contiguous().t() if by_columns else w.data.contiguous()
-
-_in_columns = WeakKeyDictionary() # from models to the number of texts that want their weights by columns
 
 @contextmanager
 def _by_columns(model):
@@ -457,9 +458,9 @@ def _decoding(model, by_columns):
     finally:
         for m in training: m.training = True
 
-def _layout_pays(reader, n):
-    "Whether laying the weights out by columns takes less time than it saves in `n` tokens (what follows a source ends long before); a compiled step is made for it."
-    return isinstance(reader, _CachedReader) and (n >= 64 and reader.src is None or reader.compile)
+def _layout_pays(reader, n, n_texts):
+    "Whether laying the weights out by columns takes less time than it saves `n_texts` in `n` tokens (what follows a source ends long before); of compiled steps all of one size agree."
+    return isinstance(reader, _CachedReader) and n_texts >= 4 and (n >= 64 and reader.src is None or reader.compile)
 
 def _as_generator(seed, device):
     "A `torch.Generator` from a number, a generator or None."
@@ -507,7 +508,7 @@ def _checked(logits):
 @torch.no_grad()
 def _steps(reader, n, n_samples, stop, generator, opts):
     "The loop of `stream_tokens`."
-    with _decoding(reader.model, _layout_pays(reader, n)) as training:
+    with _decoding(reader.model, _layout_pays(reader, n, len(reader.idxs)*n_samples)) as training:
         done = torch.zeros(len(reader.idxs)*n_samples, dtype=torch.bool, device=reader.idxs.device)
         for i in range(n):
             if reader.model.training:                                       # another stream on the same model has ended
@@ -614,7 +615,7 @@ def beam_search(
     _check(n=n, num_beams=num_beams, length_penalty=length_penalty, max_len=max_len, rep_penalty=rep_penalty)
     reader = _make_reader(model, idxs, max_len, cache, src=src)
     if len(reader.idxs) != 1: raise ValueError(f'{len(reader.idxs)} texts: beam search takes one, e.g. `idxs[:1]`')
-    with _decoding(model, _layout_pays(reader, n)):
+    with _decoding(model, _layout_pays(reader, n, num_beams)):
         ended = _search(reader, n, num_beams, length_penalty, set(listify(stop_idx)), is_end, dict(barred=barred, rep_penalty=rep_penalty))
     scores,texts = zip(*sorted(ended, key=lambda o: -o[0])[:num_beams])
     width = max(map(len, texts))

@@ -760,6 +760,12 @@ def test_compiled(monkeypatch):
     check(20, 5)
     for p in model.parameters(): p.data += 0.1*torch.randn_like(p)
     check(2, 3)
+    one,among = ids(4), []                                                  # other texts lay the weights out by columns while this one is made
+    for i,new in enumerate(stream_tokens(model, one, 9, temperature=0, compile=True)):
+        among.append(new.item())
+        if i == 3: next(other := stream_tokens(model, ids(3, 1, 2, 5), 70))
+        if i == 6: other.close()
+    assert among == generate(model, one, 9, temperature=0)[0][4:].tolist()
     with pytest.raises(ValueError, match='compile=True'): generate(model, ids(3), 3, compile=True, cache=False)
     with pytest.raises(ValueError, match='max_len=1'): generate(model, ids(3), 3, compile=True, max_len=1)
     with pytest.raises(ValueError, match='Own'): generate(Own(V), torch.tensor([[1,2,3]]), 3, compile=True)
@@ -827,17 +833,17 @@ def test_two_streams():
     assert got == want and model.training and all(m.training for m in model.modules())
 
 def test_layout():
-    "A long text has its weights by columns while it is made, and they lie as before when the last such text is done"
-    model,x = tiny(vocab_sz=100, max_len=200), torch.randint(0, 100, (1,4))
+    "Four long texts have their weights by columns while they are made, and these lie as before when the last such texts are done"
+    model,x = tiny(vocab_sz=100, max_len=200), torch.randint(0, 100, (4,4))
     strides = lambda: [p.stride() for p in model.parameters()]
     before,values = strides(), [p.detach().clone() for p in model.parameters()]
-    short,long,longer = [stream_tokens(model, x, n) for n in (9,70,80)]
-    next(short)
+    short,few,long,longer = stream_tokens(model, x, 9), stream_tokens(model, x[:3], 70), stream_tokens(model, x, 70), stream_tokens(model, x[:2], 80, n_samples=2)
+    next(short); next(few)
     assert strides() == before
     next(long); next(longer)
     during = strides()
     assert during != before and model.head.weight.stride() == (1,100)
     long.close()
     assert strides() == during
-    longer.close(); short.close()
+    longer.close(); short.close(); few.close()
     assert strides() == before and all(torch.equal(p, v) for p,v in zip(model.parameters(), values))
