@@ -56,7 +56,7 @@ def bandwidth():
     w,x = torch.randn(256, 22_500, device=DEVICE),torch.randn(1, 256, device=DEVICE)
     return w.nbytes/statistics.median(seconds(lambda: x @ w) for _ in range(200))
 
-LONG = 1010 # tokens of a text in which the 1,000th is timed
+LONG,GROWTH_ROUNDS = 1010,15 # tokens of a text in which the 1,000th is timed, and how often
 
 def times(model, n, compile):
     "Milliseconds of each of the first `n` tokens of a long text, the prompt's own step left out."
@@ -66,12 +66,12 @@ def times(model, n, compile):
     tokens.close()
     return res
 
-def per_token(models, n, rounds, compile):
-    "Median milliseconds of each token, a row for a model; the models take turns."
+def rounds_of(models, n, rounds, compile):
+    "Milliseconds of each token, `(rounds, models, n-1)`; the models take turns."
     for m in models: times(m, 3, compile) # compiles
-    return torch.tensor([[times(m, n, compile) for m in models] for _ in range(rounds)]).median(0)[0]
+    return torch.tensor([[times(m, n, compile) for m in models] for _ in range(rounds)])
 
-def around(ts, i): return ts[max(0, i-9):i+8].median().item() # the i-th new token and its neighbours
+def around(ts, i): return ts[...,max(0, i-9):i+8].median(-1)[0] # the i-th new token and its neighbours
 
 # Results
 
@@ -87,11 +87,13 @@ def throughput(args, names, bs):
                    limit=per_s*read[k]/limit, first=round(warm[k], 1), rounds=args.rounds, n=args.n, **about(args.threads))
 
 def growth(args, compile):
-    "The time of the 16th and of the 1,000th token; and of the 16th beside that of a model with a short `max_len`."
+    "The time of the 1,000th token beside that of the 16th; and of the 16th beside that of a model with a short `max_len`."
     long,short = [ours(max_len=n).eval().to(DEVICE) for n in (2048,64)]
-    ts = per_token([long], LONG, 3, compile)[0]
-    both = [around(ts, 16) for ts in per_token([long,short], 40, 15, compile)]
-    return dict(candidate='growth', compile=compile, ms_16=around(ts, 16), ms_1000=around(ts, 1000), ms_16_long=both[0], ms_16_short=both[1], **about(args.threads))
+    ts = rounds_of([long], LONG, GROWTH_ROUNDS, compile)[:,0]
+    ms_16,ms_1000 = [around(ts, i) for i in (16,1000)]
+    ms_16_long,ms_16_short = around(rounds_of([long,short], 40, GROWTH_ROUNDS, compile), 16).median(0)[0].tolist()
+    return dict(candidate='growth', compile=compile, ms_16=ms_16.median().item(), ms_1000=ms_1000.median().item(), growth=(ms_1000/ms_16).median().item(),
+                ms_16_long=ms_16_long, ms_16_short=ms_16_short, **about(args.threads))
 
 COLS = {'candidate':lambda r: NAMES[r['candidate']], 'batch':'bs', 'tokens/s':'tokens_per_s', 'times Hugging Face':'ratio', "share of the bandwidth limit":lambda r: f"{100*r['limit']:.0f} %", 'seconds of the first call':'first'}
 
@@ -100,7 +102,7 @@ def render(rows):
     speed,grown = [r for r in rows if r['candidate'] != 'growth'],[r for r in rows if r['candidate'] == 'growth']
     res = f'# Generation\n\nWritten by `python benchmarks/generate.py`. {LAYERS} layers, d_model {WIDTH}, {HEADS} heads, vocabulary {VOCAB:,}; a prompt of {PROMPT} tokens, {speed[0]["n"]} new ones, ' \
           f'sampled from the whole distribution. Medians of {speed[0]["rounds"]} rounds in which the candidates take turns. The bandwidth limit is what reading all weights once per step would allow.\n\n{table(speed, COLS)}\n'
-    for r in grown: res += f"{'Compiled: t' if r['compile'] else 'T'}he 16th token takes {r['ms_16']:.2f} ms, the 1,000th {r['ms_1000']:.2f} ms ({r['ms_1000']/r['ms_16']:.2f} times). In turns with a model of `max_len=64` the 16th takes {r['ms_16_long']:.3f} ms, that model's {r['ms_16_short']:.3f} ms.\n\n"
+    for r in grown: res += f"{'Compiled: t' if r['compile'] else 'T'}he 16th token takes {r['ms_16']:.2f} ms, the 1,000th {r['ms_1000']:.2f} ms ({r['growth']:.2f} times, the median of {GROWTH_ROUNDS} texts). In turns with a model of `max_len=64` the 16th takes {r['ms_16_long']:.3f} ms, that model's {r['ms_16_short']:.3f} ms.\n\n"
     return res + ran_with(rows, env=None)
 
 def main():
