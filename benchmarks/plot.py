@@ -31,7 +31,7 @@ def memory(ax, rs):
         if 'mb' in r: ax.plot([int(n) for n in r['mb']], list(r['mb'].values()), 'o-', label=label(r['candidate']), lw=2.5 if mine(r['candidate']) else 1)
     ax.set(title='memory of a training step, one text', xlabel='tokens', ylabel='MB above the imports', xscale='log', yscale='log')
     for axis,ticks in ((ax.xaxis,[512,1024,2048,4096]), (ax.yaxis,[200,500,1000,2000,5000,10000])): axis.set_ticks(ticks, [f'{o:,}' for o in ticks])
-    ax.minorticks_off(); ax.legend(fontsize=7)
+    ax.set_ylim(top=40_000); ax.minorticks_off(); ax.legend(fontsize=7, ncols=2, loc='upper left')
 
 def tokenizing(ax, rs):
     rate = {k:[r['texts_per_s'] for r in rs if r['candidate'] == k and not r['n']] for k in ('fastai','spacy','bpe_trained','chars')}
