@@ -1,7 +1,7 @@
 """What a training step costs: with and without logits, with blocks computed twice, and by optimizer.
 
 Memory: a language model of 4 layers, d_model 256, 8 heads, 8 × 256 tokens, AdamW included; a fresh process for each candidate, the largest resident set above that after the imports.
-Optimizers: a small learner (2 layers, d_model 64), the optimizers taking turns in one process. Times are of the processor, so that what else runs on the machine counts little."""
+Optimizers: small learners, the optimizers taking turns in one process. Times are of the processor, so that what else runs on the machine counts little."""
 from common import *
 from functools import partial
 from fastai.data.core import DataLoaders
@@ -63,15 +63,18 @@ def plain_loop(learn):
             loss.backward(); opt.step(); opt.zero_grad()
     return run
 
-def optimizers(args, n=50):
+SIZES = {'2 layers, d_model 64, 8 × 32 tokens, a vocabulary of 500':  dict(n=50, bs=8, sl=32, vocab=500, d_model=64, n_heads=2),
+         "the library's defaults, 64 × 72 tokens, a vocabulary of 10,000": dict(n=10, bs=64, sl=72, vocab=10_000)} # fastai's batches
+
+def optimizers(size, args):
     "Milliseconds of a step for each optimizer, in turns."
     def small(opt_func, cls=Learner):
-        learn = learner(n, 8, 32, 500, opt_func, [SpareDecay()], cls, d_model=64, n_heads=2)
+        learn = learner(**SIZES[size], opt_func=opt_func, cbs=[SpareDecay()], cls=cls)
         learn._do_epoch_validate = lambda *args, **kwargs: None
         return learn
     runs = dict(loop=plain_loop(small(adamw)), ours=partial(small(adamw, TransformerLMLearner).fit, 1, 1e-3), adamw=partial(small(adamw).fit, 1, 1e-3), adam=partial(small(Adam).fit, 1, 1e-3))
     times = in_turns(runs, args.rounds, time.process_time)
-    return [dict(candidate=k, ms=1000*statistics.median(ts)/n, ratio=ratio(ts, times['loop']), rounds=args.rounds, **about(args.threads)) for k,ts in times.items()]
+    return [dict(candidate=k, size=size, ms=1000*statistics.median(ts)/SIZES[size]['n'], ratio=ratio(ts, times['loop']), rounds=args.rounds, **about(args.threads)) for k,ts in times.items()]
 
 # Results
 
@@ -81,7 +84,8 @@ def render(steps, opts):
     text = '# Training steps\n\nWritten by `python benchmarks/scale.py`.\n\n'
     text += f'A language model of {first["layers"]} layers, d_model 256, 8 heads, vocabulary {first["vocab"]:,}, batches of 8 × {first["sl"]} tokens, AdamW; a fresh process each; seconds of the processor, the median of {first["steps"]} steps.\n\n'
     text += table(steps, {'step':lambda r: STEPS[r['candidate']], 'peak memory, MB':'mb', 'of the first':lambda r: r['mb']/first['mb'], 'seconds':'seconds'}) + '\n'
-    if opts: text += f'A small model (2 layers, d_model 64, 8 × 32 tokens), {opts[0]["rounds"]} rounds in turns.\n\n' + table(opts, {'loop':lambda r: OPTIMIZERS[r['candidate']], 'ms a step':'ms', 'more than the plain loop':lambda r: f"{r['ms']-opts[0]['ms']:.2f}", 'times the plain loop':'ratio'}) + '\n'
+    for size in SIZES:
+        if mine := [r for r in opts if r['size'] == size]: text += f'A small model ({size}), {mine[0]["rounds"]} rounds in turns.\n\n' + table(mine, {'loop':lambda r: OPTIMIZERS[r['candidate']], 'ms a step':'ms', 'more than the plain loop':lambda r: f"{r['ms']-mine[0]['ms']:.2f}", 'times the plain loop':'ratio'}) + '\n'
     return text + ran_with(steps + opts, env=None)
 
 def main():
@@ -95,7 +99,7 @@ def main():
     if args.child: return print(json.dumps(step(args.child, args)))
     steps = [fresh(k, args) for k in STEPS if k in args.only]
     for r in steps: print(r['candidate'], r['mb'], 'MB', r['seconds'], 's', flush=True)
-    opts = optimizers(args) if 'optimizers' in args.only else []
+    opts = [r for size in SIZES for r in optimizers(size, args)] if 'optimizers' in args.only else []
     if not opts or len(steps) < len(STEPS) or any(getattr(args, k) != p.get_default(k) for k in ('rounds','vocab','layers','sl')): return print(*steps, *opts, sep='\n')
     record('scale', steps + opts, text := render(steps, opts))
     print(text)

@@ -17,6 +17,7 @@ from fastcore.basics import ifnone, patch
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
 from .data import TransformerDataLoaders, _check_options, _frame, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_vocab
+from .generate import _check
 from .learner import TransformerClassifierLearner, TransformerLearner, _check_kind, transformer_classifier_learner, transformer_lm_learner
 from .mlm import MASKS, _unused as _not_mlm, transformer_mlm_learner
 from .models import TransformerConfig, make_config
@@ -214,7 +215,7 @@ def suggest_config(
 )->Suggestion:
     "Width, depth, dropout, length, batch size, epochs and learning rate for this text on this machine, with reasons; `dls` and random states stay as they are."
     check_dls(dls)
-    if minutes <= 0: raise ValueError(f'{minutes=}: the budget must be more than 0')
+    _check(minutes=minutes)
     _check_kind(dls, hasattr(dls.train, 'seq_len'))
     data = _Data.read(dls)
     speeds,best = _try_sizes(dls, data, minutes)
@@ -242,7 +243,7 @@ def fit_gradual(self:Learner,
     **kwargs
 ):
     "Train the last group of parameters, then the last two, in the end all (Howard & Ruder 2018, section 3.3)."
-    if minutes <= 0: raise ValueError(f'{minutes=}: the budget must be more than 0')
+    _check(minutes=minutes)
     if not 0 < frozen < 1: raise ValueError(f'{frozen=} is a part of the time: 0 < frozen < 1')
     if div <= 0: raise ValueError(f'{div=}: it must be more than 0')
     if self.opt is None: self.create_opt()
@@ -294,7 +295,7 @@ class SelfPretrained:
 _objectives = dict(lm='guess the next token', mlm='guess hidden tokens', counts='count which tokens share texts')
 
 def _check_request(minutes, share, objective):
-    if minutes <= 0: raise ValueError(f'{minutes=}: the budget must be more than 0')
+    _check(minutes=minutes)
     if not 0 < share < 1: raise ValueError(f'{share=} is the part of the minutes for pretraining: 0 < share < 1')
     if objective not in _objectives: raise ValueError(f'{objective=} is not one of {_objectives}')
 

@@ -16,7 +16,7 @@ from fastai.callback.fp16 import AMPMode, MixedPrecision
 from fastai.callback.schedule import ParamScheduler # and the module gives `Learner` its `fit_one_cycle`
 from fastai.learner import Learner, Metric
 from torch.amp import GradScaler, autocast
-from .generate import predict, target_logprobs
+from .generate import _check, predict, target_logprobs
 from .models import Seq2SeqTransformer, compact
 
 # %% ../nbs/07_train.ipynb #03070ac6
@@ -26,7 +26,7 @@ class TimeBudget(Callback):
     def __init__(self,
         minutes:float, # of training, without validation
     ):
-        if minutes <= 0: raise ValueError(f'{minutes=}: the budget must be more than 0')
+        _check(minutes=minutes)
         store_attr()
 
     @property

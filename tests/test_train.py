@@ -1,5 +1,5 @@
 "Fitting: rates, frozen groups, time budgets, mixed precision and fastai's callbacks, on classifiers and language models"
-import time, numpy as np, pandas as pd, pytest, torch
+import math, time, numpy as np, pandas as pd, pytest, torch
 from torch import nn
 from functools import partial
 from fastai.text.all import (Callback, CancelBatchException, CSVLogger, DataLoader, DataLoaders, EarlyStoppingCallback, GradientAccumulation, GradientClip, L,
@@ -130,7 +130,8 @@ def test_fit_minutes_on_a_plain_learner():
     assert 0.5 <= timed(learn, 0.5, slice(1e-4, 1e-2), cbs=watch) < 1.5
     assert np.array(lrs).max(0) == pytest.approx([1e-4, 1e-3, 1e-2], rel=0.1)
     assert max(lrs[-1]) < 1e-3 and learn.recorder.values[-1][1] < learn.recorder.values[0][0]
-    with pytest.raises(ValueError, match='minutes=-1'): learn.fit_minutes(-1)
+    for bad in (-1, 0, 'a', math.nan):
+        with pytest.raises(ValueError, match=f'minutes={bad!r} .*more than 0'): learn.fit_minutes(bad)
     with pytest.raises(TypeError, match='n_epoch'): learn.fit_minutes(1, n_epoch=3)
 
 def test_fit_minutes_shorter_than_an_epoch():
