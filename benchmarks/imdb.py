@@ -28,8 +28,9 @@ PUBLISHED = [
 # Data
 
 def files(part):
-    "The reviews of 'train' or 'test', negative ones first."
+    "The reviews of 'train' or 'test', negative ones first, or of 'unsup'."
     path = untar_data(URLs.IMDB)/part
+    if part == 'unsup': return sorted(path.glob('*.txt'))
     return [f for label in ('neg','pos') for f in sorted((path/label).glob('*.txt'))]
 
 def read_texts(part): return [(f.read_text(encoding='utf8'), f.parent.name) for f in files(part)]

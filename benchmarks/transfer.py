@@ -1,4 +1,4 @@
-"""1,000 labelled IMDB reviews: this library's classifier with labels only, with what counting or pretraining on unlabelled reviews gives, beside a bigram model.
+"""1,000 labelled IMDB reviews: this library's classifier with labels only, with what counting, pretraining or self-training on unlabelled reviews gives, beside a bigram model.
 
 The encoder is pretrained once and kept. Each candidate and seed runs in a process of its own and adds a line to results/transfer.jsonl; what is there already is not run again."""
 import hashlib
@@ -16,14 +16,17 @@ LABELS = dict(lr=3e-3, div=1., bs=16, label_smoothing=0., fit={}, model=dict(con
 
 SMALL = dict(LABELS, model=dict(LABELS['model'], d_model=64, d_ff=128, pool='mean', positions='none'))
 
+STUDENT = dict(minutes=8, max_vocab=30_000, bs=32, lr=[1.5e-3,1.5e-4,1.5e-3], wd=[0.3,1.,1.], model=dict(config='reviews')) # as in imdb.py
+
 RECIPES = dict(
+    student   =dict(text=COUNTS, epochs=3, frozen=0, **SMALL, teachers=4, student=STUDENT),
     counted   =dict(text=COUNTS, epochs=3, frozen=0, **SMALL),
     small     =dict(text=None, epochs=3, frozen=0, **SMALL),
     pretrained=dict(text=TEXT, epochs=3, frozen=1, **LABELS),
     labels    =dict(text=None, epochs=5, frozen=0, **LABELS),
     bigram    =dict(model=dict(C=1.)))
 
-NAMES = dict(counted='`transformer_classifier_learner`, `count_vectors` for its embeddings', small='the same, labels only', pretrained='`transformer_classifier_learner`, pretrained as a masked language model', labels='`transformer_classifier_learner`, labels only', bigram='`baseline`: NB-weighted (1, 2)-grams, logistic regression')
+NAMES = dict(student='`transformer_classifier_learner`, self-trained: four of the next kind label 71,500 reviews for it (`add_pseudo_labels`)', counted='`transformer_classifier_learner`, `count_vectors` for its embeddings', small='the same, labels only', pretrained='`transformer_classifier_learner`, pretrained as a masked language model', labels='`transformer_classifier_learner`, labels only', bigram='`baseline`: NB-weighted (1, 2)-grams, logistic regression')
 
 # Data
 
@@ -88,20 +91,51 @@ def fit(learn, recipe):
         learn.fit_one_cycle(recipe['epochs'], rates, **recipe['fit'])
     return round((time.process_time()-start)/60, 2)
 
+def fit_recipe(dls, texts, recipe, encoder=None):
+    "A classifier trained on `dls` by `recipe`, its core-minutes, and what to say of its embeddings if they are counted in `texts`."
+    loss = LabelSmoothingCrossEntropyFlat(eps=recipe['label_smoothing'])
+    learn = transformer_classifier_learner(dls, pretrained=encoder, metrics=accuracy, loss_func=loss, **recipe['model'])
+    told = count_words(texts, text_vocab(dls), learn) if (recipe['text'] or {}).get('objective') == 'counts' else {}
+    return learn, fit(learn, recipe), told
+
 def train_and_score(recipe, seed, args):
     "Pretrain or take what is pretrained, train on the labelled reviews, score once."
     texts,labelled,scored = parts(args.valid, args.n)
     text = recipe['text'] or TEXT
-    counted = text['objective'] == 'counts'
-    encoder,told = pretrain(texts, text, args.n) if recipe['text'] and not counted else (None, {})
+    encoder,about_it = pretrain(texts, text, args.n) if recipe['text'] and text['objective'] != 'counts' else (None, {})
     set_seed(seed)
     dls = make_dls(labelled, labelled[:1], make_vocab_of(texts, text['max_vocab']), recipe['bs']) # fastai wants something to validate on
-    loss = LabelSmoothingCrossEntropyFlat(eps=recipe['label_smoothing'])
-    learn = transformer_classifier_learner(dls, pretrained=encoder, metrics=accuracy, loss_func=loss, **recipe['model'])
-    if counted: told = count_words(texts, text_vocab(dls), learn)
-    minutes = fit(learn, recipe)
+    learn,minutes,told = fit_recipe(dls, texts, recipe, encoder)
     with learn.no_bar(): preds,targs = learn.get_preds(dl=dls.test_dl(scored, rm_type_tfms=0, with_labels=True, num_workers=0))
-    return dict(accuracy=100*accuracy(preds, targs).item(), scored=len(scored), minutes=minutes, params=n_params(learn.model), vocab=len(dls.vocab[0]), **told)
+    return dict(accuracy=100*accuracy(preds, targs).item(), scored=len(scored), minutes=minutes, params=n_params(learn.model), vocab=len(dls.vocab[0]), **about_it, **told)
+
+SEP = '\x1f' # between the tokens of a text that is tokenized already
+
+def df_dls(labelled, vocab, bs):
+    "The library's loaders of labelled reviews."
+    df = pd.DataFrame([(SEP.join(ts), label) for ts,label in labelled + labelled[:1]], columns=['text','label']) # fastai wants something to validate on
+    df['is_valid'] = df.index == len(labelled)
+    return TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', tok_tfm=BaseTokenizer(SEP), rules=[], text_vocab=vocab, bs=bs, n_workers=0, num_workers=0)
+
+def self_train_and_score(recipe, seed, args):
+    "Train teachers on the labelled reviews, a student on these and on what the teachers say of all others, score once."
+    texts,labelled,scored = parts(args.valid, args.n)
+    texts += [ts for ts,_ in read_tokens('unsup')][:args.n and 4*args.n]
+    known = {id(ts) for ts,_ in labelled}
+    rest = [SEP.join(ts) for ts in texts if id(ts) not in known]
+    dls,start,how = df_dls(labelled, make_vocab_of(texts, recipe['text']['max_vocab']), recipe['bs']), time.process_time(), recipe['student']
+    teachers = []
+    for i in range(recipe['teachers']):
+        set_seed(10*seed + i)
+        teachers.append(fit_recipe(dls, texts, recipe)[0])
+    with ContextManagers([t.no_bar() for t in teachers]): guesses = pseudo_labels(teachers, rest)
+    both = add_pseudo_labels(df_dls(labelled, make_vocab_of(texts, how['max_vocab']), how['bs']), rest, guesses)
+    text_minutes = (time.process_time()-start)/60
+    learn,count = transformer_classifier_learner(both, metrics=accuracy, **how['model']),Count(pad_index(both))
+    with learn.no_bar(), learn.no_logging(): learn.fit_minutes(how['minutes'], how['lr'], wd=how['wd'], cbs=count)
+    preds,targs = learn.predict([SEP.join(ts) for ts,_ in scored])[2],torch.tensor([both.vocab[1].o2i[label] for _,label in scored])
+    return dict(accuracy=100*accuracy(preds, targs).item(), scored=len(scored), minutes=how['minutes'], params=n_params(learn.model), vocab=len(both.vocab[0]),
+                text_minutes=round(text_minutes, 2), text_tokens=count.tokens)
 
 def bigram(recipe, seed, args):
     "`baseline`, with the vocabulary of the labelled reviews."
@@ -119,7 +153,7 @@ def run(name, seed, args):
     "One candidate with one seed; the row for the results."
     torch.set_num_threads(args.threads)
     row = ask(name, seed, args)
-    return {**row, **(bigram if name=='bigram' else train_and_score)(row['recipe'], seed, args), **about(args.threads)}
+    return {**row, **dict(bigram=bigram, student=self_train_and_score).get(name, train_and_score)(row['recipe'], seed, args), **about(args.threads)}
 
 # Results
 

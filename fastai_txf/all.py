@@ -22,3 +22,4 @@ from .interpret import *
 from .explain import *
 from .steps import *
 from .recipes import *
+from .selftrain import *
