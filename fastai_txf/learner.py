@@ -211,13 +211,20 @@ def _record_kept(learn):
     finally:
         for cb,state in kept: vars(cb).update(state)
 
+def _item_tokens(dls, item, text_col=None):
+    "The tokens of each text of `item`: of `text_col`, or of the columns of training."
+    tok = text_tokenizer(dls)
+    if tok is None or text_col is not None or not isinstance(item, pd.DataFrame): return tokenize_like(dls, as_texts(item, ifnone(text_col, 'text')))
+    return tokenize_like(dls, item)[getattr(tok, 'tok_text_col', 'text')].tolist()
+
 class TransformerClassifierLearner(TransformerLearner):
     "A `TransformerLearner` that maps texts to labels or numbers."
-    def _tokens(self, item, text_col):
-        "The tokens of each text of `item`."
-        tok = text_tokenizer(self.dls)
-        if tok is None or text_col is not None or not isinstance(item, pd.DataFrame): return tokenize_like(self.dls, as_texts(item, ifnone(text_col, 'text')))
-        return tokenize_like(self.dls, item)[getattr(tok, 'tok_text_col', 'text')].tolist()
+    def _predict_tokens(self, tokens, bs):
+        "Probabilities and decoded predictions of texts that are tokenized."
+        if bs is not None and bs < 1: raise ValueError(f'{bs=}: at least 1 text in a batch')
+        dl = self.dls.test_dl(tokens, num_workers=0, **({} if bs is None else dict(bs=bs)))
+        with self.no_bar(), _record_kept(self): preds,_,dec = self.get_preds(dl=dl, with_decoded=True)
+        return preds, dec
 
     def predict(self,
         item, # a text, a list or series of texts, or a data frame
@@ -225,9 +232,7 @@ class TransformerClassifierLearner(TransformerLearner):
         bs:int=None, # batch size; default: that of validation
     ): # (decoded prediction, its index or activation, probabilities), as lists and stacked tensors for several texts
         "Prediction for one text, as fastai returns it, or for many at once."
-        if bs is not None and bs < 1: raise ValueError(f'{bs=}: at least 1 text in a batch')
-        dl = self.dls.test_dl(self._tokens(item, text_col), num_workers=0, **({} if bs is None else dict(bs=bs)))
-        with self.no_bar(), _record_kept(self): preds,_,dec = self.get_preds(dl=dl, with_decoded=True)
+        preds,dec = self._predict_tokens(_item_tokens(self.dls, item, text_col), bs)
         target = self.dls.train_ds.tls[-1]
         labels = [target.decode(d) for d in dec]
         return (labels[0],dec[0],preds[0]) if isinstance(item, str) else (labels,dec,preds)

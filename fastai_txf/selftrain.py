@@ -14,8 +14,8 @@ from fastai.text.data import SortedDL
 from fastai.torch_core import TensorCategory
 from fastcore.basics import GetAttr, store_attr
 from fastcore.foundation import L
-from .data import _check_batches, as_texts, check_dls
-from .learner import TransformerClassifierLearner
+from .data import check_dls
+from .learner import _item_tokens
 from .recipes import _target_kind
 
 # %% ../nbs/10a_selftrain.ipynb #4b7e839d
@@ -25,20 +25,26 @@ class SoftCrossEntropy(CrossEntropyLossFlat):
         if targ.shape != inp.shape: return super().__call__(inp, targ, **kwargs)
         return self.func(inp, targ.to(inp.dtype))
 
-# %% ../nbs/10a_selftrain.ipynb #2b70c742
+# %% ../nbs/10a_selftrain.ipynb #bb27ca60
+def _labels(dls):
+    "The labels, none for a regression."
+    vocab = dls.vocab
+    return [] if isinstance(vocab[0], str) else list(vocab[-1])
+
 def pseudo_labels(
     learners, # a `TransformerClassifierLearner`, or several with the same labels
     texts, # a list or series of texts, or a data frame
-    text_col:str='text', # the data frame's column
+    text_col:str=None, # the data frame's column; default: the column or columns of training
     bs:int=None, # batch size; default: that of validation
 )->torch.Tensor: # `(n_texts, n_out)`
     "The mean of what `learners` predict for each text: probabilities, or numbers for a regression. A ValueError for learners with different labels."
-    learners,texts = L(learners),as_texts(texts, text_col)
-    if not learners or not texts: raise ValueError(f'{len(learners)} learners for {len(texts)} texts: at least one of each')
-    labels = [list(getattr(learn.dls, 'vocab', [[]])[-1]) for learn in learners]
+    learners = L(learners)
+    if not learners or not len(texts): raise ValueError(f'{len(learners)} learners for {len(texts)} texts: at least one of each')
+    labels = [_labels(learn.dls) for learn in learners]
     for other in labels:
         if other != labels[0]: raise ValueError(f'learners with different labels, {labels[0][:10]} and {other[:10]}: their guesses have no mean')
-    return torch.stack([learn.predict(texts, bs=bs)[2].as_subclass(torch.Tensor) for learn in learners]).mean(0)
+    tokens = {id(dls):_item_tokens(dls, texts, text_col) for dls in {id(learn.dls):learn.dls for learn in learners}.values()}
+    return torch.stack([learn._predict_tokens(tokens[id(learn.dls)], bs)[0].as_subclass(torch.Tensor) for learn in learners]).mean(0)
 
 # %% ../nbs/10a_selftrain.ipynb #7fab77e8
 class _PseudoLabelled(GetAttr):
@@ -78,17 +84,15 @@ def add_pseudo_labels(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
     texts, # texts without: a list, a series or a data frame
     targets, # their pseudo-labels, `(n_texts, n_out)`
-    text_col:str='text', # the data frame's column
+    text_col:str=None, # the data frame's column; default: the column or columns of training
 )->DataLoaders:
     "`dls` with `texts` among the training texts, for any learner; the loss that it chooses by itself takes probabilities. A ValueError for pseudo-labels that do not fit."
     check_dls(dls)
-    ds,texts,(_,kind,n_out) = dls.train_ds, as_texts(texts, text_col), _target_kind(dls)
-    made = _PseudoLabelled(ds, [], None, kind, n_out)
-    targets = torch.as_tensor(targets).float()
+    ds,train,(_,kind,n_out) = dls.train_ds, dls.train, _target_kind(dls)
+    made,targets = _PseudoLabelled(ds, [], [], kind, n_out),torch.as_tensor(targets).float()
     shape = len(texts), *made.soft(ds[0][1]).shape
-    if kind is mse and targets.shape[:1] == shape[:1]: targets = targets.reshape(shape)
+    if targets.shape == (*shape,1): targets = targets[...,0]                # of one number for each text
     _check_targets(targets, shape, kind)
-    made.texts,made.targets = [o[0] for o in dls.test_dl(texts, num_workers=0).dataset], targets
-    train = dls.train
+    made.texts,made.targets = [o[0] for o in dls.test_dl(_item_tokens(dls, texts, text_col), num_workers=0).dataset], targets
     lens = dict(val_res=[*train.res, *map(len, made.texts)]) if isinstance(train, SortedDL) else {}
     return type(dls)(train.new(made, **lens), dls.valid, path=dls.path, device=dls.device)

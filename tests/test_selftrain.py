@@ -1,0 +1,109 @@
+"Self-training: probabilities as targets, guesses of several classifiers, and loaders that hold labels and guesses"
+import numpy as np, pandas as pd, pytest, torch, torch.nn.functional as F
+from hypothesis import given, strategies as st
+from fastai.text.all import BaseTokenizer, CrossEntropyLossFlat, load_learner, set_seed
+from fastai_txf.data import TransformerDataLoaders
+from fastai_txf.learner import transformer_classifier_learner
+from fastai_txf.recipes import baseline
+from fastai_txf.selftrain import SoftCrossEntropy, add_pseudo_labels, pseudo_labels
+from fixtures import *
+
+NEW = ['a warm film', 'dull', 'the story was cold and poor and weak', 'it was lovely'] # texts without labels, of different lengths
+probs = torch.tensor([[0.1,0.9],[0.8,0.2],[1.,0.],[0.4,0.6]])
+
+# The loss
+
+@given(st.integers(0, 2**32-1), st.integers(1, 6), st.integers(2, 5))
+def test_loss_is_the_formula(seed, bs, n):
+    "Minus the mean of the log-probabilities, weighted by the targets; for classes it is fastai's"
+    g = torch.Generator().manual_seed(seed)
+    act,targ,y = torch.randn(bs, n, generator=g, dtype=torch.float64), torch.rand(bs, n, generator=g, dtype=torch.float64).softmax(-1), torch.randint(n, (bs,), generator=g)
+    want = -(targ*(act - act.exp().sum(-1, keepdim=True).log())).sum(-1)
+    assert torch.allclose(SoftCrossEntropy()(act, targ), want.mean())
+    assert torch.allclose(SoftCrossEntropy(reduction='none')(act, targ), want)
+    assert torch.allclose(SoftCrossEntropy()(act, F.one_hot(y, n)), F.cross_entropy(act, y))
+    assert SoftCrossEntropy()(act, y) == CrossEntropyLossFlat()(act, y)
+
+# The guesses
+
+@pytest.mark.parametrize('kind', ['clf','multi','reg'])
+def test_guesses_are_the_mean_of_the_predictions(make, kind):
+    learners = [make(kind) for _ in range(3)]
+    got = pseudo_labels(learners, NEW)
+    want = torch.stack([torch.stack([learn.predict(t)[2] for learn in learners]).mean(0) for t in NEW])
+    assert type(got) is torch.Tensor and torch.allclose(got, want.as_subclass(torch.Tensor), atol=1e-5)
+    assert torch.allclose(pseudo_labels(learners[0], pd.DataFrame(dict(text=NEW)), bs=1), learners[0].predict(NEW)[2].as_subclass(torch.Tensor), atol=1e-5)
+
+def test_teachers_from_files(make, tmp_path):
+    learn = make()
+    learn.export('teacher.pkl')
+    assert torch.allclose(pseudo_labels([learn, load_learner(tmp_path/'teacher.pkl')], NEW), pseudo_labels(learn, NEW), atol=1e-6)
+
+def test_guesses_of_nothing_or_of_strangers(make):
+    with pytest.raises(ValueError, match='0 learners for 4 texts'): pseudo_labels([], NEW)
+    with pytest.raises(ValueError, match='1 learners for 0 texts'): pseudo_labels(make(), [])
+    with pytest.raises(ValueError, match='different labels.*neg.*music'): pseudo_labels([make(), make('multi')], NEW)
+
+# The loaders
+
+def items_of(dl):
+    "The texts and targets of an epoch, as a sorted list"
+    return sorted((x[x != 1].tolist(), [round(v, 4) for v in y]) for xs,ys in dl for x,y in zip(xs.as_subclass(torch.Tensor), ys.tolist()))
+
+@pytest.mark.parametrize('mine', [False,True])
+def test_an_epoch_holds_labels_and_guesses(df, mine):
+    "Each training text comes with its label as a probability of 1, each new one with its guess, as the same tokenizer and vocabulary read it"
+    kw = dict(text_col='text', label_col='label', valid_col='is_valid', tok_tfm=BaseTokenizer(), bs=7)
+    dls = TransformerDataLoaders.from_df(df, **kw) if mine else make_dls(df, **kw)
+    both = add_pseudo_labels(dls, NEW, probs)
+    want = [(x.tolist(), F.one_hot(torch.tensor(int(y)), 2).tolist()) for x,y in dls.train_ds]
+    want += [(dls.test_dl([t]).dataset[0][0].tolist(), [round(v, 4) for v in p]) for t,p in zip(NEW, probs.tolist())]
+    got = items_of(both.train.new(shuffle=False, drop_last=False))
+    assert got == sorted((x, [round(float(v), 4) for v in y]) for x,y in want)
+    assert type(both) is type(dls) and both.valid is dls.valid and both.vocab == dls.vocab and both.path == dls.path
+    assert len(dls.train_ds) == len(df[~df.is_valid])                       # `dls` is as it was
+    lens = [len(x) for x,_ in (both.train_ds[i] for i in range(len(both.train_ds)))]
+    assert list(both.train.res) == lens                                     # by which batches are made
+
+def test_certain_guesses_train_as_labels_do(df, tmp_path):
+    "Half of the texts with their labels and the others with guesses that are certain: the losses and weights of all with labels"
+    df = df.assign(text=[f'{t} {i}' for i,t in enumerate(df.text)])
+    kw = dict(text_col='text', label_col='label', valid_col='is_valid', tok_tfm=BaseTokenizer(), bs=8, min_freq=1)
+    train = df[~df.is_valid]
+    dls = TransformerDataLoaders.from_df(df, **kw)
+    few = TransformerDataLoaders.from_df(pd.concat([train[:32], df[df.is_valid]]), text_vocab=dls.vocab[0], **kw)
+    both = add_pseudo_labels(few, train[32:], F.one_hot(torch.tensor([dls.vocab[1].o2i[o] for o in train.label[32:]]), 2))
+    def fit(dls):
+        set_seed(0)
+        learn = quiet(transformer_classifier_learner(dls, **SMALL, p=0., path=tmp_path))
+        set_seed(3)
+        learn.fit(2, 1e-3)
+        return learn
+    a,b = fit(dls),fit(both)
+    assert np.allclose(a.recorder.losses, b.recorder.losses, rtol=1e-4)
+    for k,w in weights(a).items(): assert torch.allclose(w, weights(b)[k], atol=1e-5), k
+
+@pytest.mark.parametrize('kind', ['clf','multi','reg'])
+def test_every_kind_of_label(request, make, kind, tmp_path, capsys):
+    "Guesses, training, shown batches and results, an exported student"
+    dls = request.getfixturevalue(dict(clf='dls', multi='dls_multi', reg='dls_reg')[kind])
+    both = add_pseudo_labels(dls, NEW, pseudo_labels([make(kind), make(kind)], NEW))
+    assert type(both.train_ds.loss_func) is (SoftCrossEntropy if kind == 'clf' else type(dls.train_ds.loss_func))
+    learn = make(kind, dls=both)
+    before = learn.validate()[0]
+    learn.fit(3, 1e-2)
+    assert learn.validate()[0] < before and all(np.isfinite(learn.recorder.losses))
+    both.show_batch(max_n=2); learn.show_results(max_n=2); learn.show_results(ds_idx=0, max_n=2)
+    shown = capsys.readouterr().out
+    assert 'text' in shown and (kind == 'reg' or any(str(o) in shown for o in both.vocab[1]))
+    learn.export('student.pkl')
+    loaded = load_learner(tmp_path/'student.pkl')
+    assert len(loaded.dls.train_ds) == 0
+    assert torch.allclose(loaded.predict(NEW)[2], learn.predict(NEW)[2], atol=1e-6)
+    assert baseline(both).iloc[:,:2].equals(baseline(dls).iloc[:,:2])       # which reads labels, not guesses
+
+def test_guesses_that_do_not_fit(dls, dls_reg):
+    for bad,why in ((probs[:3], r'\(3, 2\).*\(4, 2\)'), (probs[:,:1], r'\(4, 1\).*\(4, 2\)'), (probs*torch.nan, 'NaN'), (probs*2-0.5, 'no probabilities'), (probs*0.5, 'add up to 1')):
+        with pytest.raises(ValueError, match=why): add_pseudo_labels(dls, NEW, bad)
+    with pytest.raises(ValueError, match=r'\(4, 2\)'): add_pseudo_labels(dls_reg, NEW, probs)
+    assert len(add_pseudo_labels(dls_reg, NEW, torch.tensor([3.,-1,0,2])).train_ds) == len(dls_reg.train_ds)+4
