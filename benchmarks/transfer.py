@@ -163,8 +163,8 @@ COLS = {'candidate':lambda r: NAMES[r['candidate']] + tried(r) + changed(r, RECI
 def render(rows):
     "The results as markdown."
     res = f'# IMDB with {N_LABELLED:,} labelled reviews, accuracy in per cent\n\nWritten by `python benchmarks/transfer.py`. The labelled reviews are {N_LABELLED//2} of each label, drawn with a fixed seed ' \
-          'from the 22,500 training reviews that are not held out; these 22,500, without their labels, are the text to pretrain on. Counting is done anew in each run; the masked language model was pretrained once, with one seed; the seeds in the table are those of the classifiers. ' \
-          'Core-minutes are processor time of training.\n'
+          'from the 22,500 training reviews that are not held out; these 22,500, without their labels, are the text to pretrain on, and for self-training also the 50,000 reviews that have no labels. Counting is done anew in each run; the masked language model was pretrained once, with one seed; the seeds in the table are those of the classifiers. ' \
+          'Core-minutes are processor time of training; for self-training, those for text are its four teachers and their guesses.\n'
     for split,title in dict(test=f'{N_TEST:,} reviews of the test set, {N_TEST//2:,} of each label, drawn with a fixed seed and scored once at the end of each run',
                             valid='2,500 held-out training reviews, on which everything was chosen').items():
         mine = [r for r in rows if r['split']==split]
