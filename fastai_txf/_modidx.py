@@ -807,6 +807,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'fastai_txf/selftrain.py'),
                                       'fastai_txf.selftrain._check_targets': ('selftrain.html#_check_targets', 'fastai_txf/selftrain.py'),
                                       'fastai_txf.selftrain._labels': ('selftrain.html#_labels', 'fastai_txf/selftrain.py'),
+                                      'fastai_txf.selftrain._text_rows': ('selftrain.html#_text_rows', 'fastai_txf/selftrain.py'),
                                       'fastai_txf.selftrain.add_pseudo_labels': ( 'selftrain.html#add_pseudo_labels',
                                                                                   'fastai_txf/selftrain.py'),
                                       'fastai_txf.selftrain.pseudo_labels': ('selftrain.html#pseudo_labels', 'fastai_txf/selftrain.py')},

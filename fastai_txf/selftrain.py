@@ -6,7 +6,7 @@
 __all__ = ['SoftCrossEntropy', 'pseudo_labels', 'add_pseudo_labels']
 
 # %% ../nbs/10a_selftrain.ipynb #b84998fb
-import torch, torch.nn.functional as F
+import pandas as pd, torch, torch.nn.functional as F
 from fastai.data.core import DataLoaders
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy, accuracy_multi, mse
@@ -14,8 +14,8 @@ from fastai.text.data import SortedDL
 from fastai.torch_core import TensorCategory
 from fastcore.basics import GetAttr, store_attr
 from fastcore.foundation import L
-from .data import check_dls
-from .learner import _item_tokens
+from .data import as_texts, check_dls
+from .learner import TransformerClassifierLearner, _check_kind, _item_tokens
 from .recipes import _target_kind
 
 # %% ../nbs/10a_selftrain.ipynb #4b7e839d
@@ -31,15 +31,23 @@ def _labels(dls):
     vocab = dls.vocab
     return [] if isinstance(vocab[0], str) else list(vocab[-1])
 
+def _text_rows(texts):
+    "`texts` as a list, or the data frame. A ValueError for none."
+    if not isinstance(texts, pd.DataFrame): return as_texts(texts)
+    if not len(texts): raise ValueError('the data frame has no rows: give texts to label')
+    return texts
+
 def pseudo_labels(
     learners, # a `TransformerClassifierLearner`, or several with the same labels
     texts, # a list or series of texts, or a data frame
     text_col:str=None, # the data frame's column; default: the column or columns of training
     bs:int=None, # batch size; default: that of validation
 )->torch.Tensor: # `(n_texts, n_out)`
-    "The mean of what `learners` predict for each text: probabilities, or numbers for a regression. A ValueError for learners with different labels."
-    learners = L(learners)
-    if not learners or not len(texts): raise ValueError(f'{len(learners)} learners for {len(texts)} texts: at least one of each')
+    "The mean of what `learners` predict for each text: probabilities, or numbers for a regression. A ValueError for learners with different labels, a TypeError for others."
+    learners,texts = L(learners),_text_rows(texts)
+    if not learners: raise ValueError('there is no learner to label the texts: give at least one')
+    for learn in learners:
+        if not isinstance(learn, TransformerClassifierLearner): raise TypeError(f'{type(learn).__name__} labels no texts here: give learners made by transformer_classifier_learner')
     labels = [_labels(learn.dls) for learn in learners]
     for other in labels:
         if other != labels[0]: raise ValueError(f'learners with different labels, {labels[0][:10]} and {other[:10]}: their guesses have no mean')
@@ -61,12 +69,13 @@ class _PseudoLabelled(GetAttr):
     def soft(self, y):
         "A label as the guesses are."
         y = torch.as_tensor(y).as_subclass(torch.Tensor)
-        return F.one_hot(y, self.n_out).float() if self.kind is accuracy else y.float()
+        return y.float() if self.kind is not accuracy or y.is_floating_point() else F.one_hot(y, self.n_out).float()
 
     def decode(self, o, full=True):
         "As `ds` decodes the likeliest labels."
         x,y = o
-        y = TensorCategory(y.argmax(-1)) if self.kind is accuracy else y > 0.5 if self.kind is accuracy_multi else y
+        if self.kind is accuracy and y.is_floating_point(): y = TensorCategory(y.argmax(-1))
+        elif self.kind is accuracy_multi: y = y > 0.5
         return self.ds.decode((x, y), full=full)
 
     @property
@@ -87,7 +96,8 @@ def add_pseudo_labels(
     text_col:str=None, # the data frame's column; default: the column or columns of training
 )->DataLoaders:
     "`dls` with `texts` among the training texts, for any learner; the loss that it chooses by itself takes probabilities. A ValueError for pseudo-labels that do not fit."
-    check_dls(dls)
+    check_dls(dls); _check_kind(dls, is_lm=False)
+    texts = _text_rows(texts)
     ds,train,(_,kind,n_out) = dls.train_ds, dls.train, _target_kind(dls)
     made,targets = _PseudoLabelled(ds, [], [], kind, n_out),torch.as_tensor(targets).float()
     shape = len(texts), *made.soft(ds[0][1]).shape

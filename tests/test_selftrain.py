@@ -40,8 +40,10 @@ def test_teachers_from_files(make, tmp_path):
     assert torch.allclose(pseudo_labels([learn, load_learner(tmp_path/'teacher.pkl')], NEW), pseudo_labels(learn, NEW), atol=1e-6)
 
 def test_guesses_of_nothing_or_of_strangers(make):
-    with pytest.raises(ValueError, match='0 learners for 4 texts'): pseudo_labels([], NEW)
-    with pytest.raises(ValueError, match='1 learners for 0 texts'): pseudo_labels(make(), [])
+    with pytest.raises(ValueError, match='no learner'): pseudo_labels([], NEW)
+    with pytest.raises(ValueError, match='no text'): pseudo_labels(make(), [])
+    with pytest.raises(ValueError, match='no rows'): pseudo_labels(make(), pd.DataFrame(dict(text=[])))
+    with pytest.raises(TypeError, match='TransformerLMLearner labels no texts'): pseudo_labels([make(), make('lm')], NEW)
     with pytest.raises(ValueError, match='different labels.*neg.*music'): pseudo_labels([make(), make('multi')], NEW)
 
 # The loaders
@@ -102,8 +104,26 @@ def test_every_kind_of_label(request, make, kind, tmp_path, capsys):
     assert torch.allclose(loaded.predict(NEW)[2], learn.predict(NEW)[2], atol=1e-6)
     assert baseline(both).iloc[:,:2].equals(baseline(dls).iloc[:,:2])       # which reads labels, not guesses
 
-def test_guesses_that_do_not_fit(dls, dls_reg):
+def test_guesses_that_do_not_fit(dls, dls_reg, dls_lm):
     for bad,why in ((probs[:3], r'\(3, 2\).*\(4, 2\)'), (probs[:,:1], r'\(4, 1\).*\(4, 2\)'), (probs*torch.nan, 'NaN'), (probs*2-0.5, 'no probabilities'), (probs*0.5, 'add up to 1')):
         with pytest.raises(ValueError, match=why): add_pseudo_labels(dls, NEW, bad)
     with pytest.raises(ValueError, match=r'\(4, 2\)'): add_pseudo_labels(dls_reg, NEW, probs)
+    with pytest.raises(ValueError, match='no text'): add_pseudo_labels(dls, [], probs[:0])
+    with pytest.raises(ValueError, match='no targets'): add_pseudo_labels(dls_lm, NEW, probs)
     assert len(add_pseudo_labels(dls_reg, NEW, torch.tensor([3.,-1,0,2])).train_ds) == len(dls_reg.train_ds)+4
+
+def test_more_of_them(dls, dls_multi, make):
+    "One text, then others: in the end the labels and all guesses; batches and predictions are shown"
+    for kind,base,p in (('clf',dls,probs), ('multi',dls_multi,torch.rand(4, 3))):
+        twice = add_pseudo_labels(add_pseudo_labels(base, NEW[0], p[:1]), NEW[1:], p[1:])
+        n = len(base.train_ds)
+        assert len(twice.train_ds) == n+4
+        for i,want in enumerate(p): assert torch.equal(twice.train_ds[n+i][1], want)
+        x,y = twice.train_ds[n]
+        text,label = twice.train_ds.decode((x, y))
+        assert text == base.train_ds.decode(base.train_ds[0])[0].__class__(' '.join(twice.vocab[0][i] for i in x))
+        likely = twice.vocab[1][p[0].argmax()] if kind == 'clf' else [twice.vocab[1][i] for i in (p[0] > 0.5).nonzero()[:,0]]
+        assert (label if kind == 'clf' else list(label)) == likely
+        learn = make(kind, dls=twice)
+        learn.fit(1, 1e-2)
+        assert np.isfinite(learn.validate()[0])
