@@ -7,7 +7,7 @@ __all__ = ['SoftCrossEntropy', 'pseudo_labels', 'add_pseudo_labels']
 
 # %% ../nbs/10a_selftrain.ipynb #b84998fb
 import pandas as pd, torch, torch.nn.functional as F
-from fastai.data.core import DataLoaders
+from fastai.data.core import DataLoaders, test_set
 from fastai.losses import CrossEntropyLossFlat
 from fastai.metrics import accuracy, accuracy_multi, mse
 from fastai.text.data import SortedDL
@@ -55,6 +55,11 @@ def pseudo_labels(
     return torch.stack([learn._predict_tokens(tokens[id(learn.dls)], bs)[0].as_subclass(torch.Tensor) for learn in learners]).mean(0)
 
 # %% ../nbs/10a_selftrain.ipynb #7fab77e8
+def _soft(y, kind, n_out):
+    "A label as the guesses are."
+    y = torch.as_tensor(y).as_subclass(torch.Tensor)
+    return y.float() if kind is not accuracy or y.is_floating_point() else F.one_hot(y, n_out).float()
+
 class _PseudoLabelled(GetAttr):
     "The items of `ds`, then `texts` with `targets`; everything else is that of `ds`."
     _default = 'ds'
@@ -64,12 +69,7 @@ class _PseudoLabelled(GetAttr):
         "The token ids and the target of text `i`."
         if i >= len(self.ds): return self.texts[i-len(self.ds)], self.targets[i-len(self.ds)]
         x,y = self.ds[i]
-        return x, self.soft(y)
-
-    def soft(self, y):
-        "A label as the guesses are."
-        y = torch.as_tensor(y).as_subclass(torch.Tensor)
-        return y.float() if self.kind is not accuracy or y.is_floating_point() else F.one_hot(y, self.n_out).float()
+        return x, _soft(y, self.kind, self.n_out)
 
     def decode(self, o, full=True):
         "As `ds` decodes the likeliest labels."
@@ -97,12 +97,10 @@ def add_pseudo_labels(
 )->DataLoaders:
     "`dls` with `texts` among the training texts, for any learner; the loss that it chooses by itself takes probabilities. A ValueError for pseudo-labels that do not fit."
     check_dls(dls); _check_kind(dls, is_lm=False)
-    texts = _text_rows(texts)
-    ds,train,(_,kind,n_out) = dls.train_ds, dls.train, _target_kind(dls)
-    made,targets = _PseudoLabelled(ds, [], [], kind, n_out),torch.as_tensor(targets).float()
-    shape = len(texts), *made.soft(ds[0][1]).shape
+    train,texts,(_,kind,n_out),targets = dls.train, _text_rows(texts), _target_kind(dls), torch.as_tensor(targets).float()
+    shape = len(texts), *_soft(dls.train_ds[0][1], kind, n_out).shape
     if targets.shape == (*shape,1): targets = targets[...,0]                # of one number for each text
     _check_targets(targets, shape, kind)
-    made.texts,made.targets = [o[0] for o in dls.test_dl(_item_tokens(dls, texts, text_col), num_workers=0).dataset], targets
-    lens = dict(val_res=[*train.res, *map(len, made.texts)]) if isinstance(train, SortedDL) else {}
-    return type(dls)(train.new(made, **lens), dls.valid, path=dls.path, device=dls.device)
+    ids = [o[0] for o in test_set(dls.valid_ds, _item_tokens(dls, texts, text_col))]
+    lens = dict(val_res=[*train.res, *map(len, ids)]) if isinstance(train, SortedDL) else {}
+    return type(dls)(train.new(_PseudoLabelled(dls.train_ds, ids, targets, kind, n_out), **lens), dls.valid, path=dls.path, device=dls.device)
