@@ -1,19 +1,25 @@
-"""IMDB reviews, labels only: this library's classifier beside three others, given the same minutes on the same tokens.
+"""IMDB reviews: this library's classifier, from labels only and pretrained on the training and the unlabelled reviews, beside three others from labels only.
 
-Each candidate and seed runs in a process of its own and adds a line to results/imdb.jsonl; what is there already is not run again."""
-import pickle, sys
+Those from labels only get the same minutes on the same tokens. The language model is pretrained once and kept. Each candidate and seed runs in a process
+of its own and adds a line to results/imdb.jsonl; what is there already is not run again."""
+import hashlib, pickle, sys
 from fastai.text.all import *
 from fastai_txf.all import *
 from common import *
 
+TEXT = dict(objective='lm', counted=True, epochs=1, lr=3e-3, bs=8, seq_len=256, max_vocab=8000, seed=0,
+            model=dict(d_model=128, n_layers=2, positions='conv', max_len=256, scale_emb=True, p=0., emb_p=0.))
+
 RECIPES = dict(
+    pretrained=dict(text=TEXT, epochs=2, lr=[4.5e-4, 6.7e-4, 1e-3, 1.5e-3], bs=32, min_freq=8, max_vocab=30_000, fit=dict(wd=0.05), score=None,
+                  model=dict(d_model=128, n_layers=2, positions='conv', max_len=256, scale_emb=True, p=0.1, emb_p=0., head_p=0.2, token_p=0.1, word_p=0.1, label_smoothing=0.1)),
     txf     =dict(lr=[1.5e-3, 1.5e-4, 1.5e-3], bs=32, min_freq=8, max_vocab=30_000, fit=dict(wd=[0.3, 1., 1.]), score=None,
                   model=dict(config='reviews', label_smoothing=0.1)), # learning rates and weight decays: embeddings, block, head
     workshop=dict(lr=5e-4, bs=32, min_freq=3, max_vocab=30_000, fit={}, score=5000, model=dict(k=256, heads=8, depth=4, max_len=256)),
     awd     =dict(lr=5e-3, bs=32, min_freq=3, max_vocab=30_000, fit={}, score=5000, model=dict(drop_mult=0.5)),
     bigram  =dict(model=dict(C=10.)))
 
-NAMES = dict(txf='`transformer_classifier_learner`', workshop="the workshop's transformer, plain `Learner`",
+NAMES = dict(pretrained='`transformer_classifier_learner`, pretrained as a language model', txf='`transformer_classifier_learner`', workshop="the workshop's transformer, plain `Learner`",
              awd='`text_classifier_learner(AWD_LSTM, pretrained=False)`', bigram='tf-idf (1, 2)-grams, logistic regression')
 
 PUBLISHED = [
@@ -77,12 +83,59 @@ def make_dls(train, watch, recipe):
     dblock = DataBlock((text, CategoryBlock), get_x=ItemGetter(0), get_y=ItemGetter(1), splitter=IndexSplitter(range(len(train), len(train+watch))))
     return dblock.dataloaders(train+watch, bs=recipe['bs'], num_workers=0)
 
+# Pretraining
+
+def make_vocab_of(texts, max_vocab): return make_vocab(Counter(t for ts in texts for t in ts), 2, max_vocab)
+
+def lm_dls(texts, text):
+    "Loaders of a language model over all but every fiftieth of `texts`, shuffled: those of one label lie together."
+    vocab,order = make_vocab_of(texts, text['max_vocab']), np.random.RandomState(text['seed']).permutation(len(texts))
+    number = Numericalize(vocab)
+    ids = [flat_ids(number(texts[j]).tolist() for i,j in enumerate(order) if (i%50 == 0) == valid).ids for valid in (False,True)]
+    return LMDataLoaders.from_ids(*ids, vocab, bs=text['bs'], seq_len=text['seq_len'], windows='random')
+
+def count_words(texts, vocab, learn):
+    "Put vectors of tokens, counted in `texts`, into the embeddings of `learn`; what to say of it."
+    ids,start = [*map(Numericalize(vocab), texts)], time.process_time()
+    emb = learn.model.encoder.emb.weight
+    emb.data.copy_(count_vectors(ids, *emb.shape))
+    return dict(text_tokens=sum(map(len, ids)), text_minutes=round((time.process_time()-start)/60, 2))
+
+def language_model(dls, text):
+    "A learner for what `text` asks."
+    if text['objective'] == 'mlm': return transformer_mlm_learner(dls, mask_p=text['mask_p'], metrics=accuracy, **text['model'])
+    return transformer_lm_learner(dls, metrics=accuracy, opt_func=adamw, cbs=ChunkedLoss(), **text['model'])
+
+def pretrain(texts, text):
+    "The file of an encoder pretrained on `texts`, and what to say of its training: made once, whatever is done with it."
+    file = fastai_path('model')/'imdb_pretrained'/f'{hashlib.md5(json.dumps([text, len(texts)]).encode()).hexdigest()}.pth'
+    about_it = file.with_suffix('.json')
+    if not about_it.exists():
+        set_seed(text['seed'])
+        dls = lm_dls(texts, text)
+        learn,start = language_model(dls, text), time.process_time()
+        count = Count(pad_index(dls))
+        if text.get('counted'): count_words(texts, dls.vocab, learn)
+        with learn.no_bar(): learn.fit_one_cycle(text['epochs'], text['lr'], cbs=count)
+        learn.save_encoder(file)
+        loss,acc = learn.recorder.values[-1][1:3]
+        about_it.write_text(json.dumps(dict(text_tokens=count.tokens, text_minutes=round((time.process_time()-start)/60, 2), text_loss=round(loss, 3), text_accuracy=100*acc)))
+    return file, json.loads(about_it.read_text())
+
+def with_encoder(learn, recipe, args):
+    "Put an encoder that has read the training and the unlabelled reviews into `learn`, if the recipe has one; what to say of it."
+    if 'text' not in recipe: return {}
+    file,about_it = pretrain([ts for part in ('train','unsup') for ts,_ in read_tokens(part)[:args.n]], recipe['text'])
+    learn.load_encoder(file)
+    return about_it
+
 # Candidates
 
 def txf(dls, kw):
     kw = dict(kw)
     loss = LabelSmoothingCrossEntropyFlat(eps=kw.pop('label_smoothing'))
     return transformer_classifier_learner(dls, loss_func=loss, metrics=accuracy, **kw)
+pretrained = txf
 def workshop(dls, kw): return Learner(dls, WorkshopModel(len(dls.vocab[0]), 2, **kw), loss_func=CrossEntropyLossFlat(), metrics=accuracy)
 def awd(dls, kw): return text_classifier_learner(dls, AWD_LSTM, pretrained=False, metrics=accuracy, **kw)
 
@@ -91,11 +144,13 @@ def train_and_score(make, recipe, args):
     train,watch,scored = parts(read_tokens, args.valid, args.n, recipe['score'])
     dls = make_dls(train, watch, recipe)
     learn,count = make(dls, recipe['model']),Count(pad_index(dls))
+    about_it = with_encoder(learn, recipe, args)
     with learn.no_bar():
-        learn.fit_minutes(args.minutes, recipe['lr'], cbs=count, **recipe['fit'])
+        if 'epochs' in recipe: learn.fit_one_cycle(recipe['epochs'], recipe['lr'], cbs=count, **recipe['fit'])
+        else: learn.fit_minutes(args.minutes, recipe['lr'], cbs=count, **recipe['fit'])
         preds,targs = learn.get_preds(dl=dls.test_dl(scored, rm_type_tfms=0, with_labels=True, num_workers=0))
     return dict(accuracy=100*accuracy(preds, targs).item(), scored=len(scored), epochs=round(count.texts/len(train), 2), **count.row,
-                params=n_params(learn.model), vocab=len(dls.vocab[0]))
+                params=n_params(learn.model), vocab=len(dls.vocab[0]), **about_it)
 
 def bigram(recipe, args):
     "tf-idf of words and pairs of words, logistic regression."
@@ -110,9 +165,10 @@ def bigram(recipe, args):
 
 def ask(name, seed, args):
     "What one run is asked to do."
-    timed = name != 'bigram'
-    return dict(candidate=name, split='valid' if args.valid else 'test', seed=seed if timed else None, asked=args.minutes if timed else None,
-                n=args.n, recipe=change(RECIPES[name], args.set))
+    recipe = change(RECIPES[name], args.set)
+    timed = name != 'bigram' and 'epochs' not in recipe
+    return dict(candidate=name, split='valid' if args.valid else 'test', seed=None if name == 'bigram' else seed, asked=args.minutes if timed else None,
+                n=args.n, recipe=recipe)
 
 def run(name, seed, args):
     "One candidate with one seed; the row for the results."
@@ -124,7 +180,7 @@ def run(name, seed, args):
 
 # Results
 
-COLS = {'candidate':lambda r: NAMES[r['candidate']] + tried(r) + changed(r, RECIPES), 'seed':'seed', 'accuracy':'accuracy', 'reviews scored':'scored', 'epochs':'epochs', 'tokens seen':'tokens',
+COLS = {'candidate':lambda r: NAMES[r['candidate']] + tried(r) + changed(r, RECIPES), 'seed':'seed', 'accuracy':'accuracy', 'reviews scored':'scored', 'core-minutes for text':'text_minutes', 'epochs':'epochs', 'tokens seen':'tokens',
         'tokens/s':'tokens_per_s', 'minutes':'minutes', 'parameters':'params'}
 
 def render(rows):
@@ -139,12 +195,12 @@ def render(rows):
 
 def seeds(name, args):
     "The seeds to run a candidate with."
-    if name=='txf' or args.child: return args.seeds
+    if name in ('txf','pretrained') or args.child: return args.seeds
     return [0] if name=='bigram' else args.peer_seeds
 
 def main():
     p = options(__doc__, RECIPES, 8)
-    p.add_argument('--seeds', nargs='+', type=int, default=[0,1,2], help='of txf')
+    p.add_argument('--seeds', nargs='+', type=int, default=[0,1,2], help='of pretrained and txf')
     p.add_argument('--peer-seeds', nargs='+', type=int, default=[0], help='of workshop and awd')
     p.add_argument('--valid', action='store_true', help='score on 2,500 training reviews held out, not on the test set')
     args = p.parse_args()
