@@ -1,11 +1,10 @@
 """1,000 labelled IMDB reviews: this library's classifier with labels only, with what counting, pretraining or self-training on unlabelled reviews gives, beside a bigram model.
 
 The encoder is pretrained once and kept. Each candidate and seed runs in a process of its own and adds a line to results/transfer.jsonl; what is there already is not run again."""
-import hashlib
 from fastai.text.all import *
 from fastai_txf.all import *
 from common import *
-from imdb import Tokens, draw, held_out, read_tokens
+from imdb import Tokens, count_words, draw, held_out, make_vocab_of, pretrain, read_tokens
 
 N_LABELLED,N_TEST = 1000,5000
 TEXT = dict(objective='mlm', epochs=1, lr=5e-3, bs=32, seq_len=256, max_vocab=12_000, seed=0, mask_p=0.3, model=dict(config='reviews', p=0., emb_p=0.))
@@ -41,43 +40,12 @@ def parts(valid, n):
         scored = [test[i] for i in draw(test, N_TEST)]
     return [ts for ts,_ in rest][:n and 4*n], labelled, scored[::len(scored)//n if n else 1]
 
-def make_vocab_of(texts, max_vocab): return make_vocab(Counter(t for ts in texts for t in ts), 2, max_vocab)
-
-def lm_dls(texts, text):
-    "Loaders of a language model over all but every fiftieth of `texts`."
-    vocab = make_vocab_of(texts, text['max_vocab'])
-    number = Numericalize(vocab)
-    ids = [flat_ids(number(ts).tolist() for i,ts in enumerate(texts) if (i%50 == 0) == valid).ids for valid in (False,True)]
-    return LMDataLoaders.from_ids(*ids, vocab, bs=text['bs'], seq_len=text['seq_len'], windows='random')
-
 def make_dls(train, valid, vocab, bs):
     "fastai's loaders of reviews, from tokens."
     dblock = DataBlock((TextBlock(Tokens(), vocab=vocab), CategoryBlock), get_x=ItemGetter(0), get_y=ItemGetter(1), splitter=IndexSplitter(range(len(train), len(train+valid))))
     return dblock.dataloaders(train+valid, bs=bs, val_bs=64, num_workers=0)
 
 # Candidates
-
-def pretrain(texts, text, n):
-    "The file of an encoder pretrained on `texts`, and what to say of its training: made once, whatever is done with it."
-    file = fastai_path('model')/'imdb_transfer'/f'{hashlib.md5(json.dumps([text, n]).encode()).hexdigest()}.pth'
-    about_it = file.with_suffix('.json')
-    if not about_it.exists():
-        set_seed(text['seed'])
-        dls = lm_dls(texts, text)
-        learn = transformer_mlm_learner(dls, mask_p=text['mask_p'], metrics=accuracy, **text['model']) if text['objective'] == 'mlm' else transformer_lm_learner(dls, metrics=accuracy, **text['model'])
-        count,start = Count(pad_index(dls)), time.process_time()
-        with learn.no_bar(): learn.fit_one_cycle(text['epochs'], text['lr'], cbs=count)
-        learn.save_encoder(file)
-        loss,acc = learn.recorder.values[-1][1:3]
-        about_it.write_text(json.dumps(dict(text_tokens=count.tokens, text_minutes=round((time.process_time()-start)/60, 2), text_loss=round(loss, 3), text_accuracy=100*acc)))
-    return file, json.loads(about_it.read_text())
-
-def count_words(texts, vocab, learn):
-    "Put vectors of tokens, counted in `texts`, into the embeddings of `learn`; what to say of it."
-    ids,start = [*map(Numericalize(vocab), texts)], time.process_time()
-    emb = learn.model.encoder.emb.weight
-    emb.data.copy_(count_vectors(ids, *emb.shape))
-    return dict(text_tokens=sum(map(len, ids)), text_minutes=round((time.process_time()-start)/60, 2))
 
 def fit(learn, recipe):
     "Unfreeze one group after the other (`frozen` epochs each), then train all of them; the core-minutes."
@@ -102,7 +70,7 @@ def train_and_score(recipe, seed, args):
     "Pretrain or take what is pretrained, train on the labelled reviews, score once."
     texts,labelled,scored = parts(args.valid, args.n)
     text = recipe['text'] or TEXT
-    encoder,about_it = pretrain(texts, text, args.n) if recipe['text'] and text['objective'] != 'counts' else (None, {})
+    encoder,about_it = pretrain(texts, text) if recipe['text'] and text['objective'] != 'counts' else (None, {})
     set_seed(seed)
     dls = make_dls(labelled, labelled[:1], make_vocab_of(texts, text['max_vocab']), recipe['bs']) # fastai wants something to validate on
     learn,minutes,told = fit_recipe(dls, texts, recipe, encoder)

@@ -9,6 +9,7 @@ __all__ = ['SIZES', 'ngrams', 'ngram_matrix', 'nb_weights', 'baseline', 'Suggest
 # %% ../nbs/10_recipes.ipynb #a166e42f
 import dataclasses, math, numpy as np, pandas as pd, tempfile, time, torch
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from fastai.learner import Learner
 from fastai.metrics import accuracy, accuracy_multi, mse
@@ -21,6 +22,7 @@ from .generate import _check
 from .learner import TransformerClassifierLearner, TransformerLearner, _check_kind, transformer_classifier_learner, transformer_lm_learner
 from .mlm import MASKS, _unused as _not_mlm, transformer_mlm_learner
 from .models import TransformerConfig, make_config
+from .scale import ChunkedLoss
 import fastai_txf.train # it gives `Learner` its `fit_minutes`
 
 # %% ../nbs/10_recipes.ipynb #df33571d
@@ -329,7 +331,7 @@ def _loaders(df, text_col, texts, valid, bs, seq_len, seed, label_col, label_del
 
 def _language_model(dls, objective, config, config_kw):
     "A learner for `objective`, without the fields of the configuration that only a classifier has, and with no more dropout than text needs unless it is asked for."
-    factory,given = transformer_lm_learner if objective == 'lm' else transformer_mlm_learner, make_config(config)
+    factory,given = partial(transformer_lm_learner, cbs=ChunkedLoss()) if objective == 'lm' else transformer_mlm_learner, make_config(config)
     dropouts = {f:min(getattr(given, f), 0.1) for f in ('p','attn_p','ff_p','emb_p')}
     return factory(dls, config, metrics=accuracy, **{**dropouts, **{k:v for k,v in config_kw.items() if k not in _not_mlm}})
 
@@ -337,17 +339,25 @@ def _shown(learn, verbose):
     "A context in which `learn` shows its progress, or does not."
     return ContextManagers([] if verbose else [learn.no_bar(), learn.no_logging()])
 
+def _count_into(learn, texts):
+    "Begin the embeddings of `learn` with vectors that are counted in `texts`."
+    emb = learn.model.encoder.emb.weight
+    emb.data.copy_(count_vectors(texts, *emb.shape))
+
+def _ids(dls): return [np.asarray(o) for ds in (dls.train_ds, dls.valid_ds) for o in ds.tls[0]]
+
 def _by_counting(learn, dls, minutes, lr, verbose):
     "Train `learn` from vectors that are counted in the texts of `dls`; `learn`, None, and the minutes for text and for labels."
-    start,emb = time.perf_counter(), learn.model.encoder.emb.weight
-    texts = [np.asarray(o) for ds in (dls.train_ds, dls.valid_ds) for o in ds.tls[0]]
-    emb.data.copy_(count_vectors(texts, *emb.shape))
+    start = time.perf_counter()
+    _count_into(learn, _ids(dls))
     counting = (time.perf_counter()-start)/60
     with _shown(learn, verbose): learn.fit_minutes(minutes, lr)
     return learn, None, (counting, minutes)
 
 def _by_model(lm, classifier, minutes, lr, verbose):
-    "Train `lm`, then a classifier with its encoder; both, and `minutes`: those for text and for labels."
+    "Train `lm`, from counted vectors if there are texts enough, then a classifier with its encoder; both, and `minutes`: those for text and for labels."
+    texts = _ids(lm.dls)
+    if len(texts) >= lm.model.config.d_model: _count_into(lm, texts)
     with _shown(lm, verbose): lm.fit_minutes(minutes[0], lr)
     with tempfile.TemporaryDirectory() as d: learn = classifier(pretrained=lm.save_encoder(Path(d)/'encoder.pth'))
     with _shown(learn, verbose): learn.fit_gradual(minutes[1], lr)
@@ -364,7 +374,7 @@ def self_pretrain(
     minutes:float=10., # of training for each classifier, pretraining included; tokenizing, counting and validation not
     valid_col=None, # column that is true for validation rows
     valid_pct:float=0.2, # share of validation rows, drawn at random, if there is no `valid_col`
-    objective:str='lm', # what to learn from text: 'lm' guesses the next token, 'mlm' hidden ones, 'counts' is `count_vectors`
+    objective:str='lm', # what to learn from text: 'lm' guesses the next token, 'mlm' hidden ones, both from `count_vectors` on where there are `d_model` texts; 'counts' is these vectors alone
     config=None, # a preset's name or a `TransformerConfig`
     share:float=0.6, # part of the minutes for pretraining; not used with 'counts'
     compare:bool=True, # train a classifier without pretraining, too, for as many minutes

@@ -278,6 +278,23 @@ def test_counts(df, clock, monkeypatch):
     assert res.pretrained is None and not weights(res.learn)['encoder.emb.weight'].equal(vectors)
     assert 0 < res.results['minutes for text'].iloc[0] < 0.3 and res.results['minutes for labels'].tolist() == [0.3,0.3]
 
+@pytest.mark.parametrize('objective', ['lm','mlm'])
+def test_language_model_begins_with_counts(df, clock, monkeypatch, objective):
+    "The vectors of its own texts, if these are as many as a vector has numbers; if they are fewer, random ones"
+    began = []
+    fit_minutes = recipes.Learner.fit_minutes
+    def fit(learn, *args):
+        began.append((learn, learn.model.encoder.emb.weight.detach().clone()))
+        fit_minutes(learn, *args)
+    monkeypatch.setattr(recipes.Learner, 'fit_minutes', fit)
+    for n in (len(df), 14):
+        lm = pretrain(df[:n], objective=objective, minutes=0.2, compare=False, unlabelled=None).pretrained
+        emb = next(emb for learn,emb in began if learn is lm)
+        texts = [o.numpy() for ds in (lm.dls.train_ds, lm.dls.valid_ds) for o in ds.tls[0]]
+        enough = len(texts) >= emb.shape[1]
+        assert enough == (n > 14) and (enough and emb.equal(count_vectors(texts, *emb.shape))) == enough
+        assert enough or 0.015 < emb.std() < 0.025 # as any embedding
+
 def test_few_texts(df, clock):
     "Ten texts are enough for one to validate the language model on"
     res = pretrain(df[:14], unlabelled=None, minutes=0.2, bs=4)
