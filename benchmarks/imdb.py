@@ -11,7 +11,7 @@ TEXT = dict(objective='lm', counted=True, epochs=1, lr=3e-3, bs=8, seq_len=256, 
             model=dict(d_model=128, n_layers=2, positions='conv', max_len=256, scale_emb=True, p=0., emb_p=0.))
 
 RECIPES = dict(
-    pretrained=dict(text=TEXT, epochs=1, lr=[4.5e-4, 6.7e-4, 1e-3, 1.5e-3], bs=32, min_freq=8, max_vocab=30_000, fit=dict(wd=0.05), score=None,
+    pretrained=dict(text=TEXT, epochs=2, lr=[4.5e-4, 6.7e-4, 1e-3, 1.5e-3], bs=32, min_freq=8, max_vocab=30_000, fit=dict(wd=0.05), score=None,
                   model=dict(d_model=128, n_layers=2, positions='conv', max_len=256, scale_emb=True, p=0.1, emb_p=0., head_p=0.2, token_p=0.1, word_p=0.1, label_smoothing=0.1)),
     txf     =dict(lr=[1.5e-3, 1.5e-4, 1.5e-3], bs=32, min_freq=8, max_vocab=30_000, fit=dict(wd=[0.3, 1., 1.]), score=None,
                   model=dict(config='reviews', label_smoothing=0.1)), # learning rates and weight decays: embeddings, block, head
