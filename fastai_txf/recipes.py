@@ -355,9 +355,9 @@ def _by_counting(learn, dls, minutes, lr, verbose):
     return learn, None, (counting, minutes)
 
 def _by_model(lm, classifier, minutes, lr, verbose):
-    "Train `lm`, from counted vectors if there are texts enough, then a classifier with its encoder; both, and `minutes`: those for text and for labels."
-    texts = _ids(lm.dls)
-    if len(texts) >= lm.model.config.d_model: _count_into(lm, texts)
+    "Train `lm`, from counted vectors if texts and tokens are enough, then a classifier with its encoder; both, and `minutes`: those for text and for labels."
+    texts,(vocab_sz,d) = _ids(lm.dls), lm.model.encoder.emb.weight.shape
+    if d <= min(len(texts), vocab_sz): _count_into(lm, texts)
     with _shown(lm, verbose): lm.fit_minutes(minutes[0], lr)
     with tempfile.TemporaryDirectory() as d: learn = classifier(pretrained=lm.save_encoder(Path(d)/'encoder.pth'))
     with _shown(learn, verbose): learn.fit_gradual(minutes[1], lr)
@@ -374,7 +374,7 @@ def self_pretrain(
     minutes:float=10., # of training for each classifier, pretraining included; tokenizing, counting and validation not
     valid_col=None, # column that is true for validation rows
     valid_pct:float=0.2, # share of validation rows, drawn at random, if there is no `valid_col`
-    objective:str='lm', # what to learn from text: 'lm' guesses the next token, 'mlm' hidden ones, both from `count_vectors` on where there are `d_model` texts; 'counts' is these vectors alone
+    objective:str='lm', # what to learn from text: 'lm' guesses the next token, 'mlm' hidden ones, both from `count_vectors` on where there are `d_model` texts and tokens; 'counts' is these vectors alone
     config=None, # a preset's name or a `TransformerConfig`
     share:float=0.6, # part of the minutes for pretraining; not used with 'counts'
     compare:bool=True, # train a classifier without pretraining, too, for as many minutes

@@ -8,6 +8,7 @@ from fastai.text.all import BaseTokenizer, Callback, set_seed, tokenize_texts
 from fastai_txf.data import TransformerDataLoaders, text_vocab
 from fastai_txf.pairs import Seq2SeqDataLoaders
 from fastai_txf.recipes import SIZES, baseline, count_vectors, nb_weights, ngram_matrix, ngrams, self_pretrain, suggest_config
+from fastai_txf.tokens import CharTokenizer
 from fixtures import *
 
 # The baseline
@@ -294,6 +295,13 @@ def test_language_model_begins_with_counts(df, clock, monkeypatch, objective):
         enough = len(texts) >= emb.shape[1]
         assert enough == (n > 14) and (enough and emb.equal(count_vectors(texts, *emb.shape))) == enough
         assert enough or 0.015 < emb.std() < 0.025 # as any embedding
+
+@pytest.mark.parametrize('objective', ['lm','mlm'])
+def test_fewer_tokens_than_numbers(df, clock, objective):
+    "Characters: too few to count vectors of this width; the language model begins as any other"
+    res = pretrain(df, objective=objective, tok_tfm=CharTokenizer(), d_model=64, minutes=0.2, compare=False)
+    vocab_sz = len(text_vocab(res.learn.dls))
+    assert vocab_sz < 64 <= len(res.pretrained.dls.train_ds) + len(res.pretrained.dls.valid_ds) and len(res.results) == 1
 
 def test_few_texts(df, clock):
     "Ten texts are enough for one to validate the language model on"
