@@ -504,6 +504,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'fastai_txf.learner._check_same_shape': ('learner.html#_check_same_shape', 'fastai_txf/learner.py'),
                                     'fastai_txf.learner._emb_scale': ('learner.html#_emb_scale', 'fastai_txf/learner.py'),
                                     'fastai_txf.learner._item_tokens': ('learner.html#_item_tokens', 'fastai_txf/learner.py'),
+                                    'fastai_txf.learner._least_squares': ('learner.html#_least_squares', 'fastai_txf/learner.py'),
                                     'fastai_txf.learner._listens': ('learner.html#_listens', 'fastai_txf/learner.py'),
                                     'fastai_txf.learner._load_head': ('learner.html#_load_head', 'fastai_txf/learner.py'),
                                     'fastai_txf.learner._make_learner': ('learner.html#_make_learner', 'fastai_txf/learner.py'),

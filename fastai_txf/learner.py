@@ -41,13 +41,25 @@ def remap_rows(
     rows, # embeddings, `(len(old), d_model)`, or one number for each token
     old:list, # their tokens
     new:list, # the tokens wanted
+    vectors=None, # of the tokens of `new`, `(len(new), d)`, as from `count_vectors`
 ): # as many for `new`, and how many tokens of `new` were found in `old`
-    "Rows for the tokens of `new`: their own where `old` has them, the mean row elsewhere."
+    "Rows for the tokens of `new`: their own where `old` has them; elsewhere where their `vectors` lie by what the shared tokens tell (Mikolov et al. 2013), or the mean row."
     index = {t:i for i,t in enumerate(old)}
     src = torch.tensor([index.get(t, -1) for t in new])
+    known = src >= 0
     out = rows[src.clamp(min=0)]
-    out[src < 0] = rows.mean(0)
-    return out, int((src >= 0).sum())
+    out[~known] = rows.mean(0)
+    if vectors is not None:
+        if len(vectors) != len(new): raise ValueError(f'`vectors` of {len(vectors):,} tokens for {len(new):,} tokens of `new`: one each, in this order')
+        placed = ~known & vectors.any(1)                                    # a vector of zeros says nothing
+        out[placed] = _least_squares(vectors[known], out[known], vectors[placed])
+    return out, int(known.sum())
+
+def _least_squares(x, y, at):
+    "What the affine map from rows of `x` to those of `y` makes of the rows of `at`."
+    if len(x) <= x.shape[1]: raise ValueError(f'{len(x):,} tokens in both vocabularies are too few to place vectors of {x.shape[1]} numbers: more than {x.shape[1]}, or shorter vectors')
+    x_mean,y_mean = x.mean(0), y.mean(0)
+    return y_mean + (at-x_mean) @ torch.linalg.lstsq(x-x_mean, y-y_mean).solution
 
 # %% ../nbs/08_learner.ipynb #2dba19e1
 def _shapes(weights): return {k:tuple(w.shape) for k,w in weights.items() if k not in _fitted}
@@ -185,15 +197,16 @@ class TransformerLearner(Learner):
 
     def load_encoder(self,
         file, # a name under `path/model_dir`, or a `Path`; or a model that knows its `vocab`, as from `from_hf`
+        vectors=None, # of the tokens of `dls`, `(vocab_sz, d)`, as from `count_vectors`: they place tokens that the encoder does not know
     ): # `self`
-        "Load an encoder, token by token where the vocabularies differ; ValueError if its shape is another."
+        "Load an encoder, token by token where the vocabularies differ (`remap_rows`); ValueError if its shape is another."
         vocab,enc,in_memory = text_vocab(self.dls), self._encoder(), isinstance(file, nn.Module)
         saved = _model_encoder(file, vocab) if in_memory else _read_encoder(self._file(file))
         _check_same_shape(saved, enc, 'the model' if in_memory else self._file(file))
         weights = dict(saved['weights'])
         if isinstance(self.model, TransformerLM) and self.model.config.tie: # the head shares the rows, so they stay as they are
             enc.config = dataclasses.replace(enc.config, scale_emb=saved['config']['scale_emb'])
-        weights['emb.weight'],found = remap_rows(weights['emb.weight'], saved['vocab'], vocab)
+        weights['emb.weight'],found = remap_rows(weights['emb.weight'], saved['vocab'], vocab, vectors)
         weights['emb.weight'] = weights['emb.weight']*(_emb_scale(saved['config'])/_emb_scale(dataclasses.asdict(enc.config))) # the blocks see the same
         for k in weights.keys() & {'positions.emb.weight'}: # learned positions: as many as both have
             n = enc.config.max_len

@@ -515,6 +515,35 @@ def test_remap_rows_of_none():
     new,found = remap_rows(torch.eye(2), ['a','b'], ['x'])
     assert found == 0 and new.tolist() == [[0.5,0.5]]
 
+def test_remap_rows_by_vectors():
+    "Where rows are an affine map of vectors, new tokens get exactly their rows; shared ones keep theirs, and those without a vector start from the mean"
+    torch.manual_seed(0)
+    words,vectors = [f'w{i}' for i in range(30)], torch.randn(30, 4)
+    rows = vectors @ torch.randn(4, 6) + torch.randn(6)
+    silent = vectors.clone(); silent[-1] = 0
+    got,found = remap_rows(rows[:20], words[:20], words[10:], silent[10:])
+    assert found == 10 and got[:10].equal(rows[10:20])
+    close(got[10:-1], rows[20:-1]); close(got[-1], rows[:20].mean(0))
+    with pytest.raises(ValueError, match='4 tokens in both vocabularies are too few to place vectors of 4 numbers'): remap_rows(rows[:20], words[:20], words[16:], vectors[16:])
+    assert remap_rows(rows, words, words, vectors)[0].equal(rows) # nothing to place
+
+def test_load_encoder_with_vectors(make, df):
+    "A word that only the classifier's texts have starts where the map puts it"
+    lm = make('lm'); lm.save_encoder('enc')
+    other = make_dls(df[df.text.str.contains('music')].assign(text=lambda d: d.text.str.replace('warm', 'sunny')))
+    old,new = text_vocab(lm.dls), text_vocab(other)
+    vectors = torch.rand(len(new), 2)
+    got = make(dls=other).load_encoder('enc', vectors=vectors).model.encoder.emb.weight.detach().cpu()
+    src = lm.model.encoder.emb.weight.detach().cpu()
+    index,shared = {t:i for i,t in enumerate(old)}, [i for i,t in enumerate(new) if t in old]
+    x = torch.cat([vectors, torch.ones(len(new), 1)], 1)
+    want = x @ torch.linalg.pinv(x[shared]) @ src[[index[new[i]] for i in shared]]
+    i = new.index('sunny')
+    close(got[i], want[i], 1e-5); assert not got[i].equal(src.mean(0))
+    learn = make(dls=other); before = weights(learn)
+    with pytest.raises(ValueError, match=r'`vectors` of 3 tokens for .* tokens of `new`'): learn.load_encoder('enc', vectors=vectors[:3])
+    assert not changed(learn, before)
+
 # Folders, as the workshop writes them
 
 @pytest.fixture(scope='module')

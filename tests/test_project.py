@@ -168,6 +168,15 @@ def test_notebooks():
     assert len(names)==len(set(names)), f'two notebooks share a default_exp: {exps}'
     assert not list(nbs.rglob('.notest')), 'a .notest file keeps its folder out of nbdev-test'
 
+def written(o): return o.read_text(encoding='utf-8') if o.suffix=='.md' else '\n'.join(c['source'] for c in cells(o, 'markdown'))
+
+@pytest.mark.parametrize('o', [o for o in project_files() if o.suffix in ('.md','.ipynb')], ids=str)
+def test_links(o):
+    "What a page refers to inside the project exists"
+    links = [a or b for a,b in re.findall(r'\]\(([^)\s]+)\)|src="([^"]+)"', written(root/o))]
+    inside = [l.split('#')[0] for l in links if not re.match('https?:|mailto:|#', l)]
+    assert not [l for l in inside if not (root/o.parent/l).exists()]
+
 @each_notebook
 def test_cell_ids(nb):
     "Every cell has an id of its own"
