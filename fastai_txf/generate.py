@@ -44,11 +44,13 @@ _settings = dict(
     minutes=(lambda v: v > 0, 'a budget of training, more than 0'),
     seed=(lambda v: isinstance(v, (Integral,torch.Generator)), 'a whole number, a torch.Generator, or None for another sample each time'))
 
+_needed = {'temperature','n','n_samples','num_beams','length_penalty'}
+
 def _check(**values):
-    "A ValueError for the first value that is out of its range; None and unknown names pass."
+    "A ValueError for the first value that is out of its range; unknown names pass, and None where it has a meaning."
     for k,v in values.items():
         ok,remedy = _settings.get(k, (lambda v: True, ''))
-        try: fits = v is None or ok(v)
+        try: fits = (v is None and k not in _needed) or ok(v)
         except TypeError: fits = False
         if not fits: raise ValueError(f'{k}={v!r} is out of range: {remedy}')
 
@@ -694,6 +696,8 @@ def encode_text(
     res = [text_list(dls, side).infer(t).as_subclass(torch.Tensor).long() for t in tokenize_like(dls, as_texts(text, text_col), side)]
     return res[0] if isinstance(text, str) else res
 
+def _backwards(dls): return any(getattr(t, 'name', '') == 'reverse_text' for t in text_list(dls).tfms)
+
 def _without(ends, ids):
     "`ids` without those of `ends` behind, but for the first."
     while len(ids) > 1 and ids[-1].item() in ends: ids = ids[:-1]
@@ -767,8 +771,8 @@ def _grown(steps, n_rows, vocab, decode, end):
     if end is None: yield [decode(t) for t in toks]
 
 def _append(text, new, sep):
-    "`new` behind `text`, with one space or none between."
-    if not text or not new: return text + new
+    "`new` behind `text`: with one space or none between where tokens are words, exactly as it is where they hold their own spaces."
+    if not text or not new or not sep: return text + new
     return text + (new.lstrip(' ') if text[-1].isspace() else sep + new)
 
 # %% ../nbs/06_generate.ipynb #138987e5
@@ -796,6 +800,7 @@ class _Job:
         _check(n_words=n_words, n_tokens=n_tokens)
         if n_words is None and n_tokens is None: raise ValueError('n_words=None and n_tokens=None: say how much to add')
         if isinstance(learn.model, Seq2SeqTransformer): raise TypeError('this learner goes from one text to another and continues none: use its own `predict`')
+        if _backwards(learn.dls): raise ValueError('these loaders turn texts around (backwards=True): a model trained on them writes from right to left and cannot go on with a text')
         self.model,self.vocab = learn.model,text_vocab(learn.dls)
         self.decode,self.sep = _joiner(learn.dls, decoder)
         self.end = _ender(n_words if n_tokens is None else None, self.sep, stop)

@@ -104,6 +104,10 @@ def _load_head(model, pretrained, vocab):
     if left: print(f'new, because of another shape: {", ".join(left)}')
 
 # %% ../nbs/08_learner.ipynb #2e8f7282
+def _vocabs(dls):
+    "Tokens and labels in the order of their numbers."
+    return [o if isinstance(o, str) else list(o) for o in getattr(dls, 'vocab', ())]
+
 def _listens(cb, event_name): return hasattr(type(cb), event_name) or event_name in vars(cb) or type(cb).__call__ is not Callback.__call__
 
 class TransformerLearner(Learner):
@@ -133,9 +137,10 @@ class TransformerLearner(Learner):
         return self.to_fp32().add_cb(DeviceMixedPrecision(AMPMode.BF16))
 
     def _loader(self, ds_idx, dl=None):
-        "`dl`, or the loader number `ds_idx`. A ValueError if that has not one batch."
+        "`dl`, or the loader number `ds_idx`. A ValueError if that has not one batch, or other numbers for its tokens."
         if dl is not None: return dl
-        if not len(self.dls[ds_idx]): raise ValueError(f'the loader number {ds_idx} has not one batch (an exported learner takes no texts along): give one, dl=learn.dls.test_dl(df, with_labels=True), or other loaders, learn.dls = dls')
+        if (mine := _vocabs(self.dls)) and vars(self).get('vocabs', mine) != mine: raise ValueError('these loaders number tokens or labels otherwise than those the learner was made with, so the model would read other words: make them with the same (text_vocab=, y_block=CategoryBlock(vocab=…)), or give one loader, dl=learn.dls.test_dl(df, with_labels=True)')
+        if not len(self.dls[ds_idx]): raise ValueError(f'the loader number {ds_idx} has not one batch (an exported learner takes no texts along): give one, dl=learn.dls.test_dl(df, with_labels=True), or other loaders with the same vocabulary, learn.dls = dls')
         return self.dls[ds_idx]
 
     @delegates(Learner.fit)
@@ -186,23 +191,30 @@ class TransformerLearner(Learner):
 
     def _file(self, file): return self.path/self.model_dir/f'{file}.pth' if isinstance(file, str) else Path(file)
 
+    def _to_save(self):
+        "What the file of the encoder holds."
+        enc = self._encoder()
+        return dict(config=dataclasses.asdict(enc.config), vocab=[str(t) for t in text_vocab(self.dls)], weights=to_cpu(enc.state_dict()))
+
     def save_encoder(self,
         file, # a name under `path/model_dir`, or a `Path`
     ): # the file's path
         "Save the encoder's weights with its configuration and vocabulary."
-        file,enc = self._file(file), self._encoder()
+        file,saved = self._file(file), self._to_save()
         file.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(dict(config=dataclasses.asdict(enc.config), vocab=[str(t) for t in text_vocab(self.dls)], weights=to_cpu(enc.state_dict())), file)
+        torch.save(saved, file)
         return file
 
     def load_encoder(self,
-        file, # a name under `path/model_dir`, or a `Path`; or a model that knows its `vocab`, as from `from_hf`
+        file, # a name under `path/model_dir`, or a `Path`; or a learner; or a model that knows its `vocab`, as from `from_hf`
         vectors=None, # of the tokens of `dls`, `(vocab_sz, d)`, as from `count_vectors`: they place tokens that the encoder does not know
     ): # `self`
         "Load an encoder, token by token where the vocabularies differ (`remap_rows`); ValueError if its shape is another."
-        vocab,enc,in_memory = text_vocab(self.dls), self._encoder(), isinstance(file, nn.Module)
-        saved = _model_encoder(file, vocab) if in_memory else _read_encoder(self._file(file))
-        _check_same_shape(saved, enc, 'the model' if in_memory else self._file(file))
+        vocab,enc = text_vocab(self.dls), self._encoder()
+        if isinstance(file, TransformerLearner): saved,source = file._to_save(), 'the learner'
+        elif isinstance(file, nn.Module): saved,source = _model_encoder(file, vocab), 'the model'
+        else: saved,source = _read_encoder(self._file(file)), self._file(file)
+        _check_same_shape(saved, enc, source)
         weights = dict(saved['weights'])
         if isinstance(self.model, TransformerLM) and self.model.config.tie: # the head shares the rows, so they stay as they are
             enc.config = dataclasses.replace(enc.config, scale_emb=saved['config']['scale_emb'])
@@ -309,6 +321,7 @@ def _make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, compi
     model = arch(config, **{k:v for k,v in model_kw.items() if v is not None})
     learner_kw = {'splitter': splitter if hasattr(model, 'encoder') else trainable_params, 'train_bn':False, **learner_kw}
     learn = cls(dls, compile_for_training(model) if compile else model, **learner_kw)
+    learn.vocabs = _vocabs(dls)
     if pretrained is None: return learn
     learn.load_encoder(pretrained)
     if isinstance(pretrained, nn.Module): _load_head(model, pretrained, text_vocab(dls))
@@ -323,7 +336,7 @@ def transformer_classifier_learner(
     config=None, # a preset's name or a `TransformerConfig`
     arch=TransformerClassifier, # makes the model, called with the configuration
     block=None, # makes a block, in place of `TransformerBlock`
-    pretrained=None, # an encoder saved by `save_encoder`, or a model from `from_hf`: loaded, and frozen but for the last group
+    pretrained=None, # an encoder saved by `save_encoder`, a learner with one, or a model from `from_hf`: loaded, and frozen but for the last group
     drop_mult:float=1., # factor on all dropouts
     n_out:int=None, # outputs; default: as the data needs
     y_range=None, # (low, high) of a regression's targets
@@ -347,7 +360,7 @@ def transformer_lm_learner(
     config=None, # a preset's name or a `TransformerConfig`
     arch=TransformerLM, # makes the model, called with the configuration
     block=None, # makes a block, in place of `TransformerBlock`
-    pretrained=None, # an encoder saved by `save_encoder`, or a model from `from_hf`: loaded, and frozen but for the last group
+    pretrained=None, # an encoder saved by `save_encoder`, a learner with one, or a model from `from_hf`: loaded, and frozen but for the last group
     drop_mult:float=1., # factor on all dropouts
     compile:bool=False, # compile the blocks in training (`compile_for_training`): the first step takes ten seconds to a minute, and has to be earned back
     **kwargs

@@ -18,7 +18,7 @@ from fastcore.foundation import L
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
 from .data import as_texts, check_dls, pad_index, text_list, text_tokenizer, text_vocab, tokenize_like
-from .generate import _decoding, _joiner, bar_tokens, decode_specials
+from .generate import _backwards, _decoding, _joiner, bar_tokens, decode_specials
 from .layers import TransformerBlock
 from .learner import TransformerLearner, _make_learner, _split_options
 from .models import TransformerConfig, TransformerLM, compact, lm_splitter, make_config
@@ -137,7 +137,7 @@ class TransformerMLM(TransformerLM):
         return self.head(h if where is None else h[where])
 
 # %% ../nbs/08b_mlm.ipynb #c3d6b3f7
-_gap = re.compile(r'_{2,}|\bxxmask\b|\[MASK\]|<mask>')
+_gap = re.compile(r'_{3,}|\bxxmask\b|\[MASK\]|<mask>')
 
 class _GatherHidden(GatherLogProbs):
     "`GatherLogProbs` that passes over batches without targets."
@@ -168,6 +168,7 @@ class TransformerMLMLearner(TransformerLearner):
         given = [t for ts in toks for t in (*ts, 'xxfake')][:-1]
         x = text_list(self.dls).infer(given).as_subclass(torch.Tensor).long()
         gaps = n.cumsum(0) + torch.arange(len(n)) + len(x)-len(given)       # the loaders may put xxbos in front
+        if _backwards(self.dls): gaps = len(x)-1 - gaps
         where = torch.zeros(1, len(x), dtype=torch.bool).index_fill(1, gaps, True)
         x[gaps] = hide.mask_idx
         with _decoding(self.model, False): logits = self.model(x[None].to(device), where.to(device))
@@ -239,7 +240,7 @@ def transformer_mlm_learner(
     config=None, # a preset's name or a `TransformerConfig`
     arch=TransformerMLM, # makes the model, called with the configuration
     block=None, # makes a block, in place of `TransformerBlock`
-    pretrained=None, # an encoder saved by `save_encoder`: loaded, and frozen but for the last group
+    pretrained=None, # an encoder saved by `save_encoder`, or a learner with one: loaded, and frozen but for the last group
     drop_mult:float=1., # factor on all dropouts
     mask_p:float=0.15, # part of the ordinary tokens to guess
     p_mask:float=0.8, # part of these to mask

@@ -76,8 +76,8 @@ def masked_max(
 
 # %% ../nbs/03_models.ipynb #d2b6f1ed
 def _mean_max(h, mask): return torch.cat([masked_mean(h, mask), masked_max(h, mask)], -1)
-def _first(h, mask): return h[:,0]
-def _last(h, mask): return h[torch.arange(len(h), device=h.device), (mask.sum(1)-1).clamp(min=0)]
+def _first(h, mask): return h[:,0] * mask.any(1, keepdim=True)
+def _last(h, mask): return h[torch.arange(len(h), device=h.device), (mask.sum(1)-1).clamp(min=0)] * mask.any(1, keepdim=True)
 
 POOLS = {'mean':masked_mean, 'max':masked_max, 'mean+max':_mean_max, 'first':_first, 'last':_last}
 
@@ -140,7 +140,7 @@ class TransformerConfig:
     mode:str='standard'    # attention: 'standard', 'wide' or 'narrow'
     causal:bool=None       # hide the future; default: language models do, classifiers don't
     positions:str='rotary' # a key of `POSITIONS`
-    max_len:int=512        # tokens that attend to each other at most
+    max_len:int=512        # tokens that attend to each other at most, but for those of one batch of a language model
     ff:str='gelu'          # a key of `FEED_FORWARDS`
     norm:str='layer'       # a key of `NORMS`
     eps:float=1e-5         # of the norms

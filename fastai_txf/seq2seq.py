@@ -190,7 +190,7 @@ def transformer_seq2seq_learner(
     config=None, # a preset's name or a `TransformerConfig`
     arch=Seq2SeqTransformer, # makes the model, called with the configuration
     block=None, # makes a block, in place of `TransformerBlock`
-    pretrained=None, # an encoder saved by `save_encoder`: loaded, and frozen with what belongs to it alone
+    pretrained=None, # an encoder saved by `save_encoder`, or a learner with one: loaded, and frozen with what belongs to it alone
     drop_mult:float=1., # factor on all dropouts
     label_smoothing:float=0.1, # share of the probability that the loss wants spread over all tokens
     compile:bool=False, # compile the blocks in training (`compile_for_training`): the first step takes ten seconds to a minute, and has to be earned back

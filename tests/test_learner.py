@@ -515,6 +515,27 @@ def test_remap_rows_of_none():
     new,found = remap_rows(torch.eye(2), ['a','b'], ['x'])
     assert found == 0 and new.tolist() == [[0.5,0.5]]
 
+@both
+def test_loaders_of_another_vocabulary(make, df, kind):
+    "A learner refuses loaders in which its numbers mean something else, and takes others"
+    learn,kw = make(kind), dict(is_lm=True, seq_len=16) if kind == 'lm' else {}
+    of = learn.dls
+    learn.dls = make_dls(df[20:], text_vocab=text_vocab(of), **kw); learn.validate()
+    others = [make_dls(df.assign(text=df.text.str.replace('warm', 'zzz')), **kw)]
+    if kind == 'clf': others.append(make_dls(df.assign(label=df.label.map(dict(pos='a', neg='b')))))
+    for learn.dls in others:
+        for f in (learn.validate, learn.get_preds, learn.show_results, partial(learn.fit, 1)):
+            with pytest.raises(ValueError, match='other words: make them with the same'): f()
+    learn.dls = of; learn.validate()
+
+def test_encoder_of_a_learner(make, tmp_path):
+    "Without a file in between: the same as with one"
+    lm = make('lm')
+    a,b = make(pretrained=lm), make(pretrained=lm.save_encoder('enc'))
+    for p,q in zip(a.model.encoder.parameters(), b.model.encoder.parameters()): assert p.equal(q) and p is not q
+    with pytest.raises(ValueError, match='the learner holds an encoder with d_model=16'): make(d_model=32, pretrained=lm)
+    with pytest.raises(TypeError, match='no `encoder`'): make(pretrained=make(arch=lambda c: nn.Linear(2, 2)))
+
 def test_remap_rows_by_vectors():
     "Where rows are an affine map of vectors, new tokens get exactly their rows; shared ones keep theirs, and those without a vector start from the mean"
     torch.manual_seed(0)
@@ -543,6 +564,14 @@ def test_load_encoder_with_vectors(make, df):
     learn = make(dls=other); before = weights(learn)
     with pytest.raises(ValueError, match=r'`vectors` of 3 tokens for .* tokens of `new`'): learn.load_encoder('enc', vectors=vectors[:3])
     assert not changed(learn, before)
+
+@pytest.mark.parametrize('pool', ['first','last'])
+def test_empty_text_beside_long_ones(make, pool):
+    "What is said of a text without tokens does not depend on the others"
+    model = make(pool=pool, max_len=8).model.eval()
+    pad = model.config.pad_idx
+    none,long = torch.full((1,20), pad), torch.randint(2, 20, (1,20))
+    close(model(torch.cat([none, long]))[:1], model(none[:,:3]))
 
 # Folders, as the workshop writes them
 

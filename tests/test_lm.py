@@ -1,7 +1,10 @@
 "What only language models do in a learner: predictions that fit into memory, the likelihood of a text, samples in the fit's table"
 import math, numpy as np, pandas as pd, pytest, torch
 from fastai.text.all import CSVLogger, CrossEntropyLossFlat, Learner, SaveModelCallback, accuracy, set_seed
-from fastai_txf.generate import predict, text_logprobs
+from fastai_txf.data import TransformerDataLoaders
+from fastai_txf.generate import decode_ids, encode_text, generate, predict, text_logprobs
+from fastai_txf.stream import LMDataLoaders
+from fastai_txf.tokens import CharTokenizer
 from fastai_txf.train import SampleText
 from fixtures import *
 
@@ -97,3 +100,28 @@ def test_sample_text_beside_others(make, tmp_path):
 def test_sample_text_options():
     "A misspelt option is refused when the callback is made"
     with pytest.raises(TypeError, match='temprature'): SampleText('a', temprature=1.)
+
+# What stands between prompt and answer
+
+@pytest.mark.parametrize('prompt', ['def f(x):\n', 'def f(x):\n  ', 'def f'])
+def test_spaces_after_a_prompt(prompt, tmp_path):
+    "Code keeps its indentation: prompt and new text together are what the ids say, in a stream too"
+    dls = LMDataLoaders.from_texts(['def f(x):\n    return x\n']*40, tok_tfm=CharTokenizer(), bs=4, seq_len=16)
+    learn = quiet(transformer_lm_learner(dls, **SMALL, path=tmp_path))
+    learn.fit(20, 1e-2)
+    ids = encode_text(learn, prompt)
+    want = decode_ids(learn, generate(learn.model, ids[None], 12, temperature=0)[0])
+    assert 'def f(x):\n    r' in want                                       # it has learned that
+    assert learn.predict(prompt, n_tokens=12, temperature=0) == want
+    assert prompt + ''.join(learn.stream_text(prompt, n_tokens=12, temperature=0)) == want
+
+def test_backwards(df, tmp_path):
+    "A model that writes from right to left goes on with nothing"
+    dls = TransformerDataLoaders.from_df(df, text_col='text', is_lm=True, valid_col='is_valid', tok_tfm=BaseTokenizer(), bs=4, seq_len=16, backwards=True, num_workers=0)
+    learn = quiet(transformer_lm_learner(dls, **SMALL, path=tmp_path))
+    for f in (learn.predict, learn.stream_text):
+        with pytest.raises(ValueError, match='backwards=True'): f('the film')
+
+@pytest.mark.parametrize('k', ['temperature','n_samples','num_beams','length_penalty'])
+def test_no_option_is_none(make, k):
+    with pytest.raises(ValueError, match=f'{k}=None'): make('lm').predict('the film', **{k:None})

@@ -4,7 +4,7 @@ import numpy as np, pandas as pd, pytest, torch, torch.nn.functional as F
 from functools import partial
 from hypothesis import given, strategies as st
 from fastai.text.all import BaseTokenizer, CategoryBlock, ColReader, ColSplitter, Counter, DataBlock, Perplexity, TextBlock, accuracy, defaults, load_learner, make_vocab
-from fastai_txf.data import text_tokenizer, text_vocab
+from fastai_txf.data import TransformerDataLoaders, text_tokenizer, text_vocab
 from fastai_txf.generate import generate, predict, stream_text, text_logprobs
 from fastai_txf.learner import transformer_lm_learner
 from fastai_txf.mlm import MaskTokens, TransformerMLM, fixed_draws, mask_index, mask_tokens, ordinary_tokens, transformer_mlm_learner
@@ -250,6 +250,18 @@ def test_fill_behind_a_start(df, tmp_path):
     learn.fill('fil___ad')
     gap = learn.mask_tokens.mask_idx
     assert [dls.vocab[i] if i != gap else '_' for i in seen[0]] == ['xxbos',*'fil_ad']
+
+def test_fill_backwards(df, tmp_path):
+    "Loaders that turn texts around: the gap is where the text has it"
+    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', tok_tfm=BaseTokenizer(), bs=8, num_workers=0, backwards=True)
+    learn,seen = mlm(dls, tmp_path),[]
+    learn.model.encoder.register_forward_hook(lambda m, args, out: seen.append(args[0][0].tolist()))
+    learn.fill('the ___ film was fine')
+    gap = learn.mask_tokens.mask_idx
+    assert [text_vocab(dls)[i] if i != gap else '_' for i in seen[0]] == ['fine','was','film','_','the','xxbos']
+
+def test_two_underscores_are_no_gap(of):
+    with pytest.raises(ValueError, match='has no gap'): of().fill('the __init__ film')
 
 # As a learner
 
