@@ -12,6 +12,7 @@ __all__ = ['POOLS', 'INITS', 'LONG', 'PRESETS', 'compact', 'crop_index', 'window
 import dataclasses, difflib, inspect, math, torch, torch.nn as nn
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral, Real
 from torch.utils.checkpoint import checkpoint
 from fastai.torch_core import Module, params
 from fastai.layers import SigmoidRange
@@ -123,6 +124,8 @@ def _named(value, table, field):
 # %% ../nbs/03_models.ipynb #4090f159
 LONG = 'window', 'head', 'tail', 'head+tail'
 
+_probs = 'p','attn_p','ff_p','emb_p','head_p','token_p','word_p'
+
 @dataclass(frozen=True)
 class TransformerConfig:
     "Everything that describes a transformer but its weights."
@@ -166,17 +169,16 @@ class TransformerConfig:
     def __post_init__(self):
         for f,table in dict(positions=POSITIONS, ff=FEED_FORWARDS, norm=NORMS, wiring=WIRINGS, init=INITS, pool=[*POOLS,'max_logits'], long=LONG).items():
             _named(getattr(self, f), table, f)
-        for f in ('d_model','n_heads','n_layers','n_dec_layers','max_len'):
-            if getattr(self, f) is not None and getattr(self, f) < 1: raise ValueError(f'{f}={getattr(self, f)}: at least 1 is needed')
-        for f in ('p','attn_p','ff_p','emb_p','head_p','token_p','word_p'):
-            if not 0 <= getattr(self, f) < 1: raise ValueError(f'{f}={getattr(self, f)} is a probability: 0 ≤ {f} < 1')
+        for f in dataclasses.fields(self):
+            v = getattr(self, f.name)
+            if f.type is int and f.name != 'pad_idx' and not (v is None and f.default is None or isinstance(v, Integral) and v >= 1): raise ValueError(f'{f.name}={v!r}: a whole number is needed, at least 1')
+            if f.name in _probs and not (isinstance(v, Real) and 0 <= v < 1): raise ValueError(f'{f.name}={v!r} is a probability: 0 ≤ {f.name} < 1')
 
     def scale_dropout(self,
         mult:float, # factor, as fastai's `drop_mult`
     ): # a new `TransformerConfig`
         "All dropouts times `mult`."
-        fields = ('p','attn_p','ff_p','emb_p','head_p','token_p','word_p')
-        return dataclasses.replace(self, **{f:getattr(self, f)*mult for f in fields})
+        return dataclasses.replace(self, **{f:getattr(self, f)*mult for f in _probs})
 
 # %% ../nbs/03_models.ipynb #13720971
 PRESETS = dict(

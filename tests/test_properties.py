@@ -2,7 +2,7 @@
 import copy, io, math, pickle
 from dataclasses import replace
 from itertools import product
-import pytest, torch, torch.nn as nn, torch.nn.functional as F
+import numpy as np, pytest, torch, torch.nn as nn, torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from fastai_txf.attention import PerHeadLinear
 from fastai_txf.layers import FEED_FORWARDS, NORMS, WIRINGS
@@ -245,3 +245,10 @@ def test_frozen():
     c = make_config('gpt2')
     with pytest.raises(AttributeError): c.d_model = 3
     assert replace(c, d_model=64).d_model==64 and make_config(c, n_heads=2).positions=='learned'
+
+@pytest.mark.parametrize('kw', [dict(d_model=16.), dict(max_len=8.5), dict(n_heads=None), dict(d_ff=-3), dict(n_kv_heads=0), dict(n_layers='2'), dict(vocab_sz=0), dict(p=None), dict(emb_p=1.), dict(word_p=-.1), dict(head_p='no')])
+def test_wrong_numbers(kw):
+    "The field and its value are named"
+    (field,value), = kw.items()
+    with pytest.raises(ValueError, match=f'{field}={value!r}'): TransformerConfig(**kw)
+    TransformerConfig(d_model=np.int64(16), p=np.float32(.1), d_ff=None)    # numbers from numpy are numbers
