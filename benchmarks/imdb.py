@@ -7,7 +7,7 @@ from fastai.text.all import *
 from fastai_txf.all import *
 from common import *
 
-TEXT = dict(objective='lm', counted=True, epochs=1, lr=3e-3, bs=8, seq_len=256, max_vocab=8000, seed=0,
+TEXT = dict(objective='lm', counted=True, epochs=2, lr=3e-3, bs=8, seq_len=256, max_vocab=30_000, guessed=8000, seed=0,
             model=dict(d_model=128, n_layers=2, positions='conv', max_len=256, scale_emb=True, p=0., emb_p=0.))
 
 RECIPES = dict(
@@ -87,45 +87,55 @@ def make_dls(train, watch, recipe):
 
 def make_vocab_of(texts, max_vocab): return make_vocab(Counter(t for ts in texts for t in ts), 2, max_vocab)
 
-def lm_dls(texts, text):
-    "Loaders of a language model over all but every fiftieth of `texts`, shuffled: those of one label lie together."
-    vocab,order = make_vocab_of(texts, text['max_vocab']), np.random.RandomState(text['seed']).permutation(len(texts))
-    number = Numericalize(vocab)
-    ids = [flat_ids(number(texts[j]).tolist() for i,j in enumerate(order) if (i%50 == 0) == valid).ids for valid in (False,True)]
-    return LMDataLoaders.from_ids(*ids, vocab, bs=text['bs'], seq_len=text['seq_len'], windows='random')
+def number(texts, vocab): return [*map(Numericalize(vocab), texts)]
 
-def count_words(texts, vocab, learn):
-    "Put vectors of tokens, counted in `texts`, into the embeddings of `learn`; what to say of it."
-    ids,start = [*map(Numericalize(vocab), texts)], time.process_time()
-    emb = learn.model.encoder.emb.weight
-    emb.data.copy_(count_vectors(ids, *emb.shape))
-    return dict(text_tokens=sum(map(len, ids)), text_minutes=round((time.process_time()-start)/60, 2))
+def lm_dls(ids, vocab, text):
+    "Loaders of a language model over all but every fiftieth of the texts, shuffled: those of one label lie together."
+    order = np.random.RandomState(text['seed']).permutation(len(ids))
+    parts = [flat_ids(ids[j].tolist() for i,j in enumerate(order) if (i%50 == 0) == valid).ids for valid in (False,True)]
+    return LMDataLoaders.from_ids(*parts, vocab, bs=text['bs'], seq_len=text['seq_len'], windows='random')
+
+class Guessed(ChunkedLoss):
+    "The `n` most frequent tokens are guessed, in training and by the metrics; rarer ones are read, and guessed as unknown."
+    def __init__(self, n):
+        super().__init__()
+        self.n = n
+    def known(self, targ): return targ.where(targ < self.n, 0)
+    def _loss(self, h, targ):
+        with self._precision: return chunked_cross_entropy(h, self._head.weight[:self.n], self.known(targ), chunk=self.chunk, **self._options)
+    def loss(self, logits, targ): return F.cross_entropy(logits[...,:self.n].flatten(0, -2), self.known(targ).flatten())
+    def accuracy(self, logits, targ): return accuracy(logits[...,:self.n], self.known(targ))
 
 def language_model(dls, text):
-    "A learner for what `text` asks."
+    "A learner for what `text` asks; its last two numbers are a loss and an accuracy."
     if text['objective'] == 'mlm': return transformer_mlm_learner(dls, mask_p=text['mask_p'], metrics=accuracy, **text['model'])
-    return transformer_lm_learner(dls, metrics=accuracy, opt_func=adamw, cbs=ChunkedLoss(), **text['model'])
+    guessed = Guessed(text['guessed'])
+    return transformer_lm_learner(dls, metrics=[guessed.loss, guessed.accuracy], opt_func=adamw, cbs=guessed, **text['model'])
 
-def pretrain(texts, text):
-    "The file of an encoder pretrained on `texts`, and what to say of its training: made once, whatever is done with it."
-    file = fastai_path('model')/'imdb_pretrained'/f'{hashlib.md5(json.dumps([text, len(texts)]).encode()).hexdigest()}.pth'
+def pretrain(n, read, text):
+    "The file of an encoder pretrained on the `n` texts that `read` reads, and what to say of its training: made once, whatever is done with it."
+    file = fastai_path('model')/'imdb_pretrained'/f'{hashlib.md5(json.dumps([text, n]).encode()).hexdigest()}.pth'
     about_it = file.with_suffix('.json')
     if not about_it.exists():
+        texts = read()
+        vocab = make_vocab_of(texts, text['max_vocab'])
+        ids = number(texts, vocab)
         set_seed(text['seed'])
-        dls = lm_dls(texts, text)
-        learn,start = language_model(dls, text), time.process_time()
-        count = Count(pad_index(dls))
-        if text.get('counted'): count_words(texts, dls.vocab, learn)
+        dls = lm_dls(ids, vocab, text)
+        learn,count,start = language_model(dls, text), Count(pad_index(dls)), time.process_time()
+        emb = learn.model.encoder.emb.weight
+        if text.get('counted'): emb.data.copy_(count_vectors(ids, *emb.shape))
         with learn.no_bar(): learn.fit_one_cycle(text['epochs'], text['lr'], cbs=count)
         learn.save_encoder(file)
-        loss,acc = learn.recorder.values[-1][1:3]
+        loss,acc = learn.recorder.values[-1][-2:]
         about_it.write_text(json.dumps(dict(text_tokens=count.tokens, text_minutes=round((time.process_time()-start)/60, 2), text_loss=round(loss, 3), text_accuracy=100*acc)))
     return file, json.loads(about_it.read_text())
 
 def with_encoder(learn, recipe, args):
     "Put an encoder that has read the training and the unlabelled reviews into `learn`, if the recipe has one; what to say of it."
     if 'text' not in recipe: return {}
-    file,about_it = pretrain([ts for part in ('train','unsup') for ts,_ in read_tokens(part)[:args.n]], recipe['text'])
+    parts = 'train','unsup'
+    file,about_it = pretrain(sum(len(files(o)[:args.n]) for o in parts), lambda: [ts for o in parts for ts,_ in read_tokens(o)[:args.n]], recipe['text'])
     learn.load_encoder(file)
     return about_it
 

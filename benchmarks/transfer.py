@@ -4,7 +4,7 @@ The encoder is pretrained once and kept. Each candidate and seed runs in a proce
 from fastai.text.all import *
 from fastai_txf.all import *
 from common import *
-from imdb import Tokens, count_words, draw, held_out, make_vocab_of, pretrain, read_tokens
+from imdb import Tokens, draw, held_out, make_vocab_of, number, pretrain, read_tokens
 
 N_LABELLED,N_TEST = 1000,5000
 TEXT = dict(objective='mlm', epochs=1, lr=5e-3, bs=32, seq_len=256, max_vocab=12_000, seed=0, mask_p=0.3, model=dict(config='reviews', p=0., emb_p=0.))
@@ -59,23 +59,31 @@ def fit(learn, recipe):
         learn.fit_one_cycle(recipe['epochs'], rates, **recipe['fit'])
     return round((time.process_time()-start)/60, 2)
 
-def fit_recipe(dls, texts, recipe, encoder=None):
-    "A classifier trained on `dls` by `recipe`, its core-minutes, and what to say of its embeddings if they are counted in `texts`."
+def count_words(texts, vocab, d):
+    "Vectors of the tokens of `vocab`, counted in `texts`, and what to say of them."
+    start = time.process_time()
+    vectors = count_vectors(ids := number(texts, vocab), len(vocab), d)
+    return vectors, dict(text_tokens=sum(map(len, ids)), text_minutes=round((time.process_time()-start)/60, 2))
+
+def fit_recipe(dls, recipe, encoder=None, vectors=None):
+    "A classifier trained on `dls` by `recipe`, its embeddings begun with `vectors`, and its core-minutes."
     loss = LabelSmoothingCrossEntropyFlat(eps=recipe['label_smoothing'])
     learn = transformer_classifier_learner(dls, pretrained=encoder, metrics=accuracy, loss_func=loss, **recipe['model'])
-    told = count_words(texts, text_vocab(dls), learn) if (recipe['text'] or {}).get('objective') == 'counts' else {}
-    return learn, fit(learn, recipe), told
+    if vectors is not None: learn.model.encoder.emb.weight.data.copy_(vectors)
+    return learn, fit(learn, recipe)
 
 def train_and_score(recipe, seed, args):
     "Pretrain or take what is pretrained, train on the labelled reviews, score once."
     texts,labelled,scored = parts(args.valid, args.n)
-    text = recipe['text'] or TEXT
-    encoder,about_it = pretrain(texts, text) if recipe['text'] and text['objective'] != 'counts' else (None, {})
+    text,counts = recipe['text'] or TEXT, recipe['text'] and recipe['text']['objective'] == 'counts'
+    encoder,told = pretrain(len(texts), lambda: texts, text) if recipe['text'] and not counts else (None, {})
     set_seed(seed)
-    dls = make_dls(labelled, labelled[:1], make_vocab_of(texts, text['max_vocab']), recipe['bs']) # fastai wants something to validate on
-    learn,minutes,told = fit_recipe(dls, texts, recipe, encoder)
+    vocab = make_vocab_of(texts, text['max_vocab'])
+    dls = make_dls(labelled, labelled[:1], vocab, recipe['bs']) # fastai wants something to validate on
+    vectors,told = count_words(texts, dls.vocab[0], recipe['model']['d_model']) if counts else (None, told)
+    learn,minutes = fit_recipe(dls, recipe, encoder, vectors)
     with learn.no_bar(): preds,targs = learn.get_preds(dl=dls.test_dl(scored, rm_type_tfms=0, with_labels=True, num_workers=0))
-    return dict(accuracy=100*accuracy(preds, targs).item(), scored=len(scored), minutes=minutes, params=n_params(learn.model), vocab=len(dls.vocab[0]), **about_it, **told)
+    return dict(accuracy=100*accuracy(preds, targs).item(), scored=len(scored), minutes=minutes, params=n_params(learn.model), vocab=len(dls.vocab[0]), **told)
 
 SEP = '\x1f' # between the tokens of a text that is tokenized already
 
@@ -92,10 +100,10 @@ def self_train_and_score(recipe, seed, args):
     known = {id(ts) for ts,_ in labelled}
     rest = [SEP.join(ts) for ts in texts if id(ts) not in known]
     dls,start,how = df_dls(labelled, make_vocab_of(texts, recipe['text']['max_vocab']), recipe['bs']), time.process_time(), recipe['student']
-    teachers = []
+    teachers,(vectors,_) = [], count_words(texts, dls.vocab[0], recipe['model']['d_model'])
     for i in range(recipe['teachers']):
         set_seed(10*seed + i)
-        teachers.append(fit_recipe(dls, texts, recipe)[0])
+        teachers.append(fit_recipe(dls, recipe, vectors=vectors)[0])
     with ContextManagers([t.no_bar() for t in teachers]): guesses = pseudo_labels(teachers, rest)
     both = add_pseudo_labels(df_dls(labelled, make_vocab_of(texts, how['max_vocab']), how['bs']), rest, guesses)
     text_minutes = (time.process_time()-start)/60
