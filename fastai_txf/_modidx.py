@@ -74,6 +74,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'fastai_txf/data.py'),
                                  'fastai_txf.data.TransformerDataLoaders.test_dl': ( 'data.html#transformerdataloaders.test_dl',
                                                                                      'fastai_txf/data.py'),
+                                 'fastai_txf.data._Numericalize': ('data.html#_numericalize', 'fastai_txf/data.py'),
+                                 'fastai_txf.data._Numericalize.encodes': ('data.html#_numericalize.encodes', 'fastai_txf/data.py'),
                                  'fastai_txf.data._all_texts': ('data.html#_all_texts', 'fastai_txf/data.py'),
                                  'fastai_txf.data._balance': ('data.html#_balance', 'fastai_txf/data.py'),
                                  'fastai_txf.data._check_batches': ('data.html#_check_batches', 'fastai_txf/data.py'),

@@ -382,10 +382,15 @@ class TextTokenizer(Tokenizer):
     def _tokenize1(self, o): return list(token_lists([o], self.tok, self.rules))[0] # one text as many
     def decodes(self, o): return TitledStr(self.tok.detokenize(o) if hasattr(self.tok, 'detokenize') else self.sep.join(o))
 
-def _text_block(tok, vocab, is_lm, seq_len, min_freq, **kwargs):
+class _Numericalize(Numericalize):
+    "fastai's `Numericalize`, with integers for an empty text, too"
+    def encodes(self, o): return super().encodes(o).long()
+
+def _text_block(tok, vocab, is_lm, seq_len, min_freq, max_vocab, **kwargs):
     "A `TextBlock` around `tok`, which may have a vocabulary of its own, whose batches are padded with `xxpad`"
     vocab,least = ifnone(vocab, getattr(tok.tok, 'vocab', None)), 1 if hasattr(tok.tok, 'detokenize') else 3
-    res = TextBlock(tok, vocab, is_lm, seq_len, min_freq=ifnone(min_freq, least), **kwargs)
+    res = TextBlock(tok, vocab, is_lm, seq_len, **kwargs)
+    res.type_tfms[1] = _Numericalize(vocab, ifnone(min_freq, least), max_vocab)
     if vocab is not None and not is_lm: res.dls_kwargs = {'before_batch': Pad_Chunk(pad_idx=pad_index(vocab), seq_len=seq_len)}
     return res
 
@@ -498,7 +503,7 @@ class TransformerDataLoaders(TextDataLoaders):
         cols = _names(df, text_col)
         tok = TextTokenizer.from_df(cols, ifnone(tok_tfm, WordTokenizer), rules, tok_text_col=tok_text_col, n_workers=n_workers)
         if hasattr(tok.tok, 'setup'): tok.tok.setup(_join_cols(df[~valid], cols), tok.rules)
-        blocks = [_text_block(tok, text_vocab, is_lm, seq_len, min_freq, backwards=backwards, max_vocab=max_vocab)]
+        blocks = [_text_block(tok, text_vocab, is_lm, seq_len, min_freq, max_vocab, backwards=backwards)]
         if not is_lm: blocks += L(_y_block(df, label_col, label_delim, valid) if y_block is None else y_block)
         get_y = None if is_lm else ColReader(_names(df, label_col), label_delim=label_delim)
         dblock = DataBlock(blocks, get_x=ColReader(tok_text_col), get_y=get_y, splitter=IndexSplitter(np.flatnonzero(valid)))

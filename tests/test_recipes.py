@@ -303,6 +303,11 @@ def test_fewer_tokens_than_numbers(df, clock, objective):
     vocab_sz = len(text_vocab(res.learn.dls))
     assert vocab_sz < 64 <= len(res.pretrained.dls.train_ds) + len(res.pretrained.dls.valid_ds) and len(res.results) == 1
 
+@pytest.mark.parametrize('objective', ['lm','mlm','counts'])
+def test_empty_texts(df, clock, objective):
+    res = pretrain(df.assign(text=df.text.where(df.index % 8 > 0, '')), objective=objective, tok_tfm=CharTokenizer(), minutes=0.2, num_workers=1, compare=False)
+    assert np.isfinite(res.results.accuracy).all()
+
 def test_few_texts(df, clock):
     "Ten texts are enough for one to validate the language model on"
     res = pretrain(df[:14], unlabelled=None, minutes=0.2, bs=4)
