@@ -81,6 +81,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'fastai_txf.data._check_batches': ('data.html#_check_batches', 'fastai_txf/data.py'),
                                  'fastai_txf.data._check_columns': ('data.html#_check_columns', 'fastai_txf/data.py'),
                                  'fastai_txf.data._check_finite': ('data.html#_check_finite', 'fastai_txf/data.py'),
+                                 'fastai_txf.data._check_kept': ('data.html#_check_kept', 'fastai_txf/data.py'),
                                  'fastai_txf.data._check_missing': ('data.html#_check_missing', 'fastai_txf/data.py'),
                                  'fastai_txf.data._check_one_kind': ('data.html#_check_one_kind', 'fastai_txf/data.py'),
                                  'fastai_txf.data._check_options': ('data.html#_check_options', 'fastai_txf/data.py'),

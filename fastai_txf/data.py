@@ -326,6 +326,12 @@ def _random_mask(n, valid_pct, seed):
     mask[RandomSplitter(valid_pct, seed=seed)(range(n))[1]] = True
     return mask
 
+def _check_kept(df, label_col, tok_text_col):
+    "No label column that tokens would be written over"
+    kept = [tok_text_col, f'{tok_text_col}_length']
+    for c in _names(df, label_col):
+        if c in kept: raise ValueError(f'label column {c!r}: the tokens and their number are kept in the columns {kept[0]!r} and {kept[1]!r}: rename it, or pass another tok_text_col')
+
 def _y_block(df, label_col, label_delim, valid):
     "The target block for what the label columns hold; one label's categories are read from the column: fastai goes row by row"
     cols = _names(df, label_col)
@@ -500,6 +506,7 @@ class TransformerDataLoaders(TextDataLoaders):
         valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
         check_df(df, text_col, None if is_lm else label_col, valid if valid_pct or valid_col is not None else None,
                  label_delim, unseen_ok=y_block is not None)
+        if not is_lm: _check_kept(df, label_col, tok_text_col)
         cols = _names(df, text_col)
         tok = TextTokenizer.from_df(cols, ifnone(tok_tfm, WordTokenizer), rules, tok_text_col=tok_text_col, n_workers=n_workers)
         if hasattr(tok.tok, 'setup'): tok.tok.setup(_join_cols(df[~valid], cols), tok.rules)

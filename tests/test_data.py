@@ -315,6 +315,17 @@ def test_positions_odd_names_and_several_texts():
     assert torch.equal(other.train_ds[0][0], dls.train_ds[0][0])
 
 
+@pytest.mark.parametrize('col', ['text', 'text_length'])
+def test_label_column_with_the_name_of_a_token_column(col):
+    "Tokens would be written over the labels to test on; under another name they are not"
+    df = frame().assign(review=lambda o: o.text, **{col:[1., 2.]*10})
+    kw = dict(text_col='review', label_col=col, valid_col='is_valid', **FAST)
+    with pytest.raises(ValueError, match=f"label column '{col}'.*'text' and 'text_length'.*rename it, or pass another tok_text_col"): TransformerDataLoaders.from_df(df, **kw)
+    dls = TransformerDataLoaders.from_df(df, tok_text_col='tokens', **kw)
+    assert [y.item() for _,y in dls.test_dl(df[:4], with_labels=True).dataset] == [1., 2., 1., 2.]
+    assert [y.item() for _,y in dls.train_ds] == df[col][~df.is_valid].tolist()
+
+
 @pytest.mark.parametrize('make', [TransformerDataLoaders.from_df, LMDataLoaders.from_df, Seq2SeqDataLoaders.from_df, self_pretrain])
 def test_no_frame(make):
     with pytest.raises(TypeError, match='list is no data frame'): make(['a text'])
