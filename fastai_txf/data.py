@@ -466,10 +466,11 @@ def tokenize_like(
     return _tokenize_frame(items.rename(columns=str), tok)
 
 def _tokenize_frame(df, tok):
-    "`df` with the tokens of its text column(s), read as `tok` read the training frame"
+    "`df` with the tokens of its text column(s), read as `tok` read the training frame, unless it has them already"
     kw = getattr(tok, 'kwargs', {})
     col,cols = kw.get('tok_text_col', 'text'),L(getattr(tok, 'text_cols', 'text'))
     if not all(isinstance(c, int) or c in df.columns for c in cols) and col in df.columns: cols = L(col)
+    if list(cols) == [col] and len(df) and all(map(is_listy, df.get(col, ['']))): return df
     check_df(df, cols)
     return _token_frame(df, list(cols), tok.tok, tok.rules, mark_fields=kw.get('mark_fields'), tok_text_col=col)[0]
 
@@ -584,5 +585,6 @@ def test_dl(self:TransformerDataLoaders,
 ):
     "A loader over `test_items`, tokenized as the training texts were (see `tokenize_like`)"
     if with_labels and isinstance(test_items, pd.DataFrame): _check_columns(test_items.rename(columns=str), self.valid_ds.tls[1:])
-    if rm_type_tfms is None: test_items = tokenize_like(self, test_items)
+    files = with_labels and is_listy(test_items) and isinstance(first(test_items), Path) # their folders are the labels
+    if rm_type_tfms is None and not files: test_items = tokenize_like(self, test_items)
     return super(TransformerDataLoaders, self).test_dl(test_items, rm_type_tfms=rm_type_tfms, with_labels=with_labels, **kwargs)

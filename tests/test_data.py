@@ -4,7 +4,7 @@ from inspect import signature
 
 import numpy as np, pandas as pd, pytest, torch
 from torch import nn
-from fastai.text.all import (BOS, PAD, SGD, UNK, BaseTokenizer, BCEWithLogitsLossFlat, CategoryBlock, ColReader, ColSplitter,
+from fastai.text.all import (BOS, PAD, SGD, UNK, BaseTokenizer, BCEWithLogitsLossFlat, CategoryBlock, ClassificationInterpretation, ColReader, ColSplitter,
     DataBlock, DataLoaders, L, Learner, Module, MSELossFlat, MultiCategoryBlock, Path, RandomSplitter, RegressionBlock, SortedDL,
     TensorCategory, TensorMultiCategory, TextBlock, TextDataLoaders, TransformBlock, get_text_files, ifnone, load_learner)
 
@@ -460,6 +460,30 @@ def test_test_dl_tokenizes_as_in_training(lines):
     assert sorted(y.tolist()) == sorted(y.item() for _,y in dls.valid_ds)
 
 
+@pytest.mark.parametrize('kw', [dict(text_col='review'), dict(text_col=['review', 'label']), dict(text_col='review', tok_text_col='tokens'),
+                                dict(text_col='text'), dict(text_col='text', tok_tfm=CharTokenizer())])
+def test_test_dl_of_tokens(lines, kw):
+    "A frame that is tokenized, as fastai's interpretations pass it, stays so"
+    df = lines[0].assign(text=lambda o: o.review, y=lambda o: o.label)
+    if kw['text_col'] != 'text': df = df.drop(columns='text')
+    dls = TransformerDataLoaders.from_df(df, label_col='y', valid_col='is_valid', bs=4, n_workers=0, **kw)
+    got = dls.test_dl(dls.valid_ds.items[2:5], with_labels=True).dataset
+    assert len(got) == 3 and all(torch.equal(a, c) and b == d for (a,b),(c,d) in zip(got, [dls.valid_ds[i] for i in (2,3,4)]))
+    learn = learner(dls, 2)
+    with learn.no_bar(): learn.get_preds(dl=dls.test_dl(dls.valid_ds.items[:3]))
+
+
+@pytest.mark.parametrize('folder', [False, True])
+def test_plot_top_losses(lines, tmp_path, monkeypatch, folder):
+    "fastai's table of the worst guesses, from loaders of a frame and of a folder"
+    shown = []
+    monkeypatch.setattr('fastai.text.learner.display_df', shown.append)
+    dls = TransformerDataLoaders.from_folder(text_folder(tmp_path/'texts'), bs=2, num_workers=0) if folder else lines[1]
+    learn = learner(dls, 2)
+    with learn.no_bar(): ClassificationInterpretation.from_learner(learn).plot_top_losses(2)
+    assert len(shown[0]) == 2 and shown[0].target.isin(dls.vocab[1]).all() and shown[0].loss.astype(float).min() > 0
+
+
 def test_test_dl_errors(lines):
     _,dls = lines
     for empty in ([], (), pd.DataFrame(dict(review=[]))):
@@ -467,6 +491,10 @@ def test_test_dl_errors(lines):
     with pytest.raises(ValueError, match=r'None \(number 1 of 2\) is no text'): dls.test_dl(['a', None])
     with pytest.raises(ValueError, match="'review' has no text"): dls.test_dl(pd.DataFrame(dict(review=['a', None])))
     with pytest.raises(ValueError, match="no columns are called 'review'.*'texts'"): dls.test_dl(pd.DataFrame(dict(texts=['a'])))
+    named = TransformerDataLoaders.from_df(frame(), valid_col='is_valid', **FAST)
+    with pytest.raises(ValueError, match="no columns are called 'text'.*'review'"): named.test_dl(pd.DataFrame(dict(review=['a'])))
+    with pytest.raises(ValueError, match="2 columns are called 'text'"): named.test_dl(pd.concat([frame(), frame()[['text']]], axis=1))
+    with pytest.raises(ValueError, match='holds .*where a text is needed, in 1 of 2'): named.test_dl(pd.DataFrame(dict(text=['a', ['b']])))
     with pytest.raises(ValueError, match="no columns are called 'label': the data frame has .'review', 'lable'."): dls.test_dl(pd.DataFrame(dict(review=['a'], lable=['pos'])), with_labels=True)
 
 
