@@ -86,6 +86,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'fastai_txf.data._check_one_kind': ('data.html#_check_one_kind', 'fastai_txf/data.py'),
                                  'fastai_txf.data._check_options': ('data.html#_check_options', 'fastai_txf/data.py'),
                                  'fastai_txf.data._check_pad_tfm': ('data.html#_check_pad_tfm', 'fastai_txf/data.py'),
+                                 'fastai_txf.data._check_pct': ('data.html#_check_pct', 'fastai_txf/data.py'),
                                  'fastai_txf.data._check_split': ('data.html#_check_split', 'fastai_txf/data.py'),
                                  'fastai_txf.data._check_strings': ('data.html#_check_strings', 'fastai_txf/data.py'),
                                  'fastai_txf.data._check_unseen': ('data.html#_check_unseen', 'fastai_txf/data.py'),

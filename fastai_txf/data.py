@@ -8,7 +8,7 @@ __all__ = ['docstrings', 'package_files', 'docstrings_df', 'label_kind', 'check_
            'TransformerDataLoaders']
 
 # %% ../nbs/05_data.ipynb #c9ec93cf
-import ast, csv, difflib, gc, importlib.util, inspect, random, re, warnings
+import ast, csv, difflib, gc, importlib.util, inspect, numbers, random, re, warnings
 from fastai.text.all import *
 from fastai.text.core import _join_texts
 
@@ -320,8 +320,13 @@ def _check_options(func, kwargs):
     for k in kwargs:
         if k not in known: raise TypeError(f'there is no option {k!r}; close to it are {difflib.get_close_matches(k, known) or "none"}')
 
+def _check_pct(valid_pct):
+    "A ValueError for what is no share"
+    if not (isinstance(valid_pct, numbers.Real) and 0 <= valid_pct < 1): raise ValueError(f'{valid_pct=}: give the share of the rows for validation, 0 <= valid_pct < 1')
+
 def _random_mask(n, valid_pct, seed):
     "The rows that fastai's `RandomSplitter` would take for validation"
+    _check_pct(valid_pct)
     mask = np.zeros(n, dtype=bool)
     mask[RandomSplitter(valid_pct, seed=seed)(range(n))[1]] = True
     return mask
@@ -562,6 +567,7 @@ def from_folder(cls:TransformerDataLoaders,
 ):
     "Loaders from a folder of text files, tokenized again if any is new or changed"
     _check_options(TextDataLoaders.from_folder, kwargs)
+    if valid_pct is not None: _check_pct(valid_pct)
     files = get_text_files(path, folders=[train,valid] if valid_pct is None else None)
     if not files: raise ValueError(f'there is no text file (*.txt) in {path}' + (f' under {train!r} or {valid!r}: name the folders, or give valid_pct' if valid_pct is None else ''))
     if tok_tfm is None:

@@ -324,7 +324,7 @@ def _loaders(df, text_col, texts, valid, bs, seq_len, seed, label_col, label_del
     if isinstance(tok, type): tok = kwargs['tok_tfm'] = tok()
     if hasattr(tok, 'train') and tok.tok is None: tok.train(texts)
     if hasattr(tok, 'vocab') and not {*MASKS} & {*tok.vocab}: kwargs['text_vocab'] = [*tok.vocab, MASKS[0]]
-    lm = TransformerDataLoaders.from_df(pd.DataFrame({text_col:texts}), text_col=text_col, is_lm=True, valid_pct=max(0.05, 1.5/len(texts)), seed=seed,
+    lm = TransformerDataLoaders.from_df(pd.DataFrame({text_col:texts}), text_col=text_col, is_lm=True, valid_pct=min(0.5, max(0.05, 1.5/len(texts))), seed=seed,
                                         bs=bs, val_bs=max(1, bs//4), seq_len=seq_len, **kwargs)
     kwargs = {**kwargs, 'text_vocab':text_vocab(lm)}
     return lm, TransformerDataLoaders.from_df(df, text_col=text_col, label_col=label_col, label_delim=label_delim, valid_col=valid, bs=bs, **kwargs)

@@ -1,5 +1,6 @@
 """Texts in: the docstring data set, checks of frames and loaders, tokens in use as in training."""
 import importlib.util, os, re, sys, time
+from functools import partial
 from inspect import signature
 
 import numpy as np, pandas as pd, pytest, torch
@@ -329,6 +330,22 @@ def test_label_column_with_the_name_of_a_token_column(col):
 @pytest.mark.parametrize('make', [TransformerDataLoaders.from_df, LMDataLoaders.from_df, Seq2SeqDataLoaders.from_df, self_pretrain])
 def test_no_frame(make):
     with pytest.raises(TypeError, match='list is no data frame'): make(['a text'])
+
+
+def from_folder(path, **kw): return TransformerDataLoaders.from_folder(text_folder(path/'texts'), bs=2, **kw)
+
+
+MAKERS = [lambda path, **kw: TransformerDataLoaders.from_df(frame(), **FAST, **kw), lambda path, **kw: LMDataLoaders.from_df(frame(), tok_tfm=CharTokenizer(), **{'bs':2, **kw}),
+          lambda path, **kw: Seq2SeqDataLoaders.from_df(frame(), **{'bs':2, **kw}), lambda path, **kw: self_pretrain(frame(), **kw),
+          from_folder, partial(from_folder, tok_tfm=CharTokenizer())]
+each_maker = pytest.mark.parametrize('make', MAKERS, ids=['frame', 'lm', 'pairs', 'self', 'folder', 'folder and tokenizer'])
+
+
+@each_maker
+@pytest.mark.parametrize('pct', [-.1, 1, 1.5, '0.2', np.nan, None, [0.2]])
+def test_bad_valid_pct(tmp_path, make, pct):
+    if pct is None and make in MAKERS[4:]: return # the folders tell
+    with pytest.raises(ValueError, match=re.escape(f'valid_pct={pct!r}: give the share of the rows for validation, 0 <= valid_pct < 1')): make(tmp_path, valid_pct=pct)
 
 
 def test_labels_of_two_types():
