@@ -79,6 +79,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'fastai_txf.data._all_texts': ('data.html#_all_texts', 'fastai_txf/data.py'),
                                  'fastai_txf.data._balance': ('data.html#_balance', 'fastai_txf/data.py'),
                                  'fastai_txf.data._check_batches': ('data.html#_check_batches', 'fastai_txf/data.py'),
+                                 'fastai_txf.data._check_bs': ('data.html#_check_bs', 'fastai_txf/data.py'),
                                  'fastai_txf.data._check_columns': ('data.html#_check_columns', 'fastai_txf/data.py'),
                                  'fastai_txf.data._check_finite': ('data.html#_check_finite', 'fastai_txf/data.py'),
                                  'fastai_txf.data._check_kept': ('data.html#_check_kept', 'fastai_txf/data.py'),

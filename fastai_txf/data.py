@@ -313,12 +313,19 @@ def check_dls(
     _check_pad_tfm(dls); _check_batches(dls); _check_vocab_labels(dls, max_n)
 
 # %% ../nbs/05_data.ipynb #51a4df6d
+def _check_bs(**sizes):
+    "A TypeError or ValueError for what is no batch size"
+    for k,bs in sizes.items():
+        whole = isinstance(bs, numbers.Integral) and not isinstance(bs, bool)
+        if not whole or bs < 1: raise (ValueError if whole else TypeError)(f'{k}={bs!r}: at least 1 text in a batch, a whole number')
+
 def _check_options(func, kwargs):
-    "No misspelt options: fastai's loaders ignore what they do not know"
+    "No misspelt options, which fastai's loaders ignore, and no odd batch sizes"
     known = {p for f in (func, FilteredBase.dataloaders, TfmdDL.__init__, SortedDL.__init__, LMDataLoader.__init__)
              for p in inspect.signature(f).parameters}
     for k in kwargs:
         if k not in known: raise TypeError(f'there is no option {k!r}; close to it are {difflib.get_close_matches(k, known) or "none"}')
+    _check_bs(**{k:o for k,o in kwargs.items() if k == 'bs' or k in ('val_bs','batch_size') and o is not None})
 
 def _check_pct(valid_pct):
     "A ValueError for what is no share"

@@ -17,7 +17,7 @@ from fastai.torch_core import TensorCategory, TensorMultiCategory
 from fastcore.basics import ifnone, patch
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
-from .data import TransformerDataLoaders, _check_options, _frame, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_vocab
+from .data import TransformerDataLoaders, _check_bs, _check_options, _frame, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_vocab
 from .generate import _check
 from .learner import TransformerClassifierLearner, TransformerLearner, _check_kind, transformer_classifier_learner, transformer_lm_learner
 from .mlm import MASKS, _unused as _not_mlm, transformer_mlm_learner
@@ -389,6 +389,7 @@ def self_pretrain(
 )->SelfPretrained:
     "Pretrain on all texts, then classify; `kwargs` are fields of the configuration and options of `TransformerDataLoaders.from_df`."
     _check_request(minutes, share, objective)
+    _check_bs(bs=bs)
     df = _frame(df)
     text_col, = _names(df, text_col)
     valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)

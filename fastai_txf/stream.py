@@ -16,7 +16,7 @@ from fastai.text.data import LMDataLoader, LMTensorText, Numericalize, TensorTex
 from fastai.torch_core import default_device
 from fastcore.basics import ifnone, maps, patch, store_attr
 from fastcore.meta import delegates
-from .data import TextTokenizer, _frame, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_tokenizer, token_lists
+from .data import TextTokenizer, _check_bs, _frame, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_tokenizer, token_lists
 
 # %% ../nbs/05c_stream.ipynb #5d9b728e
 FlatIds = namedtuple('FlatIds', 'ids ends')
@@ -62,6 +62,7 @@ class FlatLMDataLoader(LMDataLoader):
         **kwargs
     ):
         if windows not in _windows: raise ValueError(f'{windows=} is none of {_windows}')
+        _check_bs(bs=bs)
         if seq_len < 1: raise ValueError(f'{seq_len=}: a row has at least one token')
         if epoch_len is not None and not (windows == 'random' and isinstance(epoch_len, (int,np.integer)) and epoch_len >= 1): raise ValueError(f'{epoch_len=} with {windows=}: give a whole number of batches from 1 on, and windows="random"')
         if flat is None: flat = dataset.flat if isinstance(dataset, FlatTexts) else flat_ids(map(_ids_of, dataset))
@@ -203,9 +204,11 @@ class LMDataLoaders(DataLoaders):
         device=None, # where batches go; default: fastai's
     ):
         "Loaders, checked as `check_dls` does."
+        val_bs = ifnone(val_bs, bs)
+        _check_bs(bs=bs, val_bs=val_bs)
         train = FlatLMDataLoader(sets[0], bs=bs, seq_len=seq_len, windows=windows, epoch_len=epoch_len, num_workers=num_workers, shuffle=True, drop_last=True)
         if not len(train): raise ValueError(f'the training set has {len(sets[0].flat.ids)} tokens, fewer than {bs+1}, so there is not one batch of {bs=}: pass a smaller bs')
-        valid = train.new(sets[1], bs=ifnone(val_bs, bs), windows='continuous', shuffle=False, drop_last=False)
+        valid = train.new(sets[1], bs=val_bs, windows='continuous', shuffle=False, drop_last=False)
         res = cls(train, valid, path=path, device=ifnone(device, default_device()))
         check_dls(res)
         return res

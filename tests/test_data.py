@@ -332,11 +332,11 @@ def test_no_frame(make):
     with pytest.raises(TypeError, match='list is no data frame'): make(['a text'])
 
 
-def from_folder(path, **kw): return TransformerDataLoaders.from_folder(text_folder(path/'texts'), bs=2, **kw)
+def from_folder(path, **kw): return TransformerDataLoaders.from_folder(text_folder(path/'texts'), **{'bs':2, **kw})
 
 
-MAKERS = [lambda path, **kw: TransformerDataLoaders.from_df(frame(), **FAST, **kw), lambda path, **kw: LMDataLoaders.from_df(frame(), tok_tfm=CharTokenizer(), **{'bs':2, **kw}),
-          lambda path, **kw: Seq2SeqDataLoaders.from_df(frame(), **{'bs':2, **kw}), lambda path, **kw: self_pretrain(frame(), **kw),
+MAKERS = [lambda path, **kw: TransformerDataLoaders.from_df(frame(), **{**FAST, **kw}), lambda path, **kw: LMDataLoaders.from_df(frame(), tok_tfm=CharTokenizer(), **{'bs':2, **kw}),
+          lambda path, **kw: Seq2SeqDataLoaders.from_df(frame(), **{'bs':2, **kw}), lambda path, **kw: self_pretrain(frame(), minutes=1e-3, **kw),
           from_folder, partial(from_folder, tok_tfm=CharTokenizer())]
 each_maker = pytest.mark.parametrize('make', MAKERS, ids=['frame', 'lm', 'pairs', 'self', 'folder', 'folder and tokenizer'])
 
@@ -346,6 +346,20 @@ each_maker = pytest.mark.parametrize('make', MAKERS, ids=['frame', 'lm', 'pairs'
 def test_bad_valid_pct(tmp_path, make, pct):
     if pct is None and make in MAKERS[4:]: return # the folders tell
     with pytest.raises(ValueError, match=re.escape(f'valid_pct={pct!r}: give the share of the rows for validation, 0 <= valid_pct < 1')): make(tmp_path, valid_pct=pct)
+
+
+@each_maker
+@pytest.mark.parametrize('bs,error', [(0, ValueError), (-1, ValueError), (None, TypeError), (2.5, TypeError), ('8', TypeError), (True, TypeError)])
+def test_bad_batch_size(tmp_path, make, bs, error):
+    with pytest.raises(error, match=re.escape(f'bs={bs!r}: at least 1 text in a batch, a whole number')): make(tmp_path, bs=bs)
+
+
+@each_maker
+def test_bad_batch_size_for_validation(tmp_path, make):
+    "None is that of training"
+    if make is MAKERS[3]: return # chooses it itself
+    with pytest.raises(ValueError, match='val_bs=0: at least 1 text'): make(tmp_path, val_bs=0)
+    assert make(tmp_path, val_bs=None).valid.bs in (2, 4)
 
 
 def test_labels_of_two_types():
