@@ -97,6 +97,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'fastai_txf.data._folder_frame': ('data.html#_folder_frame', 'fastai_txf/data.py'),
                                  'fastai_txf.data._frame': ('data.html#_frame', 'fastai_txf/data.py'),
                                  'fastai_txf.data._join_cols': ('data.html#_join_cols', 'fastai_txf/data.py'),
+                                 'fastai_txf.data._mask_series': ('data.html#_mask_series', 'fastai_txf/data.py'),
                                  'fastai_txf.data._name_pattern': ('data.html#_name_pattern', 'fastai_txf/data.py'),
                                  'fastai_txf.data._names': ('data.html#_names', 'fastai_txf/data.py'),
                                  'fastai_txf.data._new_texts': ('data.html#_new_texts', 'fastai_txf/data.py'),

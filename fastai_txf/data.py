@@ -154,16 +154,27 @@ def _check_strings(df, cols, why):
                          f'name another column or convert it with df[{c!r}].astype(str)')
 
 # %% ../nbs/05_data.ipynb #74d6597d
+def _mask_series(df, mask):
+    "`mask` as a series with the index of `df`"
+    if isinstance(mask, pd.Series) and not mask.index.equals(df.index):
+        raise ValueError('valid_col is a series with another index than the data frame: pass valid_col.reindex(df.index), or valid_col.to_numpy() if it is in the order of the rows')
+    if len(mask) != len(df): raise ValueError(f'valid_col has {len(mask)} values for {len(df)} rows: pass one for each row; for row numbers that is np.isin(np.arange({len(df)}), valid_col)')
+    return pd.Series(np.asarray(mask), index=df.index)
+
 def _valid_mask(df, valid_col):
     "`valid_col` (a name, a position or a mask) as a boolean array, checked"
-    if is_listy(valid_col) or isinstance(valid_col, (np.ndarray, pd.Series)): return np.asarray(valid_col, dtype=bool)
-    c, = _names(df, valid_col)
-    bad = ~df[c].isin([0,1])
+    if is_listy(valid_col) or isinstance(valid_col, (np.ndarray, pd.Series)):
+        col,what,code = _mask_series(df, valid_col), 'valid_col', 'pd.Series(valid_col, index=df.index)'
+    else:
+        c, = _names(df, valid_col)
+        col,what,code = df[c], f'column {c!r}', f'df[{c!r}]'
+    bad = ~col.isin([0,1])
     if bad.any():
-        o = df[c][bad].tolist()[0]
-        raise ValueError(f'column {c!r} must be True/False or 1/0 to tell validation rows, but holds {o!r} ({type(o).__name__}) '
-            f"in {_rows(df, bad)}: convert it, for instance with df[{c!r}] = df[{c!r}]=='True'")
-    return df[c].to_numpy(dtype=bool)
+        odd = col[bad].tolist()
+        fix = '.fillna(False)' if col[bad].isna().all() else f' == {max(odd, key=str)!r}'
+        raise ValueError(f'{what} must be True/False or 1/0 to tell validation rows, but holds {odd[0]!r} ({type(odd[0]).__name__}) '
+                         f'in {_rows(df, bad)}: convert it, for instance pass valid_col={code}{fix}')
+    return col.to_numpy(dtype=bool)
 
 def _check_split(valid):
     "Neither set is empty"

@@ -190,7 +190,34 @@ def test_bad_valid_col(value, shown):
     df = frame()
     df['is_valid'] = df['is_valid'].astype(object)
     df.loc[5, 'is_valid'] = value
-    with pytest.raises(ValueError, match=rf"'is_valid' must be True/False or 1/0.*{shown}.*index 5\).*=='True'"): check(df)
+    with pytest.raises(ValueError, match=rf"'is_valid' must be True/False or 1/0.*{shown}.*index 5\): .*valid_col=df\['is_valid'\]"): check(df)
+
+
+def test_bad_valid_mask():
+    "A mask is checked as a column is, and never taken by position where its index says something else"
+    df = frame()
+    good = df.is_valid
+    for ok in (good, good.astype(int), good.to_numpy(), good.tolist(), good.astype('boolean'), good.to_numpy(dtype=float), L(good.tolist())): check(df, valid=ok)
+    check(df.set_index('label', drop=False), valid=good.set_axis(df.label))
+    def bad(mask, match):
+        with pytest.raises(ValueError, match=match): check(df, valid=mask)
+        with pytest.raises(ValueError, match=match): TransformerDataLoaders.from_df(df, label_col='label', valid_col=mask, **FAST)
+    bad(good.where(df.index != 3), r"valid_col must be True/False or 1/0.*holds nan \(float\) in 1 of 20 rows \(index 3\).*fillna\(False\)")
+    bad(good.astype(str), r"holds 'False' \(str\) in 20 of 20 rows.*valid_col=pd.Series\(valid_col, index=df.index\) == 'True'")
+    bad(good.astype(str).tolist(), "holds 'False'")
+    bad(np.arange(20), r"holds 2 \(int\) in 18 of 20")
+    bad(good.sample(frac=1, random_state=0), r'valid_col is a series with another index than the data frame.*reindex\(df.index\).*to_numpy\(\)')
+    bad(good[:9], 'another index')
+    bad([0, 5, 7], r'valid_col has 3 values for 20 rows.*np.isin\(np.arange\(20\), valid_col\)')
+    bad(['is_valid'], 'valid_col has 1 values for 20 rows')
+
+
+@pytest.mark.parametrize('valid,remedy', [(['0', '1']*10, "df['is_valid'] == '1'"), (['train', 'valid']*10, "df['is_valid'] == 'valid'"), ([False, None]*10, "df['is_valid'].fillna(False)")])
+def test_remedies_for_valid_col(valid, remedy):
+    "What the message advises is right"
+    df = frame(is_valid=valid)
+    with pytest.raises(ValueError, match=re.escape(f'pass valid_col={remedy}')): check(df)
+    if 'fillna' not in remedy: assert eval(remedy).tolist() == [False, True]*10
 
 
 @pytest.mark.parametrize('value,which', [(True, 'all'), (False, 'none')])
