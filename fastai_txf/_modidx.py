@@ -104,6 +104,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'fastai_txf.data._random_mask': ('data.html#_random_mask', 'fastai_txf/data.py'),
                                  'fastai_txf.data._raw_labels': ('data.html#_raw_labels', 'fastai_txf/data.py'),
                                  'fastai_txf.data._read_package': ('data.html#_read_package', 'fastai_txf/data.py'),
+                                 'fastai_txf.data._refuse_keys': ('data.html#_refuse_keys', 'fastai_txf/data.py'),
                                  'fastai_txf.data._rows': ('data.html#_rows', 'fastai_txf/data.py'),
                                  'fastai_txf.data._text_block': ('data.html#_text_block', 'fastai_txf/data.py'),
                                  'fastai_txf.data._token_frame': ('data.html#_token_frame', 'fastai_txf/data.py'),

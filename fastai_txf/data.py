@@ -444,6 +444,10 @@ def text_list(
     "The texts of `dls` with their transforms: one of several `TfmdLists`, or the only one"
     return dls.valid_ds.tls[side] if hasattr(dls.valid_ds, 'tls') else dls.valid_ds
 
+def _refuse_keys(texts):
+    "A TypeError for what would give its keys in place of texts"
+    if isinstance(texts, (dict, pd.DataFrame)): raise TypeError(f"a {type(texts).__name__} is no list of texts: pass {'its values' if isinstance(texts, dict) else 'one of its columns, or use from_df'}")
+
 def as_texts(
     item, # a text, a list or series of texts, or a data frame
     text_col:str='text' # the data frame's column
@@ -453,6 +457,7 @@ def as_texts(
         item,text_col = item.rename(columns=str),str(text_col)
         if text_col not in item.columns: raise ValueError(f'there is no column {text_col!r} among {list(item.columns)}: name the one with the texts, `text_col=…`')
         item = item[text_col]
+    _refuse_keys(item)
     if not hasattr(item, '__iter__'): raise TypeError(f'{item!r} is a {type(item).__name__}: give a text, a list of texts or a data frame')
     texts = [item] if isinstance(item, str) else list(item)
     if not texts: raise ValueError('there is no text to predict: the list or data frame is empty')
@@ -481,7 +486,9 @@ def tokenize_like(
     "Tokenize `items` exactly as the training texts of `dls` were"
     tok = text_tokenizer(dls, side)
     if isinstance(items, (str, Path)): items = [items]
-    if not isinstance(items, pd.DataFrame): items = list(items)
+    if not isinstance(items, pd.DataFrame):
+        _refuse_keys(items)
+        items = list(items)
     if not len(items): raise ValueError(f'there are no texts in {items!r}: pass at least one')
     if isinstance(items, list) and isinstance(items[0], pd.Series): items = pd.DataFrame(items)
     if tok is None or not isinstance(items, pd.DataFrame) and is_listy(items[0]): return items

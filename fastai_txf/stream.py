@@ -16,7 +16,7 @@ from fastai.text.data import LMDataLoader, LMTensorText, Numericalize, TensorTex
 from fastai.torch_core import default_device
 from fastcore.basics import ifnone, maps, patch, store_attr
 from fastcore.meta import delegates
-from .data import TextTokenizer, _check_bs, _frame, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_tokenizer, token_lists
+from .data import TextTokenizer, _check_bs, _frame, _names, _random_mask, _refuse_keys, _valid_mask, as_texts, check_df, check_dls, text_tokenizer, token_lists
 
 # %% ../nbs/05c_stream.ipynb #5d9b728e
 FlatIds = namedtuple('FlatIds', 'ids ends')
@@ -149,6 +149,7 @@ class FlatTexts(TfmdLists):
 def _only_texts(texts):
     "`texts`, a TypeError for what is none."
     if isinstance(texts, str): raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
+    _refuse_keys(texts)
     for i,t in enumerate(texts):
         if not isinstance(t, str): raise TypeError(f'text number {i} is {t!r}: a {type(t).__name__}, not a str')
         yield t

@@ -556,6 +556,12 @@ def test_test_dl_errors(lines):
     with pytest.raises(ValueError, match="no columns are called 'label': the data frame has .'review', 'lable'."): dls.test_dl(pd.DataFrame(dict(review=['a'], lable=['pos'])), with_labels=True)
 
 
+def test_a_dict_is_no_text(lines):
+    "Its keys would be"
+    for call in (as_texts, lines[1].test_dl):
+        with pytest.raises(TypeError, match='a dict is no list of texts: pass its values'): call({'review':'a text'})
+
+
 def test_tokenize_like_for_plain_loaders(lines):
     df,_ = lines
     plain = TextDataLoaders.from_df(df, text_col='review', label_col='label', valid_col='is_valid', bs=4)

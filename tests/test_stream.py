@@ -162,6 +162,10 @@ bad = {'no string':(lambda: LMDataLoaders.from_texts(['a', 3], tok_tfm=CharToken
        'no window':(lambda: FlatLMDataLoader(texts_of([[1,2]]), seq_len=2, windows='random'), ValueError, '2 tokens hold no random window'),
        'ids':(lambda: LMDataLoaders.from_ids([1,200], [], VOCAB, BaseTokenizer()), ValueError, 'from 1 to 200'),
        'floats':(lambda: LMDataLoaders.from_ids(np.zeros(9), [], VOCAB, BaseTokenizer()), ValueError, 'float64'),
+       'frame':(lambda: LMDataLoaders.from_texts(texts_df(20), tok_tfm=CharTokenizer()), TypeError, "a DataFrame is no list of texts: pass one of its columns, or use from_df"),
+       'frame for validation':(lambda: LMDataLoaders.from_texts(['a text']*9, texts_df(20), tok_tfm=CharTokenizer(), bs=2), TypeError, 'a DataFrame is no list'),
+       'frame to learn from':(lambda: LMDataLoaders.from_texts(texts_df(20), tok_tfm=BPETokenizer(300)), TypeError, 'a DataFrame is no list'),
+       'dict':(lambda: LMDataLoaders.from_texts(dict(text=['a']), tok_tfm=CharTokenizer()), TypeError, 'a dict is no list of texts'),
        'typo':(lambda: LMDataLoaders.from_texts(['abc'], bach=2), TypeError, 'bach')}
 
 @pytest.mark.parametrize('call,error,match', bad.values(), ids=bad)
