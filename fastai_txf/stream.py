@@ -315,7 +315,7 @@ class _Files:
 
 def _checked_ids(ids, vocab):
     "`ids` as one text."
-    if not isinstance(ids, np.ndarray): ids = np.asarray(ids, dtype=np.int32)
+    if not isinstance(ids, np.ndarray): ids = np.asarray(ids, dtype=None if len(ids) else np.int32)
     if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer): raise ValueError(f'ids of shape {ids.shape} and type {ids.dtype}: give one array of integers')
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(vocab): raise ValueError(f'ids from {ids.min()} to {ids.max()} do not fit a vocabulary of {len(vocab)} tokens')
     return FlatIds(ids, np.array([len(ids)][:len(ids)], dtype=np.int64))
