@@ -101,6 +101,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'fastai_txf.data._name_pattern': ('data.html#_name_pattern', 'fastai_txf/data.py'),
                                  'fastai_txf.data._names': ('data.html#_names', 'fastai_txf/data.py'),
                                  'fastai_txf.data._new_texts': ('data.html#_new_texts', 'fastai_txf/data.py'),
+                                 'fastai_txf.data._one_name': ('data.html#_one_name', 'fastai_txf/data.py'),
                                  'fastai_txf.data._random_mask': ('data.html#_random_mask', 'fastai_txf/data.py'),
                                  'fastai_txf.data._raw_labels': ('data.html#_raw_labels', 'fastai_txf/data.py'),
                                  'fastai_txf.data._read_package': ('data.html#_read_package', 'fastai_txf/data.py'),

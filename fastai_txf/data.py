@@ -131,6 +131,12 @@ def _names(df, cols):
         if n != 1: raise ValueError(f'{n or "no"} columns are called {c!r}: the data frame has {list(df.columns)}')
     return res
 
+def _one_name(df, text_col):
+    "The name of the only column with texts"
+    cols = _names(df, text_col)
+    if len(cols) != 1: raise ValueError(f"text_col={cols}: name one column; several become one by df[{cols}].agg(' '.join, axis=1)")
+    return cols[0]
+
 def _rows(df, bad, n=5):
     "How many rows the mask `bad` marks, and the index labels of the first `n`"
     idx = df.index[np.asarray(bad, dtype=bool)].tolist()

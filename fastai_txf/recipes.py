@@ -17,7 +17,7 @@ from fastai.torch_core import TensorCategory, TensorMultiCategory
 from fastcore.basics import ifnone, patch
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
-from .data import TransformerDataLoaders, _check_bs, _check_options, _frame, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_vocab
+from .data import TransformerDataLoaders, _check_bs, _check_options, _frame, _one_name, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_vocab
 from .generate import _check
 from .learner import TransformerClassifierLearner, TransformerLearner, _check_kind, transformer_classifier_learner, transformer_lm_learner
 from .mlm import MASKS, _unused as _not_mlm, transformer_mlm_learner
@@ -391,7 +391,7 @@ def self_pretrain(
     _check_request(minutes, share, objective)
     _check_bs(bs=bs)
     df = _frame(df)
-    text_col, = _names(df, text_col)
+    text_col = _one_name(df, text_col)
     valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
     check_df(df, text_col, label_col, valid, label_delim)
     texts = _texts_to_read(df, text_col, unlabelled, valid, valid_texts)

@@ -16,7 +16,7 @@ from fastai.text.data import LMDataLoader, LMTensorText, Numericalize, TensorTex
 from fastai.torch_core import default_device
 from fastcore.basics import ifnone, maps, patch, store_attr
 from fastcore.meta import delegates
-from .data import TextTokenizer, _check_bs, _frame, _names, _random_mask, _refuse_keys, _valid_mask, as_texts, check_df, check_dls, text_tokenizer, token_lists
+from .data import TextTokenizer, _check_bs, _frame, _one_name, _random_mask, _refuse_keys, _valid_mask, as_texts, check_df, check_dls, text_tokenizer, token_lists
 
 # %% ../nbs/05c_stream.ipynb #5d9b728e
 FlatIds = namedtuple('FlatIds', 'ids ends')
@@ -255,9 +255,9 @@ class LMDataLoaders(DataLoaders):
     ):
         "Loaders from the rows of `df`. A ValueError names the rows, the column and the remedy where that cannot be."
         df = _frame(df)
+        col = _one_name(df, text_col)
         valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
-        check_df(df, text_col, valid_col=valid if valid_pct or valid_col is not None else None)
-        col, = _names(df, text_col)
+        check_df(df, col, valid_col=valid if valid_pct or valid_col is not None else None)
         return cls.from_texts(df[col][~valid].tolist(), df[col][valid].tolist(), text_col=col, **kwargs)
 
     @classmethod

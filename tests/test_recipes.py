@@ -342,7 +342,7 @@ def test_other_targets(df, clock):
     assert list(numbers.results)[0] == 'mse' and len(numbers.learn.dls.valid_ds) == 24
 
 @pytest.mark.parametrize('kw,error,words', [(dict(label_col='lable'), ValueError, "'lable'"), (dict(text_col='txt'), ValueError, "'txt'"), (dict(valid_col='valid'), ValueError, "'valid'"),
-    (dict(minutes=0), ValueError, 'minutes=0'), (dict(share=1), ValueError, 'share=1'), (dict(objective='bert'), ValueError, "objective='bert'"),
+    (dict(text_col=['text','label']), ValueError, 'name one column'), (dict(minutes=0), ValueError, 'minutes=0'), (dict(share=1), ValueError, 'share=1'), (dict(objective='bert'), ValueError, "objective='bert'"),
     (dict(unlabelled=[]), ValueError, 'unlabelled holds no text'), (dict(unlabelled=pd.DataFrame(dict(t=['a']))), ValueError, "no column 'text'"), (dict(unlabelled=['a', None]), TypeError, 'number 1 is None'),
     (dict(d_modle=3), TypeError, "'d_modle'"), (dict(minute=3), TypeError, "'minute'; close to it are .'minutes'"), (dict(config='gtp2'), ValueError, "'gtp2'"), (dict(n_heads=3), ValueError, 'n_heads=3')])
 def test_refused(df, kw, error, words, monkeypatch):
