@@ -8,7 +8,7 @@ __all__ = ['docstrings', 'package_files', 'docstrings_df', 'label_kind', 'check_
            'TransformerDataLoaders']
 
 # %% ../nbs/05_data.ipynb #c9ec93cf
-import ast, csv, difflib, gc, importlib.util, inspect, random, re, warnings
+import ast, csv, difflib, gc, importlib.util, inspect, numbers, random, re, warnings
 from fastai.text.all import *
 from fastai.text.core import _join_texts
 
@@ -131,6 +131,12 @@ def _names(df, cols):
         if n != 1: raise ValueError(f'{n or "no"} columns are called {c!r}: the data frame has {list(df.columns)}')
     return res
 
+def _one_name(df, text_col):
+    "The name of the only column with texts"
+    cols = _names(df, text_col)
+    if len(cols) != 1: raise ValueError(f"text_col={cols}: name one column; several become one by df[{cols}].agg(' '.join, axis=1)")
+    return cols[0]
+
 def _rows(df, bad, n=5):
     "How many rows the mask `bad` marks, and the index labels of the first `n`"
     idx = df.index[np.asarray(bad, dtype=bool)].tolist()
@@ -154,16 +160,27 @@ def _check_strings(df, cols, why):
                          f'name another column or convert it with df[{c!r}].astype(str)')
 
 # %% ../nbs/05_data.ipynb #74d6597d
+def _mask_series(df, mask):
+    "`mask` as a series with the index of `df`"
+    if isinstance(mask, pd.Series) and not mask.index.equals(df.index):
+        raise ValueError('valid_col is a series with another index than the data frame: pass valid_col.reindex(df.index), or valid_col.to_numpy() if it is in the order of the rows')
+    if len(mask) != len(df): raise ValueError(f'valid_col has {len(mask)} values for {len(df)} rows: pass one for each row; for row numbers that is np.isin(np.arange({len(df)}), valid_col)')
+    return pd.Series(np.asarray(mask), index=df.index)
+
 def _valid_mask(df, valid_col):
     "`valid_col` (a name, a position or a mask) as a boolean array, checked"
-    if is_listy(valid_col) or isinstance(valid_col, (np.ndarray, pd.Series)): return np.asarray(valid_col, dtype=bool)
-    c, = _names(df, valid_col)
-    bad = ~df[c].isin([0,1])
+    if is_listy(valid_col) or isinstance(valid_col, (np.ndarray, pd.Series)):
+        col,what,code = _mask_series(df, valid_col), 'valid_col', 'pd.Series(valid_col, index=df.index)'
+    else:
+        c, = _names(df, valid_col)
+        col,what,code = df[c], f'column {c!r}', f'df[{c!r}]'
+    bad = ~col.isin([0,1])
     if bad.any():
-        o = df[c][bad].tolist()[0]
-        raise ValueError(f'column {c!r} must be True/False or 1/0 to tell validation rows, but holds {o!r} ({type(o).__name__}) '
-            f"in {_rows(df, bad)}: convert it, for instance with df[{c!r}] = df[{c!r}]=='True'")
-    return df[c].to_numpy(dtype=bool)
+        odd = col[bad].tolist()
+        fix = '.fillna(False)' if col[bad].isna().all() else f' == {max(odd, key=str)!r}'
+        raise ValueError(f'{what} must be True/False or 1/0 to tell validation rows, but holds {odd[0]!r} ({type(odd[0]).__name__}) '
+                         f'in {_rows(df, bad)}: convert it, for instance pass valid_col={code}{fix}')
+    return col.to_numpy(dtype=bool)
 
 def _check_split(valid):
     "Neither set is empty"
@@ -313,18 +330,36 @@ def check_dls(
     _check_pad_tfm(dls); _check_batches(dls); _check_vocab_labels(dls, max_n)
 
 # %% ../nbs/05_data.ipynb #51a4df6d
+def _check_bs(**sizes):
+    "A TypeError or ValueError for what is no batch size"
+    for k,bs in sizes.items():
+        whole = isinstance(bs, numbers.Integral) and not isinstance(bs, bool)
+        if not whole or bs < 1: raise (ValueError if whole else TypeError)(f'{k}={bs!r}: at least 1 text in a batch, a whole number')
+
 def _check_options(func, kwargs):
-    "No misspelt options: fastai's loaders ignore what they do not know"
+    "No misspelt options, which fastai's loaders ignore, and no odd batch sizes"
     known = {p for f in (func, FilteredBase.dataloaders, TfmdDL.__init__, SortedDL.__init__, LMDataLoader.__init__)
              for p in inspect.signature(f).parameters}
     for k in kwargs:
         if k not in known: raise TypeError(f'there is no option {k!r}; close to it are {difflib.get_close_matches(k, known) or "none"}')
+    _check_bs(**{k:o for k,o in kwargs.items() if k == 'bs' or k in ('val_bs','batch_size') and o is not None})
+
+def _check_pct(valid_pct):
+    "A ValueError for what is no share"
+    if not (isinstance(valid_pct, numbers.Real) and 0 <= valid_pct < 1): raise ValueError(f'{valid_pct=}: give the share of the rows for validation, 0 <= valid_pct < 1')
 
 def _random_mask(n, valid_pct, seed):
     "The rows that fastai's `RandomSplitter` would take for validation"
+    _check_pct(valid_pct)
     mask = np.zeros(n, dtype=bool)
     mask[RandomSplitter(valid_pct, seed=seed)(range(n))[1]] = True
     return mask
+
+def _check_kept(df, label_col, tok_text_col):
+    "No label column that tokens would be written over"
+    kept = [tok_text_col, f'{tok_text_col}_length']
+    for c in _names(df, label_col):
+        if c in kept: raise ValueError(f'label column {c!r}: the tokens and their number are kept in the columns {kept[0]!r} and {kept[1]!r}: rename it, or pass another tok_text_col')
 
 def _y_block(df, label_col, label_delim, valid):
     "The target block for what the label columns hold; one label's categories are read from the column: fastai goes row by row"
@@ -382,10 +417,15 @@ class TextTokenizer(Tokenizer):
     def _tokenize1(self, o): return list(token_lists([o], self.tok, self.rules))[0] # one text as many
     def decodes(self, o): return TitledStr(self.tok.detokenize(o) if hasattr(self.tok, 'detokenize') else self.sep.join(o))
 
-def _text_block(tok, vocab, is_lm, seq_len, min_freq, **kwargs):
+class _Numericalize(Numericalize):
+    "fastai's `Numericalize`, with integers for an empty text, too"
+    def encodes(self, o): return super().encodes(o).long()
+
+def _text_block(tok, vocab, is_lm, seq_len, min_freq, max_vocab, **kwargs):
     "A `TextBlock` around `tok`, which may have a vocabulary of its own, whose batches are padded with `xxpad`"
     vocab,least = ifnone(vocab, getattr(tok.tok, 'vocab', None)), 1 if hasattr(tok.tok, 'detokenize') else 3
-    res = TextBlock(tok, vocab, is_lm, seq_len, min_freq=ifnone(min_freq, least), **kwargs)
+    res = TextBlock(tok, vocab, is_lm, seq_len, **kwargs)
+    res.type_tfms[1] = _Numericalize(vocab, ifnone(min_freq, least), max_vocab)
     if vocab is not None and not is_lm: res.dls_kwargs = {'before_batch': Pad_Chunk(pad_idx=pad_index(vocab), seq_len=seq_len)}
     return res
 
@@ -410,6 +450,10 @@ def text_list(
     "The texts of `dls` with their transforms: one of several `TfmdLists`, or the only one"
     return dls.valid_ds.tls[side] if hasattr(dls.valid_ds, 'tls') else dls.valid_ds
 
+def _refuse_keys(texts):
+    "A TypeError for what would give its keys in place of texts"
+    if isinstance(texts, (dict, pd.DataFrame)): raise TypeError(f"a {type(texts).__name__} is no list of texts: pass {'its values' if isinstance(texts, dict) else 'one of its columns, or use from_df'}")
+
 def as_texts(
     item, # a text, a list or series of texts, or a data frame
     text_col:str='text' # the data frame's column
@@ -419,6 +463,7 @@ def as_texts(
         item,text_col = item.rename(columns=str),str(text_col)
         if text_col not in item.columns: raise ValueError(f'there is no column {text_col!r} among {list(item.columns)}: name the one with the texts, `text_col=…`')
         item = item[text_col]
+    _refuse_keys(item)
     if not hasattr(item, '__iter__'): raise TypeError(f'{item!r} is a {type(item).__name__}: give a text, a list of texts or a data frame')
     texts = [item] if isinstance(item, str) else list(item)
     if not texts: raise ValueError('there is no text to predict: the list or data frame is empty')
@@ -447,7 +492,9 @@ def tokenize_like(
     "Tokenize `items` exactly as the training texts of `dls` were"
     tok = text_tokenizer(dls, side)
     if isinstance(items, (str, Path)): items = [items]
-    if not isinstance(items, pd.DataFrame): items = list(items)
+    if not isinstance(items, pd.DataFrame):
+        _refuse_keys(items)
+        items = list(items)
     if not len(items): raise ValueError(f'there are no texts in {items!r}: pass at least one')
     if isinstance(items, list) and isinstance(items[0], pd.Series): items = pd.DataFrame(items)
     if tok is None or not isinstance(items, pd.DataFrame) and is_listy(items[0]): return items
@@ -455,10 +502,11 @@ def tokenize_like(
     return _tokenize_frame(items.rename(columns=str), tok)
 
 def _tokenize_frame(df, tok):
-    "`df` with the tokens of its text column(s), read as `tok` read the training frame"
+    "`df` with the tokens of its text column(s), read as `tok` read the training frame, unless it has them already"
     kw = getattr(tok, 'kwargs', {})
     col,cols = kw.get('tok_text_col', 'text'),L(getattr(tok, 'text_cols', 'text'))
     if not all(isinstance(c, int) or c in df.columns for c in cols) and col in df.columns: cols = L(col)
+    if list(cols) == [col] and len(df) and all(map(is_listy, df.get(col, ['']))): return df
     check_df(df, cols)
     return _token_frame(df, list(cols), tok.tok, tok.rules, mark_fields=kw.get('mark_fields'), tok_text_col=col)[0]
 
@@ -495,10 +543,11 @@ class TransformerDataLoaders(TextDataLoaders):
         valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
         check_df(df, text_col, None if is_lm else label_col, valid if valid_pct or valid_col is not None else None,
                  label_delim, unseen_ok=y_block is not None)
+        if not is_lm: _check_kept(df, label_col, tok_text_col)
         cols = _names(df, text_col)
         tok = TextTokenizer.from_df(cols, ifnone(tok_tfm, WordTokenizer), rules, tok_text_col=tok_text_col, n_workers=n_workers)
         if hasattr(tok.tok, 'setup'): tok.tok.setup(_join_cols(df[~valid], cols), tok.rules)
-        blocks = [_text_block(tok, text_vocab, is_lm, seq_len, min_freq, backwards=backwards, max_vocab=max_vocab)]
+        blocks = [_text_block(tok, text_vocab, is_lm, seq_len, min_freq, max_vocab, backwards=backwards)]
         if not is_lm: blocks += L(_y_block(df, label_col, label_delim, valid) if y_block is None else y_block)
         get_y = None if is_lm else ColReader(_names(df, label_col), label_delim=label_delim)
         dblock = DataBlock(blocks, get_x=ColReader(tok_text_col), get_y=get_y, splitter=IndexSplitter(np.flatnonzero(valid)))
@@ -549,6 +598,7 @@ def from_folder(cls:TransformerDataLoaders,
 ):
     "Loaders from a folder of text files, tokenized again if any is new or changed"
     _check_options(TextDataLoaders.from_folder, kwargs)
+    if valid_pct is not None: _check_pct(valid_pct)
     files = get_text_files(path, folders=[train,valid] if valid_pct is None else None)
     if not files: raise ValueError(f'there is no text file (*.txt) in {path}' + (f' under {train!r} or {valid!r}: name the folders, or give valid_pct' if valid_pct is None else ''))
     if tok_tfm is None:
@@ -572,5 +622,6 @@ def test_dl(self:TransformerDataLoaders,
 ):
     "A loader over `test_items`, tokenized as the training texts were (see `tokenize_like`)"
     if with_labels and isinstance(test_items, pd.DataFrame): _check_columns(test_items.rename(columns=str), self.valid_ds.tls[1:])
-    if rm_type_tfms is None: test_items = tokenize_like(self, test_items)
+    files = with_labels and is_listy(test_items) and isinstance(first(test_items), Path) # their folders are the labels
+    if rm_type_tfms is None and not files: test_items = tokenize_like(self, test_items)
     return super(TransformerDataLoaders, self).test_dl(test_items, rm_type_tfms=rm_type_tfms, with_labels=with_labels, **kwargs)

@@ -17,7 +17,7 @@ from fastai.torch_core import TensorCategory, TensorMultiCategory
 from fastcore.basics import ifnone, patch
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
-from .data import TransformerDataLoaders, _check_options, _frame, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_vocab
+from .data import TransformerDataLoaders, _check_bs, _check_options, _frame, _one_name, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_vocab
 from .generate import _check
 from .learner import TransformerClassifierLearner, TransformerLearner, _check_kind, transformer_classifier_learner, transformer_lm_learner
 from .mlm import MASKS, _unused as _not_mlm, transformer_mlm_learner
@@ -324,7 +324,7 @@ def _loaders(df, text_col, texts, valid, bs, seq_len, seed, label_col, label_del
     if isinstance(tok, type): tok = kwargs['tok_tfm'] = tok()
     if hasattr(tok, 'train') and tok.tok is None: tok.train(texts)
     if hasattr(tok, 'vocab') and not {*MASKS} & {*tok.vocab}: kwargs['text_vocab'] = [*tok.vocab, MASKS[0]]
-    lm = TransformerDataLoaders.from_df(pd.DataFrame({text_col:texts}), text_col=text_col, is_lm=True, valid_pct=max(0.05, 1.5/len(texts)), seed=seed,
+    lm = TransformerDataLoaders.from_df(pd.DataFrame({text_col:texts}), text_col=text_col, is_lm=True, valid_pct=min(0.5, max(0.05, 1.5/len(texts))), seed=seed,
                                         bs=bs, val_bs=max(1, bs//4), seq_len=seq_len, **kwargs)
     kwargs = {**kwargs, 'text_vocab':text_vocab(lm)}
     return lm, TransformerDataLoaders.from_df(df, text_col=text_col, label_col=label_col, label_delim=label_delim, valid_col=valid, bs=bs, **kwargs)
@@ -389,8 +389,9 @@ def self_pretrain(
 )->SelfPretrained:
     "Pretrain on all texts, then classify; `kwargs` are fields of the configuration and options of `TransformerDataLoaders.from_df`."
     _check_request(minutes, share, objective)
+    _check_bs(bs=bs)
     df = _frame(df)
-    text_col, = _names(df, text_col)
+    text_col = _one_name(df, text_col)
     valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
     check_df(df, text_col, label_col, valid, label_delim)
     texts = _texts_to_read(df, text_col, unlabelled, valid, valid_texts)

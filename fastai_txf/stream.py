@@ -16,7 +16,7 @@ from fastai.text.data import LMDataLoader, LMTensorText, Numericalize, TensorTex
 from fastai.torch_core import default_device
 from fastcore.basics import ifnone, maps, patch, store_attr
 from fastcore.meta import delegates
-from .data import TextTokenizer, _frame, _names, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_tokenizer, token_lists
+from .data import TextTokenizer, _check_bs, _frame, _one_name, _random_mask, _refuse_keys, _valid_mask, as_texts, check_df, check_dls, text_tokenizer, token_lists
 
 # %% ../nbs/05c_stream.ipynb #5d9b728e
 FlatIds = namedtuple('FlatIds', 'ids ends')
@@ -62,6 +62,7 @@ class FlatLMDataLoader(LMDataLoader):
         **kwargs
     ):
         if windows not in _windows: raise ValueError(f'{windows=} is none of {_windows}')
+        _check_bs(bs=bs)
         if seq_len < 1: raise ValueError(f'{seq_len=}: a row has at least one token')
         if epoch_len is not None and not (windows == 'random' and isinstance(epoch_len, (int,np.integer)) and epoch_len >= 1): raise ValueError(f'{epoch_len=} with {windows=}: give a whole number of batches from 1 on, and windows="random"')
         if flat is None: flat = dataset.flat if isinstance(dataset, FlatTexts) else flat_ids(map(_ids_of, dataset))
@@ -148,6 +149,7 @@ class FlatTexts(TfmdLists):
 def _only_texts(texts):
     "`texts`, a TypeError for what is none."
     if isinstance(texts, str): raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
+    _refuse_keys(texts)
     for i,t in enumerate(texts):
         if not isinstance(t, str): raise TypeError(f'text number {i} is {t!r}: a {type(t).__name__}, not a str')
         yield t
@@ -203,9 +205,11 @@ class LMDataLoaders(DataLoaders):
         device=None, # where batches go; default: fastai's
     ):
         "Loaders, checked as `check_dls` does."
+        val_bs = ifnone(val_bs, bs)
+        _check_bs(bs=bs, val_bs=val_bs)
         train = FlatLMDataLoader(sets[0], bs=bs, seq_len=seq_len, windows=windows, epoch_len=epoch_len, num_workers=num_workers, shuffle=True, drop_last=True)
         if not len(train): raise ValueError(f'the training set has {len(sets[0].flat.ids)} tokens, fewer than {bs+1}, so there is not one batch of {bs=}: pass a smaller bs')
-        valid = train.new(sets[1], bs=ifnone(val_bs, bs), windows='continuous', shuffle=False, drop_last=False)
+        valid = train.new(sets[1], bs=val_bs, windows='continuous', shuffle=False, drop_last=False)
         res = cls(train, valid, path=path, device=ifnone(device, default_device()))
         check_dls(res)
         return res
@@ -251,9 +255,9 @@ class LMDataLoaders(DataLoaders):
     ):
         "Loaders from the rows of `df`. A ValueError names the rows, the column and the remedy where that cannot be."
         df = _frame(df)
+        col = _one_name(df, text_col)
         valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
-        check_df(df, text_col, valid_col=valid if valid_pct or valid_col is not None else None)
-        col, = _names(df, text_col)
+        check_df(df, col, valid_col=valid if valid_pct or valid_col is not None else None)
         return cls.from_texts(df[col][~valid].tolist(), df[col][valid].tolist(), text_col=col, **kwargs)
 
     @classmethod
@@ -311,7 +315,7 @@ class _Files:
 
 def _checked_ids(ids, vocab):
     "`ids` as one text."
-    if not isinstance(ids, np.ndarray): ids = np.asarray(ids, dtype=np.int32)
+    if not isinstance(ids, np.ndarray): ids = np.asarray(ids, dtype=None if len(ids) else np.int32)
     if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer): raise ValueError(f'ids of shape {ids.shape} and type {ids.dtype}: give one array of integers')
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(vocab): raise ValueError(f'ids from {ids.min()} to {ids.max()} do not fit a vocabulary of {len(vocab)} tokens')
     return FlatIds(ids, np.array([len(ids)][:len(ids)], dtype=np.int64))

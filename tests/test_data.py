@@ -1,10 +1,11 @@
 """Texts in: the docstring data set, checks of frames and loaders, tokens in use as in training."""
 import importlib.util, os, re, sys, time
+from functools import partial
 from inspect import signature
 
 import numpy as np, pandas as pd, pytest, torch
 from torch import nn
-from fastai.text.all import (BOS, PAD, SGD, UNK, BaseTokenizer, BCEWithLogitsLossFlat, CategoryBlock, ColReader, ColSplitter,
+from fastai.text.all import (BOS, PAD, SGD, UNK, BaseTokenizer, BCEWithLogitsLossFlat, CategoryBlock, ClassificationInterpretation, ColReader, ColSplitter,
     DataBlock, DataLoaders, L, Learner, Module, MSELossFlat, MultiCategoryBlock, Path, RandomSplitter, RegressionBlock, SortedDL,
     TensorCategory, TensorMultiCategory, TextBlock, TextDataLoaders, TransformBlock, get_text_files, ifnone, load_learner)
 
@@ -189,7 +190,34 @@ def test_bad_valid_col(value, shown):
     df = frame()
     df['is_valid'] = df['is_valid'].astype(object)
     df.loc[5, 'is_valid'] = value
-    with pytest.raises(ValueError, match=rf"'is_valid' must be True/False or 1/0.*{shown}.*index 5\).*=='True'"): check(df)
+    with pytest.raises(ValueError, match=rf"'is_valid' must be True/False or 1/0.*{shown}.*index 5\): .*valid_col=df\['is_valid'\]"): check(df)
+
+
+def test_bad_valid_mask():
+    "A mask is checked as a column is, and never taken by position where its index says something else"
+    df = frame()
+    good = df.is_valid
+    for ok in (good, good.astype(int), good.to_numpy(), good.tolist(), good.astype('boolean'), good.to_numpy(dtype=float), L(good.tolist())): check(df, valid=ok)
+    check(df.set_index('label', drop=False), valid=good.set_axis(df.label))
+    def bad(mask, match):
+        with pytest.raises(ValueError, match=match): check(df, valid=mask)
+        with pytest.raises(ValueError, match=match): TransformerDataLoaders.from_df(df, label_col='label', valid_col=mask, **FAST)
+    bad(good.where(df.index != 3), r"valid_col must be True/False or 1/0.*holds nan \(float\) in 1 of 20 rows \(index 3\).*fillna\(False\)")
+    bad(good.astype(str), r"holds 'False' \(str\) in 20 of 20 rows.*valid_col=pd.Series\(valid_col, index=df.index\) == 'True'")
+    bad(good.astype(str).tolist(), "holds 'False'")
+    bad(np.arange(20), r"holds 2 \(int\) in 18 of 20")
+    bad(good.sample(frac=1, random_state=0), r'valid_col is a series with another index than the data frame.*reindex\(df.index\).*to_numpy\(\)')
+    bad(good[:9], 'another index')
+    bad([0, 5, 7], r'valid_col has 3 values for 20 rows.*np.isin\(np.arange\(20\), valid_col\)')
+    bad(['is_valid'], 'valid_col has 1 values for 20 rows')
+
+
+@pytest.mark.parametrize('valid,remedy', [(['0', '1']*10, "df['is_valid'] == '1'"), (['train', 'valid']*10, "df['is_valid'] == 'valid'"), ([False, None]*10, "df['is_valid'].fillna(False)")])
+def test_remedies_for_valid_col(valid, remedy):
+    "What the message advises is right"
+    df = frame(is_valid=valid)
+    with pytest.raises(ValueError, match=re.escape(f'pass valid_col={remedy}')): check(df)
+    if 'fillna' not in remedy: assert eval(remedy).tolist() == [False, True]*10
 
 
 @pytest.mark.parametrize('value,which', [(True, 'all'), (False, 'none')])
@@ -315,9 +343,50 @@ def test_positions_odd_names_and_several_texts():
     assert torch.equal(other.train_ds[0][0], dls.train_ds[0][0])
 
 
+@pytest.mark.parametrize('col', ['text', 'text_length'])
+def test_label_column_with_the_name_of_a_token_column(col):
+    "Tokens would be written over the labels to test on; under another name they are not"
+    df = frame().assign(review=lambda o: o.text, **{col:[1., 2.]*10})
+    kw = dict(text_col='review', label_col=col, valid_col='is_valid', **FAST)
+    with pytest.raises(ValueError, match=f"label column '{col}'.*'text' and 'text_length'.*rename it, or pass another tok_text_col"): TransformerDataLoaders.from_df(df, **kw)
+    dls = TransformerDataLoaders.from_df(df, tok_text_col='tokens', **kw)
+    assert [y.item() for _,y in dls.test_dl(df[:4], with_labels=True).dataset] == [1., 2., 1., 2.]
+    assert [y.item() for _,y in dls.train_ds] == df[col][~df.is_valid].tolist()
+
+
 @pytest.mark.parametrize('make', [TransformerDataLoaders.from_df, LMDataLoaders.from_df, Seq2SeqDataLoaders.from_df, self_pretrain])
 def test_no_frame(make):
     with pytest.raises(TypeError, match='list is no data frame'): make(['a text'])
+
+
+def from_folder(path, **kw): return TransformerDataLoaders.from_folder(text_folder(path/'texts'), **{'bs':2, **kw})
+
+
+MAKERS = [lambda path, **kw: TransformerDataLoaders.from_df(frame(), **{**FAST, **kw}), lambda path, **kw: LMDataLoaders.from_df(frame(), tok_tfm=CharTokenizer(), **{'bs':2, **kw}),
+          lambda path, **kw: Seq2SeqDataLoaders.from_df(frame(), **{'bs':2, **kw}), lambda path, **kw: self_pretrain(frame(), minutes=1e-3, **kw),
+          from_folder, partial(from_folder, tok_tfm=CharTokenizer())]
+each_maker = pytest.mark.parametrize('make', MAKERS, ids=['frame', 'lm', 'pairs', 'self', 'folder', 'folder and tokenizer'])
+
+
+@each_maker
+@pytest.mark.parametrize('pct', [-.1, 1, 1.5, '0.2', np.nan, None, [0.2]])
+def test_bad_valid_pct(tmp_path, make, pct):
+    if pct is None and make in MAKERS[4:]: return # the folders tell
+    with pytest.raises(ValueError, match=re.escape(f'valid_pct={pct!r}: give the share of the rows for validation, 0 <= valid_pct < 1')): make(tmp_path, valid_pct=pct)
+
+
+@each_maker
+@pytest.mark.parametrize('bs,error', [(0, ValueError), (-1, ValueError), (None, TypeError), (2.5, TypeError), ('8', TypeError), (True, TypeError)])
+def test_bad_batch_size(tmp_path, make, bs, error):
+    with pytest.raises(error, match=re.escape(f'bs={bs!r}: at least 1 text in a batch, a whole number')): make(tmp_path, bs=bs)
+
+
+@each_maker
+def test_bad_batch_size_for_validation(tmp_path, make):
+    "None is that of training"
+    if make is MAKERS[3]: return # chooses it itself
+    with pytest.raises(ValueError, match='val_bs=0: at least 1 text'): make(tmp_path, val_bs=0)
+    assert make(tmp_path, val_bs=None).valid.bs in (2, 4)
 
 
 def test_labels_of_two_types():
@@ -449,6 +518,30 @@ def test_test_dl_tokenizes_as_in_training(lines):
     assert sorted(y.tolist()) == sorted(y.item() for _,y in dls.valid_ds)
 
 
+@pytest.mark.parametrize('kw', [dict(text_col='review'), dict(text_col=['review', 'label']), dict(text_col='review', tok_text_col='tokens'),
+                                dict(text_col='text'), dict(text_col='text', tok_tfm=CharTokenizer())])
+def test_test_dl_of_tokens(lines, kw):
+    "A frame that is tokenized, as fastai's interpretations pass it, stays so"
+    df = lines[0].assign(text=lambda o: o.review, y=lambda o: o.label)
+    if kw['text_col'] != 'text': df = df.drop(columns='text')
+    dls = TransformerDataLoaders.from_df(df, label_col='y', valid_col='is_valid', bs=4, n_workers=0, **kw)
+    got = dls.test_dl(dls.valid_ds.items[2:5], with_labels=True).dataset
+    assert len(got) == 3 and all(torch.equal(a, c) and b == d for (a,b),(c,d) in zip(got, [dls.valid_ds[i] for i in (2,3,4)]))
+    learn = learner(dls, 2)
+    with learn.no_bar(): learn.get_preds(dl=dls.test_dl(dls.valid_ds.items[:3]))
+
+
+@pytest.mark.parametrize('folder', [False, True])
+def test_plot_top_losses(lines, tmp_path, monkeypatch, folder):
+    "fastai's table of the worst guesses, from loaders of a frame and of a folder"
+    shown = []
+    monkeypatch.setattr('fastai.text.learner.display_df', shown.append)
+    dls = TransformerDataLoaders.from_folder(text_folder(tmp_path/'texts'), bs=2, num_workers=0) if folder else lines[1]
+    learn = learner(dls, 2)
+    with learn.no_bar(): ClassificationInterpretation.from_learner(learn).plot_top_losses(2)
+    assert len(shown[0]) == 2 and shown[0].target.isin(dls.vocab[1]).all() and shown[0].loss.astype(float).min() > 0
+
+
 def test_test_dl_errors(lines):
     _,dls = lines
     for empty in ([], (), pd.DataFrame(dict(review=[]))):
@@ -456,7 +549,17 @@ def test_test_dl_errors(lines):
     with pytest.raises(ValueError, match=r'None \(number 1 of 2\) is no text'): dls.test_dl(['a', None])
     with pytest.raises(ValueError, match="'review' has no text"): dls.test_dl(pd.DataFrame(dict(review=['a', None])))
     with pytest.raises(ValueError, match="no columns are called 'review'.*'texts'"): dls.test_dl(pd.DataFrame(dict(texts=['a'])))
+    named = TransformerDataLoaders.from_df(frame(), valid_col='is_valid', **FAST)
+    with pytest.raises(ValueError, match="no columns are called 'text'.*'review'"): named.test_dl(pd.DataFrame(dict(review=['a'])))
+    with pytest.raises(ValueError, match="2 columns are called 'text'"): named.test_dl(pd.concat([frame(), frame()[['text']]], axis=1))
+    with pytest.raises(ValueError, match='holds .*where a text is needed, in 1 of 2'): named.test_dl(pd.DataFrame(dict(text=['a', ['b']])))
     with pytest.raises(ValueError, match="no columns are called 'label': the data frame has .'review', 'lable'."): dls.test_dl(pd.DataFrame(dict(review=['a'], lable=['pos'])), with_labels=True)
+
+
+def test_a_dict_is_no_text(lines):
+    "Its keys would be"
+    for call in (as_texts, lines[1].test_dl):
+        with pytest.raises(TypeError, match='a dict is no list of texts: pass its values'): call({'review':'a text'})
 
 
 def test_tokenize_like_for_plain_loaders(lines):

@@ -303,6 +303,11 @@ def test_fewer_tokens_than_numbers(df, clock, objective):
     vocab_sz = len(text_vocab(res.learn.dls))
     assert vocab_sz < 64 <= len(res.pretrained.dls.train_ds) + len(res.pretrained.dls.valid_ds) and len(res.results) == 1
 
+@pytest.mark.parametrize('objective', ['lm','mlm','counts'])
+def test_empty_texts(df, clock, objective):
+    res = pretrain(df.assign(text=df.text.where(df.index % 8 > 0, '')), objective=objective, tok_tfm=CharTokenizer(), minutes=0.2, num_workers=1, compare=False)
+    assert np.isfinite(res.results.accuracy).all()
+
 def test_few_texts(df, clock):
     "Ten texts are enough for one to validate the language model on"
     res = pretrain(df[:14], unlabelled=None, minutes=0.2, bs=4)
@@ -337,7 +342,7 @@ def test_other_targets(df, clock):
     assert list(numbers.results)[0] == 'mse' and len(numbers.learn.dls.valid_ds) == 24
 
 @pytest.mark.parametrize('kw,error,words', [(dict(label_col='lable'), ValueError, "'lable'"), (dict(text_col='txt'), ValueError, "'txt'"), (dict(valid_col='valid'), ValueError, "'valid'"),
-    (dict(minutes=0), ValueError, 'minutes=0'), (dict(share=1), ValueError, 'share=1'), (dict(objective='bert'), ValueError, "objective='bert'"),
+    (dict(text_col=['text','label']), ValueError, 'name one column'), (dict(minutes=0), ValueError, 'minutes=0'), (dict(share=1), ValueError, 'share=1'), (dict(objective='bert'), ValueError, "objective='bert'"),
     (dict(unlabelled=[]), ValueError, 'unlabelled holds no text'), (dict(unlabelled=pd.DataFrame(dict(t=['a']))), ValueError, "no column 'text'"), (dict(unlabelled=['a', None]), TypeError, 'number 1 is None'),
     (dict(d_modle=3), TypeError, "'d_modle'"), (dict(minute=3), TypeError, "'minute'; close to it are .'minutes'"), (dict(config='gtp2'), ValueError, "'gtp2'"), (dict(n_heads=3), ValueError, 'n_heads=3')])
 def test_refused(df, kw, error, words, monkeypatch):

@@ -162,11 +162,24 @@ bad = {'no string':(lambda: LMDataLoaders.from_texts(['a', 3], tok_tfm=CharToken
        'no window':(lambda: FlatLMDataLoader(texts_of([[1,2]]), seq_len=2, windows='random'), ValueError, '2 tokens hold no random window'),
        'ids':(lambda: LMDataLoaders.from_ids([1,200], [], VOCAB, BaseTokenizer()), ValueError, 'from 1 to 200'),
        'floats':(lambda: LMDataLoaders.from_ids(np.zeros(9), [], VOCAB, BaseTokenizer()), ValueError, 'float64'),
+       'list of floats':(lambda: LMDataLoaders.from_ids([2.5,3.7], [], VOCAB, BaseTokenizer()), ValueError, 'float64: give one array of integers'),
+       'text columns':(lambda: LMDataLoaders.from_df(texts_df(20), text_col=['text','label'], tok_tfm=CharTokenizer()), ValueError, r"text_col=.'text', 'label'.: name one column; .* df\[\['text', 'label'\]\].agg\(' '.join, axis=1\)"),
+       'no text column':(lambda: LMDataLoaders.from_df(texts_df(20), text_col=[], tok_tfm=CharTokenizer()), ValueError, r"text_col=\[\]: name one column"),
+       'frame':(lambda: LMDataLoaders.from_texts(texts_df(20), tok_tfm=CharTokenizer()), TypeError, "a DataFrame is no list of texts: pass one of its columns, or use from_df"),
+       'frame for validation':(lambda: LMDataLoaders.from_texts(['a text']*9, texts_df(20), tok_tfm=CharTokenizer(), bs=2), TypeError, 'a DataFrame is no list'),
+       'frame to learn from':(lambda: LMDataLoaders.from_texts(texts_df(20), tok_tfm=BPETokenizer(300)), TypeError, 'a DataFrame is no list'),
+       'dict':(lambda: LMDataLoaders.from_texts(dict(text=['a']), tok_tfm=CharTokenizer()), TypeError, 'a dict is no list of texts'),
        'typo':(lambda: LMDataLoaders.from_texts(['abc'], bach=2), TypeError, 'bach')}
 
 @pytest.mark.parametrize('call,error,match', bad.values(), ids=bad)
 def test_errors(call, error, match):
     with pytest.raises(error, match=match): call()
+
+def test_lists_of_ids():
+    "Numbers of any kind, as long as they are whole"
+    for ids in ([2,3]*9, (2,3)*9, torch.tensor([2,3]*9), range(2, 20)):
+        dls = LMDataLoaders.from_ids(ids, [], VOCAB, BaseTokenizer(), bs=2, seq_len=4)
+        assert dls.train_ds.flat.ids.tolist() == list(ids)
 
 def test_one_text_is_not_many():
     "A string is refused where texts are asked for; a path is one file"

@@ -1,11 +1,13 @@
 "Tokenizers: the same tokens as fastai's, texts put together again, and learners that take them along"
 import subprocess, sys, pandas as pd, pytest, torch
-from fastai.text.all import SpacyTokenizer, TextDataLoaders, TokenizeWithRules, fix_html, lowercase, replace_rep
+from functools import partial
+from fastai.text.all import SpacyTokenizer, TextDataLoaders, TokenizeWithRules, fix_html, load_learner, lowercase, replace_rep
 from hypothesis import example, given, settings, strategies as st
 from fixtures import SMALL, quiet, texts_df
 from fastai_txf.data import TransformerDataLoaders, docstrings_df, text_tokenizer
 from fastai_txf.generate import decode_ids, encode_text
-from fastai_txf.learner import transformer_classifier_learner
+from fastai_txf.learner import transformer_classifier_learner, transformer_lm_learner
+from fastai_txf.mlm import transformer_mlm_learner
 from fastai_txf.pairs import Seq2SeqDataLoaders
 from fastai_txf.stream import LMDataLoaders
 from fastai_txf.tokens import BPETokenizer, CharTokenizer, FastSpacyTokenizer
@@ -150,6 +152,21 @@ def test_encode_words():
     text = 'The Film was THE film with the'
     assert decode_ids(learn, encode_text(learn, text)) == text and encode_text(learn, pd.DataFrame(dict(t=[text])), text_col='t')[0].equal(encode_text(dls, text))
     assert decode_ids(dls, encode_text(dls, text), decoder=lambda toks: toks).startswith('xxmaj the xxmaj film was xxup the film')
+
+@pytest.mark.parametrize('num_workers', [0,1])
+@pytest.mark.parametrize('make', [transformer_classifier_learner, transformer_lm_learner, partial(transformer_mlm_learner, mask_tok='a')], ids=['clf','lm','mlm'])
+@pytest.mark.parametrize('tok', [CharTokenizer, lambda: BPETokenizer(300)], ids=['characters','pieces'])
+def test_learners_take_empty_texts(tok, make, num_workers, tmp_path):
+    "A text without one token is integers like any other: in training, in validation, alone in a batch, after export"
+    df,is_lm = texts_df(40), make is transformer_lm_learner
+    df.loc[[1,2,4,5,6,7,8,34], 'text'] = ''
+    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', tok_tfm=tok(), is_lm=is_lm, bs=2, seq_len=16, num_workers=num_workers, path=tmp_path)
+    assert not any(t.is_floating_point() for ds in (dls.train_ds, dls.valid_ds) for t,*_ in ds)
+    learn = quiet(make(dls, **SMALL))
+    learn.fit(1)
+    assert torch.isfinite(learn.get_preds()[0]).all()
+    learn.export('l.pkl')
+    if make is transformer_classifier_learner: assert load_learner(tmp_path/'l.pkl').predict('')[2].equal(learn.predict('')[2])
 
 def test_one_text_is_not_many():
     with pytest.raises(TypeError, match='one str is not many texts'): BPETokenizer(300).train('a long text')
