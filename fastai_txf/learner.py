@@ -26,7 +26,7 @@ from fastai.text.core import PAD
 from fastai.text.data import LMDataLoader, TensorText
 from fastai.torch_core import display_df, get_empty_df, to_cpu, trainable_params
 from .data import as_texts, check_dls, pad_index, text_tokenizer, text_vocab, tokenize_like
-from .generate import predict, stream_text, text_logprobs
+from .generate import _check, predict, stream_text, text_logprobs
 from .models import TransformerClassifier, TransformerConfig, TransformerLM, classifier_splitter, lm_splitter, make_config
 from .pairs import PairDL
 from .scale import compile_for_training
@@ -234,7 +234,7 @@ class TransformerClassifierLearner(TransformerLearner):
     "A `TransformerLearner` that maps texts to labels or numbers."
     def _predict_tokens(self, tokens, bs):
         "Probabilities and decoded predictions of texts that are tokenized."
-        if bs is not None and bs < 1: raise ValueError(f'{bs=}: at least 1 text in a batch')
+        _check(bs=bs)
         dl = self.dls.test_dl(tokens, num_workers=0, **({} if bs is None else dict(bs=bs)))
         with self.no_bar(), _record_kept(self): preds,_,dec = self.get_preds(dl=dl, with_decoded=True)
         return preds, dec
