@@ -46,10 +46,10 @@ _settings = dict(
     seed=(lambda v: isinstance(v, (Integral,torch.Generator)), 'a whole number, a torch.Generator, or None for another sample each time'))
 
 def _check(**values):
-    "A ValueError for the first value that is out of its range; None and unknown names pass."
+    "A ValueError for the first value that is out of its range; None, but for `minutes`, and unknown names pass."
     for k,v in values.items():
         ok,remedy = _settings.get(k, (lambda v: True, ''))
-        try: fits = v is None or ok(v)
+        try: fits = (v is None and k != 'minutes') or ok(v)
         except TypeError: fits = False
         if not fits: raise ValueError(f'{k}={v!r} is out of range: {remedy}')
 

@@ -307,7 +307,9 @@ def _texts_to_read(df, text_col, unlabelled, valid, valid_texts):
     more = [] if unlabelled is None else as_texts(unlabelled, text_col)
     texts = [*(df[text_col] if valid_texts else df[text_col][~valid]), *more]
     unseen = set() if valid_texts else set(df[text_col][valid])
-    return [t for t in dict.fromkeys(texts) if t not in unseen]
+    texts = [t for t in dict.fromkeys(texts) if t not in unseen]
+    if not texts: raise ValueError('every text to pretrain on is one of validation, too: remove copies, give other texts as unlabelled, or set valid_texts=True')
+    return texts
 
 def _score(learn, metric, minutes):
     "The validation score of `learn` as a row of the results."

@@ -187,6 +187,7 @@ def test_suggestion_can_be_followed(request, loaders, tmp_path):
 def test_no_suggestion(df, dls):
     with pytest.raises(ValueError, match='minutes=-1'): suggest_config(dls, minutes=-1)
     with pytest.raises(TypeError, match='no DataLoaders'): suggest_config(df)
+    with pytest.raises(ValueError, match='minutes=None'): suggest_config(dls, minutes=None)
     pairs = Seq2SeqDataLoaders.from_df(df, src_col='text', tgt_col='label', tok_tfm=BaseTokenizer(), valid_pct=0.2, bs=8)
     with pytest.raises((TypeError,ValueError)): suggest_config(pairs)
 
@@ -337,9 +338,14 @@ def test_other_targets(df, clock):
     assert list(numbers.results)[0] == 'mse' and len(numbers.learn.dls.valid_ds) == 24
 
 @pytest.mark.parametrize('kw,error,words', [(dict(label_col='lable'), ValueError, "'lable'"), (dict(text_col='txt'), ValueError, "'txt'"), (dict(valid_col='valid'), ValueError, "'valid'"),
-    (dict(minutes=0), ValueError, 'minutes=0'), (dict(share=1), ValueError, 'share=1'), (dict(objective='bert'), ValueError, "objective='bert'"),
+    (dict(minutes=0), ValueError, 'minutes=0'), (dict(minutes=None), ValueError, 'minutes=None'), (dict(share=1), ValueError, 'share=1'), (dict(objective='bert'), ValueError, "objective='bert'"),
     (dict(unlabelled=[]), ValueError, 'unlabelled holds no text'), (dict(unlabelled=pd.DataFrame(dict(t=['a']))), ValueError, "no column 'text'"), (dict(unlabelled=['a', None]), TypeError, 'number 1 is None'),
     (dict(d_modle=3), TypeError, "'d_modle'"), (dict(minute=3), TypeError, "'minute'; close to it are .'minutes'"), (dict(config='gtp2'), ValueError, "'gtp2'"), (dict(n_heads=3), ValueError, 'n_heads=3')])
 def test_refused(df, kw, error, words, monkeypatch):
     monkeypatch.setattr(recipes.Learner, 'fit', lambda *a, **k: pytest.fail('it trains before it looks'))
     with pytest.raises(error, match=words): pretrain(df, **kw)
+
+@pytest.mark.parametrize('more', [None,['same']])
+def test_nothing_to_read(df, more):
+    "Every text is one of validation, too"
+    with pytest.raises(ValueError, match='every text .* is one of validation.*valid_texts=True'): pretrain(df.assign(text='same'), unlabelled=more)
