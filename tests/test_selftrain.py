@@ -47,6 +47,14 @@ def test_guesses_of_nothing_or_of_strangers(make):
     with pytest.raises(ValueError, match='different labels.*neg.*music'): pseudo_labels([make(), make('multi')], NEW)
 
 # The loaders
+def test_learners_of_other_kinds(df, make):
+    "One label or several for a text, one number or two: there is no mean"
+    df = df.assign(tags=df.label.map(lambda o: [o]), more=0.5)
+    several = make('multi', dls=make_dls(df, label_col='tags', y_block=MultiCategoryBlock))
+    with pytest.raises(ValueError, match='one label.*several labels.*no mean'): pseudo_labels([make(), several], NEW)
+    with pytest.raises(ValueError, match='1 and 2 outputs: .*no mean'): pseudo_labels([make('reg'), make('reg', dls=make_dls(df, label_col=['score','more'], y_block=RegressionBlock))], NEW)
+    assert pseudo_labels([several]*2, NEW).shape == (4,2)
+
 
 def items_of(dl):
     "The texts and targets of an epoch, as a sorted list"
