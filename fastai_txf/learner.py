@@ -132,7 +132,7 @@ class TransformerLearner(Learner):
         "Mixed precision in bfloat16 on the model's device."
         return self.to_fp32().add_cb(DeviceMixedPrecision(AMPMode.BF16))
 
-    def _loader(self, ds_idx, dl=None):
+    def _loader(self, ds_idx, dl=None, scored=True):
         "`dl`, or the loader number `ds_idx`. A ValueError if that has not one batch."
         if dl is not None: return dl
         if not len(self.dls[ds_idx]): raise ValueError(f'the loader number {ds_idx} has not one batch (an exported learner takes no texts along): give one, dl=learn.dls.test_dl(df, with_labels=True), or other loaders, learn.dls = dls')
@@ -147,7 +147,7 @@ class TransformerLearner(Learner):
         **kwargs
     ):
         "As in `Learner`. A ValueError where there is nothing to train on."
-        self._loader(0)
+        self._loader(0, scored=False)
         return super().fit(n_epoch, lr, wd, cbs, **kwargs)
 
     def validate(self,
@@ -232,6 +232,13 @@ def _item_tokens(dls, item, text_col=None):
 
 class TransformerClassifierLearner(TransformerLearner):
     "A `TransformerLearner` that maps texts to labels or numbers."
+    def _loader(self, ds_idx, dl=None, scored=True):
+        "As in `TransformerLearner`, and what the texts ask of loss and, where they are `scored`, of metrics."
+        dl = super()._loader(ds_idx, dl)
+        check = getattr(getattr(dl, 'dataset', None), 'check_learner', None)
+        if check is not None: check(self, scored)
+        return dl
+
     def _predict_tokens(self, tokens, bs):
         "Probabilities and decoded predictions of texts that are tokenized."
         _check(bs=bs)

@@ -65,6 +65,13 @@ def _soft(y, kind, n_out):
     y = torch.as_tensor(y).as_subclass(torch.Tensor)
     return y.float() if kind is not accuracy or y.is_floating_point() else F.one_hot(y, n_out).float()
 
+_hard = CrossEntropyLossFlat,LabelSmoothingCrossEntropyFlat,FocalLossFlat # losses that take numbers of classes
+
+def _compares_labels(metric):
+    "Whether a metric is a function of fastai or scikit-learn, which take labels."
+    f = getattr(metric, 'func', None)
+    return str(getattr(getattr(f, 'func', f), '__module__', '')).startswith(('fastai.','sklearn.'))
+
 class _PseudoLabelled(GetAttr):
     "The items of `ds`, then `texts` with `targets`; everything else is that of `ds`."
     _default = 'ds'
@@ -82,6 +89,14 @@ class _PseudoLabelled(GetAttr):
         if self.kind is accuracy and y.is_floating_point(): y = TensorCategory(y.argmax(-1))
         elif self.kind is accuracy_multi: y = y > 0.5
         return self.ds.decode((x, y), full=full)
+
+    def check_learner(self, learn, scored):
+        "A ValueError for a loss that takes no probabilities and, where the texts are `scored`, for such metrics."
+        loss,metrics = learn.loss_func, [m.name for m in learn.metrics if _compares_labels(m)]
+        if self.kind is accuracy and isinstance(loss, _hard) and not isinstance(loss, SoftCrossEntropy):
+            raise ValueError(f'{type(loss).__name__} takes labels, and pseudo-labels are probabilities: leave it out, or give SoftCrossEntropy(label_smoothing=…)')
+        if scored and metrics and self.kind is not mse:
+            raise ValueError(f'{", ".join(metrics)} would compare with labels, and pseudo-labels are probabilities: validate on others, or set learn.metrics to none, L()')
 
     @property
     def loss_func(self): return SoftCrossEntropy() if self.kind is accuracy else self.ds.loss_func

@@ -8,6 +8,7 @@ from fastai.text.all import BaseTokenizer, Callback, set_seed, tokenize_texts
 from fastai_txf.data import TransformerDataLoaders, text_vocab
 from fastai_txf.pairs import Seq2SeqDataLoaders
 from fastai_txf.recipes import SIZES, baseline, count_vectors, nb_weights, ngram_matrix, ngrams, self_pretrain, suggest_config
+from fastai_txf.selftrain import add_pseudo_labels
 from fastai_txf.tokens import CharTokenizer
 from fixtures import *
 
@@ -186,10 +187,19 @@ def test_suggestion_can_be_followed(request, loaders, tmp_path):
 
 def test_no_suggestion(df, dls):
     with pytest.raises(ValueError, match='minutes=-1'): suggest_config(dls, minutes=-1)
-    with pytest.raises(TypeError, match='no DataLoaders'): suggest_config(df)
     with pytest.raises(ValueError, match='minutes=None'): suggest_config(dls, minutes=None)
+    with pytest.raises(TypeError, match='no DataLoaders'): suggest_config(df)
     pairs = Seq2SeqDataLoaders.from_df(df, src_col='text', tgt_col='label', tok_tfm=BaseTokenizer(), valid_pct=0.2, bs=8)
     with pytest.raises((TypeError,ValueError)): suggest_config(pairs)
+
+def test_suggestion_counts_guesses(dls, speed):
+    "Pseudo-labelled texts belong to the training set, with their lengths"
+    texts = ['warm film '*40]*40
+    both,n = add_pseudo_labels(dls, texts, torch.eye(2)[[0]*40]), len(dls.train_ds)
+    data,before = recipes._Data.read(both), recipes._Data.read(dls)
+    new = 40*len(both.train_ds[n][0])
+    assert data.n == n+40 and data.longest == new//40 and abs(data.tokens - before.tokens - new) <= data.n
+    assert f'{n+40} texts' in suggest_config(both, minutes=1).reasons[0]
 
 # Unfreezing
 
