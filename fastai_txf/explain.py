@@ -7,7 +7,9 @@ __all__ = ['BASELINES', 'log_odds', 'integrated_gradients', 'word_spans', 'Expla
 
 # %% ../nbs/09a_explain.ipynb #1fc9cf7d
 import math, matplotlib.pyplot as plt, numpy as np, pandas as pd, torch, warnings
+from contextlib import suppress
 from dataclasses import dataclass
+from operator import index
 from fastai.data.transforms import Categorize, EncodedMultiCategorize, MultiCategorize
 from fastai.learner import Learner
 from fastai.text.core import BOS, EOS, FLD, PAD, SentencePieceTokenizer, TK_MAJ, TK_REP, TK_UP, TK_WREP
@@ -169,7 +171,8 @@ def _outputs(learn):
 def _choose_output(target, names, n):
     "The number of the output `target`, given by name or number."
     if names and str(target) in names: return names.index(str(target))
-    if isinstance(target, int) and not isinstance(target, bool) and -n <= target < n: return target % n
+    with suppress(TypeError):                                               # what is no whole number
+        if not isinstance(target, bool) and -n <= index(target) < n: return index(target) % n
     if not names: raise ValueError(f'{target=}: the outputs are numbered from 0 to {n-1}')
     raise ValueError(f'{target=} is not one of the {n} labels: {_nearest(str(target), names)}')
 

@@ -41,10 +41,11 @@ _settings = dict(
     length_penalty=(math.isfinite, '0 adds up the log-probabilities, 1 takes their mean, more prefers long texts'),
     n_words=(_whole(0), 'a number of words, 0 or more'),
     n_tokens=(_whole(0), 'a number of tokens, 0 or more, or None to count words'),
+    bs=(_whole(1), 'a number of texts in a batch, 1 or more'),
     minutes=(lambda v: v > 0, 'a budget of training, more than 0'),
     seed=(lambda v: isinstance(v, (Integral,torch.Generator)), 'a whole number, a torch.Generator, or None for another sample each time'))
 
-_needed = {'temperature','n','n_samples','num_beams','length_penalty'}
+_needed = {'temperature','n','n_samples','num_beams','length_penalty','minutes'}
 
 def _check(**values):
     "A ValueError for the first value that is out of its range; unknown names pass, and None where it has a meaning."

@@ -26,7 +26,7 @@ from fastai.text.core import PAD
 from fastai.text.data import LMDataLoader, TensorText
 from fastai.torch_core import display_df, get_empty_df, to_cpu, trainable_params
 from .data import as_texts, check_dls, pad_index, text_tokenizer, text_vocab, tokenize_like
-from .generate import predict, stream_text, text_logprobs
+from .generate import _check, predict, stream_text, text_logprobs
 from .models import TransformerClassifier, TransformerConfig, TransformerLM, classifier_splitter, lm_splitter, make_config
 from .pairs import PairDL
 from .scale import compile_for_training
@@ -136,7 +136,7 @@ class TransformerLearner(Learner):
         "Mixed precision in bfloat16 on the model's device."
         return self.to_fp32().add_cb(DeviceMixedPrecision(AMPMode.BF16))
 
-    def _loader(self, ds_idx, dl=None):
+    def _loader(self, ds_idx, dl=None, scored=True):
         "`dl`, or the loader number `ds_idx`. A ValueError if that has not one batch, or other numbers for its tokens."
         if dl is not None: return dl
         if (mine := _vocabs(self.dls)) and vars(self).get('vocabs', mine) != mine: raise ValueError('these loaders number tokens or labels otherwise than those the learner was made with, so the model would read other words: make them with the same (text_vocab=, y_block=CategoryBlock(vocab=…)), or give one loader, dl=learn.dls.test_dl(df, with_labels=True)')
@@ -152,7 +152,7 @@ class TransformerLearner(Learner):
         **kwargs
     ):
         "As in `Learner`. A ValueError where there is nothing to train on."
-        self._loader(0)
+        self._loader(0, scored=False)
         return super().fit(n_epoch, lr, wd, cbs, **kwargs)
 
     def validate(self,
@@ -244,9 +244,16 @@ def _item_tokens(dls, item, text_col=None):
 
 class TransformerClassifierLearner(TransformerLearner):
     "A `TransformerLearner` that maps texts to labels or numbers."
+    def _loader(self, ds_idx, dl=None, scored=True):
+        "As in `TransformerLearner`, and what the texts ask of loss and, where they are `scored`, of metrics."
+        dl = super()._loader(ds_idx, dl)
+        check = getattr(getattr(dl, 'dataset', None), 'check_learner', None)
+        if check is not None: check(self, scored)
+        return dl
+
     def _predict_tokens(self, tokens, bs):
         "Probabilities and decoded predictions of texts that are tokenized."
-        if bs is not None and bs < 1: raise ValueError(f'{bs=}: at least 1 text in a batch')
+        _check(bs=bs)
         dl = self.dls.test_dl(tokens, num_workers=0, **({} if bs is None else dict(bs=bs)))
         with self.no_bar(), _record_kept(self): preds,_,dec = self.get_preds(dl=dl, with_decoded=True)
         return preds, dec

@@ -165,9 +165,9 @@ class _Data:
         "From the loaders."
         dl,vocab_sz = dls.train, len(text_vocab(dls))
         if hasattr(dl, 'seq_len'): return cls(True, 0, len(dl)*dl.bs*dl.seq_len, dl.seq_len, dl.seq_len, vocab_sz, dl.bs)
-        texts = dls.train_ds.tls[0]
-        lens = [len(texts[i]) for i in np.linspace(0, len(texts)-1, min(1000, len(texts))).astype(int)]
-        return cls(False, len(texts), int(np.mean(lens)*len(texts)), max(1, int(np.mean(lens))), int(np.quantile(lens, 0.95)), vocab_sz, dl.bs)
+        ds,n = dls.train_ds, len(dls.train_ds)
+        lens = [len(ds[i][0]) for i in np.linspace(0, n-1, min(1000, n)).astype(int)]
+        return cls(False, n, int(np.mean(lens)*n), max(1, int(np.mean(lens))), int(np.quantile(lens, 0.95)), vocab_sz, dl.bs)
 
     @property
     def factory(self): return transformer_lm_learner if self.is_lm else transformer_classifier_learner
@@ -307,7 +307,9 @@ def _texts_to_read(df, text_col, unlabelled, valid, valid_texts):
     more = [] if unlabelled is None else as_texts(unlabelled, text_col)
     texts = [*(df[text_col] if valid_texts else df[text_col][~valid]), *more]
     unseen = set() if valid_texts else set(df[text_col][valid])
-    return [t for t in dict.fromkeys(texts) if t not in unseen]
+    texts = [t for t in dict.fromkeys(texts) if t not in unseen]
+    if not texts: raise ValueError('every text to pretrain on is one of validation, too: remove copies, give other texts as unlabelled, or set valid_texts=True')
+    return texts
 
 def _score(learn, metric, minutes):
     "The validation score of `learn` as a row of the results."

@@ -6,17 +6,19 @@
 __all__ = ['ResumeCallback']
 
 # %% ../nbs/07b_resume.ipynb #807ea84e
-import numpy as np, os, torch
+import dataclasses, inspect, numpy as np, os, torch
+from enum import Enum
 from functools import partial
+from zlib import crc32
 from fastai.callback.core import Callback, CancelEpochException, CancelFitException
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.schedule import ParamScheduler
 from fastai.learner import Recorder, join_path_file
 from fastai.optimizer import Optimizer
 from fastai.text.data import LMDataLoader
-from fastai.torch_core import get_model, get_random_states, num_distrib, set_random_states, to_device
+from fastai.torch_core import get_model, get_random_states, no_random, num_distrib, set_random_states, to_device
 from fastcore.basics import GetAttr, store_attr
-from fastcore.foundation import L
+from fastcore.foundation import CollBase, L
 from .train import TimeBudget
 
 # %% ../nbs/07b_resume.ipynb #25d57545
@@ -81,24 +83,75 @@ def _set_dls_state(dls, states):
             dl.make_chunks()
 
 # %% ../nbs/07b_resume.ipynb #cc5c1a8c
-def _step_name(o):
-    "The name of an optimizer's step, the same in every process."
-    return f'{o.func.__name__}({o.keywords})' if isinstance(o, partial) else getattr(o, '__name__', type(o).__name__)
+def _crc(o, crc=0):
+    "A checksum of numbers, strings, arrays, tensors and what holds them, the same in every process."
+    if isinstance(o, dict): o = list(o.items())
+    if isinstance(o, np.ndarray) and o.dtype.hasobject: o = o.tolist()
+    if isinstance(o, (list,tuple,CollBase)):
+        for v in o: crc = _crc(v, crc32(b',', crc))
+        return crc
+    if isinstance(o, torch.Tensor): o = o.detach().as_subclass(torch.Tensor).cpu().reshape(-1).view(torch.uint8).numpy()
+    known = o is None or isinstance(o, (bool,int,float,str))
+    return crc32(o.tobytes() if hasattr(o, 'tobytes') else repr(o if known else type(o)).encode(), crc)
+
+def _brief(o):
+    "`o` in few words, the same in every process: itself, its name, or a checksum."
+    if o is None or type(o) in (bool,int,float,str): return o
+    if isinstance(o, Enum): return _brief(o.value)
+    if isinstance(o, (np.generic,np.ndarray,torch.Tensor)) and len(o.reshape(-1)) <= 10: return o.tolist()
+    if isinstance(o, dict): return {str(k):_brief(v) for k,v in o.items()}
+    if isinstance(o, (list,tuple,CollBase)) and len(o) <= 10: return [*map(_brief, o)]
+    if isinstance(o, (list,tuple,CollBase,np.ndarray,torch.Tensor)): return f'checksum {_crc(o):08x}'
+    return f'{_brief(o.func)}({[*map(_brief, o.args)]}, {_brief(o.keywords)})' if isinstance(o, partial) else getattr(o, '__name__', type(o).__name__)
+
+def _options(o):
+    "The arguments of `o` that it keeps under their names."
+    return {k:_brief(v) for k,v in vars(o).items() if k in inspect.signature(type(o)).parameters and k not in _own}
+
+# %% ../nbs/07b_resume.ipynb #5c0ed001
+def _about_loss(f):
+    "A loss's name, options and weights."
+    inner = getattr(f, 'func', f)
+    kept = {k:v for o in (f, inner) for k,v in getattr(o, '__dict__', {}).items() if k[0] != '_'}
+    return dict(name=_brief(f)) | _brief(kept | (inner.state_dict() if isinstance(inner, torch.nn.Module) else {}))
+
+def _about_model(model):
+    "A model's configuration, if it has one, its modules, and its parameters: which of them learn, and their shapes."
+    config = getattr(model, 'config', None)
+    return dict(config=_brief(dataclasses.asdict(config)) if dataclasses.is_dataclass(config) else {},
+                modules={n:f'{type(m).__name__}({_options(m)})' for n,m in model.named_modules()},
+                trained={n:p.requires_grad for n,p in model.named_parameters()}, parameters={n:list(p.shape) for n,p in model.named_parameters()})
+
+def _about_data(dls, most=1000):
+    "The vocabularies, how batches are cut, and the number of training items with a checksum of up to `most` of them, evenly drawn."
+    dl,vocab = dls.train, getattr(dls, 'vocab', None) or []
+    vocabs = vocab if len(vocab) and isinstance(vocab[0], (list,CollBase)) else [vocab]
+    flat,ds = vars(dl).get('flat'), getattr(dl, 'dataset', None)
+    if flat is not None: n,item = len(flat.ids), lambda i: flat.ids[i:i+100] # passages of one array of ids
+    else: n,item = len(ds) if hasattr(ds, '__len__') and hasattr(ds, '__getitem__') else 0, lambda i: ds[i]
+    with no_random(): crc = _crc([item(i) for i in np.linspace(0, n-1, min(most, n)).astype(int).tolist()])
+    loader = {k:getattr(dl, k, None) for k in ('bs','seq_len','windows','epoch_len','shuffle','drop_last')}
+    return dict(vocab=_brief(dict(zip(('of texts','of targets'), vocabs))), loader=_brief(loader), data=dict(items=n, checksum=f'{crc:08x}'))
 
 def _describe(learn, others):
     "What a run must have in common with the one in the file."
     scheds = {n:f(0.25) for cb in learn.cbs.filter(lambda cb: isinstance(cb, ParamScheduler)) for n,f in cb.scheds.items()}
-    steps = learn.opt.cbs if isinstance(learn.opt, Optimizer) else [type(learn.opt.opt)]
-    return _plain(dict(epochs=learn.n_epoch, batches=len(learn.dls.train), optimizer=[*map(_step_name, steps)],
-                       groups=[len(g) for g in learn.opt.param_lists], schedule=scheds, callbacks=[type(o).__name__ for o in others],
-                       parameters={n:list(p.shape) for n,p in get_model(learn.model).named_parameters()}))
+    steps,model = learn.opt.cbs if isinstance(learn.opt, Optimizer) else [type(learn.opt.opt)], get_model(learn.model)
+    hypers = {k:_brief([h[k] for h in learn.opt.hypers]) for k in learn.opt.hypers[0] if k not in {'mom', *scheds}} # a schedule before may have left its mom
+    run = dict(epochs=learn.n_epoch, batches=len(learn.dls.train), optimizer=[*map(_brief, steps)], opt_func=_brief(learn.opt_func), hypers=hypers,
+               groups=[len(g) for g in learn.opt.param_lists], schedule=scheds, callbacks=[f'{type(o).__name__}({_options(o)})' for o in others])
+    return _plain(run | _about_model(model) | dict(loss=_about_loss(learn.loss_func)) | _about_data(learn.dls))
 
-def _first_difference(a, b):
-    "The first values that differ between dictionaries `a` and `b`, and where."
+def _differences(a, b, most=None):
+    "Where dictionaries `a` and `b` differ, at most in `most` places, with both values where these are short."
+    res = []
     for k in {**a, **b}:
-        if a.get(k) == b.get(k): continue
-        if isinstance(a.get(k), dict) and isinstance(b.get(k), dict): return f'{k}: {_first_difference(a[k], b[k])}'
-        return f'{k} {a.get(k)} (here {b.get(k)})'
+        x,y = a.get(k), b.get(k)
+        if x == y: continue
+        if isinstance(x, list) and isinstance(y, list) and len(f'{x}{y}') > 200: x,y = [v for v in x if v not in y], [v for v in y if v not in x]
+        if isinstance(x, dict) and isinstance(y, dict): res.append(f'{k}: {_differences(x, y, 2)}')
+        else: res.append(f'{k} {x} (here {y})' if len(f'{x}{y}') <= 200 else k)
+    return ', '.join(res[:most]) + ', …'*(len(res) > len(res[:most]))
 
 # %% ../nbs/07b_resume.ipynb #3f2c812f
 _counters = 'train_iter','pct_train','smooth_loss'
@@ -153,10 +206,12 @@ class ResumeCallback(Callback):
 
     def _read(self):
         "What the file holds, checked."
-        saved = torch.load(self._path, map_location='cpu', weights_only=True)
+        try: saved = torch.load(self._path, map_location='cpu', weights_only=True)
+        except Exception as e: raise ValueError(f'{self._path} cannot be read ({type(e).__name__}: {str(e)[:80]}): delete it to start anew, or give another name') from e
         if not isinstance(saved, dict) or 'run' not in saved: raise ValueError(f'{self._path} was not written by ResumeCallback: give another name')
         if saved['fit'] > self._fits: return saved
-        if saved['run'] != self._run: raise ValueError(f'{self._path} holds another run, {_first_difference(saved["run"], self._run)}: repeat that one, give another name, or delete the file')
+        if saved['run'].keys() != self._run.keys(): raise ValueError(f'{self._path} comes from another version of fastai_txf and does not say all that makes a run: finish it with that one, or delete the file to start anew')
+        if saved['run'] != self._run: raise ValueError(f'{self._path} holds another run, {_differences(saved["run"], self._run)}: repeat that one, give another name, or delete the file')
         return saved
 
     def before_epoch(self):

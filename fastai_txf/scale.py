@@ -135,17 +135,31 @@ def spared_params(
 
 class SpareDecay(Callback):
     "Weight decay for matrices only."
+    _learn = None
     def __init__(self,
         embeddings:bool=True, # spare embeddings too, and heads tied to them
-    ): store_attr()
+    ):
+        store_attr()
+        self._spared = set()
+
+    @property
+    def learn(self): return self._learn
+    @learn.setter
+    def learn(self, learn):
+        if learn is None: self._decay_all()                                 # the fit has ended, however that was
+        self._learn = learn
+
     def before_fit(self):
+        self._decay_all()                                                   # a fit before this one that was broken off
         if isinstance(self.opt, OptimWrapper) and not isinstance(self.opt, TorchOptimizer):
             raise TypeError('OptimWrapper decays every parameter alike: use a fastai optimizer, `adamw`, or TorchOptimizer')
-        self._spared = spared_params(self.model, self.embeddings).filter(lambda p: self.opt.state[p].get('do_wd', True))
+        self._spared = {p for p in spared_params(self.model, self.embeddings) if self.opt.state[p].get('do_wd', True)}
         for p in self._spared: self.opt.state[p]['do_wd'] = False
-    def after_fit(self):
-        for p in getattr(self, '_spared', ()): self.opt.state[p]['do_wd'] = True
-        self._spared = ()
+    def after_fit(self): self._decay_all()
+    def _decay_all(self):
+        "Let everything decay again that did."
+        for p in self._spared: self.opt.state[p]['do_wd'] = True
+        self._spared = set()
 
 # %% ../nbs/07a_scale.ipynb #2d645060
 class TorchOptimizer(OptimWrapper):

@@ -8,11 +8,12 @@ __all__ = ['SoftCrossEntropy', 'pseudo_labels', 'add_pseudo_labels']
 # %% ../nbs/10a_selftrain.ipynb #b84998fb
 import pandas as pd, torch, torch.nn.functional as F
 from fastai.data.core import DataLoaders, test_set
-from fastai.losses import CrossEntropyLossFlat
+from fastai.data.transforms import Categorize, EncodedMultiCategorize, MultiCategorize
+from fastai.losses import CrossEntropyLossFlat, FocalLossFlat, LabelSmoothingCrossEntropyFlat
 from fastai.metrics import accuracy, accuracy_multi, mse
 from fastai.text.data import SortedDL
 from fastai.torch_core import TensorCategory
-from fastcore.basics import GetAttr, store_attr
+from fastcore.basics import GetAttr, first, store_attr
 from fastcore.foundation import L
 from .data import as_texts, check_dls
 from .learner import TransformerClassifierLearner, _check_kind, _item_tokens
@@ -27,9 +28,10 @@ class SoftCrossEntropy(CrossEntropyLossFlat):
 
 # %% ../nbs/10a_selftrain.ipynb #bb27ca60
 def _labels(dls):
-    "The labels, none for a regression."
-    vocab = dls.vocab
-    return [] if isinstance(vocab[0], str) else list(vocab[-1])
+    "How many labels a text has, in words, and all labels, none for a regression."
+    cat = first(f for f in dls.train_ds.tls[-1].tfms.fs if isinstance(f, Categorize))
+    if cat is None: return 'numbers', []
+    return 'several labels' if isinstance(cat, (MultiCategorize,EncodedMultiCategorize)) else 'one label', list(cat.vocab)
 
 def _text_rows(texts):
     "`texts` as a list, or the data frame. A ValueError for none."
@@ -49,16 +51,26 @@ def pseudo_labels(
     for learn in learners:
         if not isinstance(learn, TransformerClassifierLearner): raise TypeError(f'{type(learn).__name__} labels no texts here: give learners made by transformer_classifier_learner')
     labels = [_labels(learn.dls) for learn in learners]
-    for other in labels:
-        if other != labels[0]: raise ValueError(f'learners with different labels, {labels[0][:10]} and {other[:10]}: their guesses have no mean')
+    for kind,names in labels:
+        if (kind,names) != labels[0]: raise ValueError(f'learners with different labels, {labels[0][0]} of {labels[0][1][:10]} and {kind} of {names[:10]}: their guesses have no mean')
     tokens = {id(dls):_item_tokens(dls, texts, text_col) for dls in {id(learn.dls):learn.dls for learn in learners}.values()}
-    return torch.stack([learn._predict_tokens(tokens[id(learn.dls)], bs)[0].as_subclass(torch.Tensor) for learn in learners]).mean(0)
+    preds = [learn._predict_tokens(tokens[id(learn.dls)], bs)[0].as_subclass(torch.Tensor) for learn in learners]
+    for p in preds:
+        if p.shape != preds[0].shape: raise ValueError(f'learners with {preds[0].shape[1]} and {p.shape[1]} outputs: their guesses have no mean')
+    return torch.stack(preds).mean(0)
 
 # %% ../nbs/10a_selftrain.ipynb #7fab77e8
 def _soft(y, kind, n_out):
     "A label as the guesses are."
     y = torch.as_tensor(y).as_subclass(torch.Tensor)
     return y.float() if kind is not accuracy or y.is_floating_point() else F.one_hot(y, n_out).float()
+
+_hard = CrossEntropyLossFlat,LabelSmoothingCrossEntropyFlat,FocalLossFlat # losses that take numbers of classes
+
+def _compares_labels(metric):
+    "Whether a metric is a function of fastai or scikit-learn, which take labels."
+    f = getattr(metric, 'func', None)
+    return str(getattr(getattr(f, 'func', f), '__module__', '')).startswith(('fastai.','sklearn.'))
 
 class _PseudoLabelled(GetAttr):
     "The items of `ds`, then `texts` with `targets`; everything else is that of `ds`."
@@ -77,6 +89,14 @@ class _PseudoLabelled(GetAttr):
         if self.kind is accuracy and y.is_floating_point(): y = TensorCategory(y.argmax(-1))
         elif self.kind is accuracy_multi: y = y > 0.5
         return self.ds.decode((x, y), full=full)
+
+    def check_learner(self, learn, scored):
+        "A ValueError for a loss that takes no probabilities and, where the texts are `scored`, for such metrics."
+        loss,metrics = learn.loss_func, [m.name for m in learn.metrics if _compares_labels(m)]
+        if self.kind is accuracy and isinstance(loss, _hard) and not isinstance(loss, SoftCrossEntropy):
+            raise ValueError(f'{type(loss).__name__} takes labels, and pseudo-labels are probabilities: leave it out, or give SoftCrossEntropy(label_smoothing=…)')
+        if scored and metrics and self.kind is not mse:
+            raise ValueError(f'{", ".join(metrics)} would compare with labels, and pseudo-labels are probabilities: validate on others, or set learn.metrics to none, L()')
 
     @property
     def loss_func(self): return SoftCrossEntropy() if self.kind is accuracy else self.ds.loss_func

@@ -103,6 +103,7 @@ class Seq2SeqLearner(TransformerLearner):
         **kwargs
     ): # a text; a list of them for several sources or samples (for both, a list of lists)
         "What the model writes for `item`."
+        _check(bs=bs)
         ids,seed = encode_text(self.dls, self._given(item, text_col)), _as_generator(seed, next(self.model.parameters()).device)
         order,res = sorted(range(len(ids)), key=lambda i: len(ids[i])), [None]*len(ids)
         for at in [order[i:i+bs] for i in range(0, len(ids), bs)]:

@@ -351,6 +351,14 @@ def test_empty_text(clf):
     assert e.tokens == ['xxbos','xxunk'] and str(e) and e._repr_html_()
     with pytest.raises(ValueError, match='no word to remove'): deletion_curve(clf, ['xxbos'])
 
+def test_targets_by_number(clf):
+    "What `predict` returns as index, and numpy's numbers; nothing else that could be taken for one"
+    i = clf.predict(TEXT)[1]
+    for target in (i, int(i), np.int64(i), np.argmax(clf.predict(TEXT)[2].numpy())): assert clf.explain(TEXT, target=target).idx == int(i)
+    assert clf.explain(TEXT, target=np.int64(-1)).idx == 1
+    for target in (True, 1., torch.tensor(1.), torch.tensor([0,1]), np.int64(2)):
+        with pytest.raises(ValueError, match='not one of the 2 labels'): clf.explain(TEXT, target=target)
+
 def test_explain_mistakes(clf, make, s2s):
     for kw,match in ((dict(target='posi'),"close to it are 'pos'"), (dict(target=2),'target=2'), (dict(baseline='nul'),"baseline='nul'"), (dict(steps=0),'steps=0')):
         with pytest.raises(ValueError, match=match): clf.explain(TEXT, **kw)

@@ -312,9 +312,9 @@ def test_many_labels(make, df):
 def test_bad_y_range(make, y_range):
     with pytest.raises(ValueError, match='y_range=.*: (two numbers are needed|the first must be below)'): make('reg', y_range=y_range)
 
-@pytest.mark.parametrize('bs', [0,-2])
+@pytest.mark.parametrize('bs', [0,-2,2.5])
 def test_bad_bs(trained, bs):
-    with pytest.raises(ValueError, match=f'bs={bs}: at least 1 text'): trained.predict(['warm fine','dull'], bs=bs)
+    with pytest.raises(ValueError, match=f'{bs=} is out of range: .* texts in a batch'): trained.predict(['warm fine','dull'], bs=bs)
 
 def test_regression(make, df):
     "Values stay in `y_range`, however sure the model is; without it they need not"

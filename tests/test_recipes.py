@@ -8,6 +8,7 @@ from fastai.text.all import BaseTokenizer, Callback, set_seed, tokenize_texts
 from fastai_txf.data import TransformerDataLoaders, text_vocab
 from fastai_txf.pairs import Seq2SeqDataLoaders
 from fastai_txf.recipes import SIZES, baseline, count_vectors, nb_weights, ngram_matrix, ngrams, self_pretrain, suggest_config
+from fastai_txf.selftrain import add_pseudo_labels
 from fastai_txf.tokens import CharTokenizer
 from fixtures import *
 
@@ -186,9 +187,19 @@ def test_suggestion_can_be_followed(request, loaders, tmp_path):
 
 def test_no_suggestion(df, dls):
     with pytest.raises(ValueError, match='minutes=-1'): suggest_config(dls, minutes=-1)
+    with pytest.raises(ValueError, match='minutes=None'): suggest_config(dls, minutes=None)
     with pytest.raises(TypeError, match='no DataLoaders'): suggest_config(df)
     pairs = Seq2SeqDataLoaders.from_df(df, src_col='text', tgt_col='label', tok_tfm=BaseTokenizer(), valid_pct=0.2, bs=8)
     with pytest.raises((TypeError,ValueError)): suggest_config(pairs)
+
+def test_suggestion_counts_guesses(dls, speed):
+    "Pseudo-labelled texts belong to the training set, with their lengths"
+    texts = ['warm film '*40]*40
+    both,n = add_pseudo_labels(dls, texts, torch.eye(2)[[0]*40]), len(dls.train_ds)
+    data,before = recipes._Data.read(both), recipes._Data.read(dls)
+    new = 40*len(both.train_ds[n][0])
+    assert data.n == n+40 and data.longest == new//40 and abs(data.tokens - before.tokens - new) <= data.n
+    assert f'{n+40} texts' in suggest_config(both, minutes=1).reasons[0]
 
 # Unfreezing
 
@@ -342,9 +353,14 @@ def test_other_targets(df, clock):
     assert list(numbers.results)[0] == 'mse' and len(numbers.learn.dls.valid_ds) == 24
 
 @pytest.mark.parametrize('kw,error,words', [(dict(label_col='lable'), ValueError, "'lable'"), (dict(text_col='txt'), ValueError, "'txt'"), (dict(valid_col='valid'), ValueError, "'valid'"),
-    (dict(text_col=['text','label']), ValueError, 'name one column'), (dict(minutes=0), ValueError, 'minutes=0'), (dict(share=1), ValueError, 'share=1'), (dict(objective='bert'), ValueError, "objective='bert'"),
+    (dict(text_col=['text','label']), ValueError, 'name one column'), (dict(minutes=0), ValueError, 'minutes=0'), (dict(minutes=None), ValueError, 'minutes=None'), (dict(share=1), ValueError, 'share=1'), (dict(objective='bert'), ValueError, "objective='bert'"),
     (dict(unlabelled=[]), ValueError, 'unlabelled holds no text'), (dict(unlabelled=pd.DataFrame(dict(t=['a']))), ValueError, "no column 'text'"), (dict(unlabelled=['a', None]), TypeError, 'number 1 is None'),
     (dict(d_modle=3), TypeError, "'d_modle'"), (dict(minute=3), TypeError, "'minute'; close to it are .'minutes'"), (dict(config='gtp2'), ValueError, "'gtp2'"), (dict(n_heads=3), ValueError, 'n_heads=3')])
 def test_refused(df, kw, error, words, monkeypatch):
     monkeypatch.setattr(recipes.Learner, 'fit', lambda *a, **k: pytest.fail('it trains before it looks'))
     with pytest.raises(error, match=words): pretrain(df, **kw)
+
+@pytest.mark.parametrize('more', [None,['same']])
+def test_nothing_to_read(df, more):
+    "Every text is one of validation, too"
+    with pytest.raises(ValueError, match='every text .* is one of validation.*valid_texts=True'): pretrain(df.assign(text='same'), unlabelled=more)

@@ -1,11 +1,14 @@
 "A training that was killed ends as if it had not been"
-import os
+import json, os, random, subprocess, sys
 from functools import partial
 import numpy as np, pandas as pd, pytest, torch
-from fastai.text.all import (Callback, CSVLogger, EarlyStoppingCallback, GradientAccumulation, SaveModelCallback, accuracy, set_seed)
+from fastai.text.all import (Adam, Callback, CSVLogger, CrossEntropyLossFlat, DataLoaders, EarlyStoppingCallback, FocalLossFlat, GradientAccumulation, Learner, MSELossFlat, SaveModelCallback, accuracy,
+                             set_seed)
+from fastai.data.load import DataLoader
 from hypothesis import given, settings, strategies as st
-from fastai_txf.resume import ResumeCallback, _describe
-from fastai_txf.scale import ChunkedLoss, adamw
+from fastai_txf.models import TransformerBlock
+from fastai_txf.resume import ResumeCallback, _about_data, _describe, _differences
+from fastai_txf.scale import ChunkedLoss, SpareDecay, adamw
 from fastai_txf.stream import LMDataLoaders
 from fastai_txf.tokens import CharTokenizer
 from fixtures import *
@@ -13,9 +16,9 @@ from fixtures import *
 class Kill(Callback):
     "`how` at `event` of training step `at`"
     order = 200
-    def __init__(self, at=None, event='after_batch', how=None): self.at,self.event,self.how = at,event,how
+    def __init__(self, at=None, event='after_batch', how=None): self._at,self._event,self._how = at,event,how # under other names: no options of the run
     def __call__(self, event_name):
-        if event_name == self.event and self.learn.train_iter == self.at: (self.how or stop)()
+        if event_name == self._event and self.learn.train_iter == self._at: (self._how or stop)()
 
 def stop(): raise KeyboardInterrupt
 
@@ -24,9 +27,9 @@ N = 2 # epochs
 @pytest.fixture
 def new(make):
     "`new(kind, seed, …)`: a learner with loaders, weights and random numbers of its own"
-    def _new(kind, seed, **kw):
+    def _new(kind, seed, df=None, data={}, **kw):
         set_seed(seed)
-        dls = make_dls(texts_df(40), bs=4, **(dict(is_lm=True, seq_len=16) if kind == 'lm' else {}))
+        dls = make_dls(texts_df(40) if df is None else df, **{**dict(bs=4), **(dict(is_lm=True, seq_len=16) if kind == 'lm' else {}), **data})
         return make(kind, dls=dls, **{**(dict(metrics=accuracy, token_p=0.1) if kind == 'clf' else {}), **kw})
     return _new
 
@@ -80,13 +83,22 @@ def test_ids_in_one_array(make, windows):
     killed(new(0), ResumeCallback(every=3), Kill(at))
     assert_same(whole, run(new(5), ResumeCallback(every=3), Kill()))
 
-def test_same_run_in_another_process(new):
-    "Nothing that tells a run from another depends on where objects lie in memory"
-    learn = new('clf', 0)
+def described(learn):
     learn.n_epoch = 1
     learn.create_opt()
-    about = str(_describe(learn, []))
+    return _describe(learn, [*learn.cbs, GradientAccumulation(3), SaveModelCallback(), *learn.metrics])
+
+_elsewhere = """import json, torch; from fastai.text.all import accuracy, partial, Adam; from fixtures import *; from test_resume import described
+from fastai_txf.learner import *
+print(json.dumps(described(quiet(transformer_classifier_learner(make_dls(texts_df(40), bs=4), **SMALL, metrics=accuracy, opt_func=partial(Adam, eps=1e-4))))))"""
+
+def test_same_run_in_another_process(new):
+    "What tells a run from another depends on no hash and on no place in memory"
+    about = json.dumps(described(new('clf', 5, token_p=0., opt_func=partial(Adam, eps=1e-4))))
     assert 'adam_step' in about and ' at 0x' not in about
+    env = {**os.environ, 'PYTHONHASHSEED':'7', 'PYTHONPATH':os.pathsep.join(sys.path)}
+    there = subprocess.run([sys.executable, '-c', _elsewhere], env=env, capture_output=True, text=True, check=True).stdout
+    assert json.loads(there.strip().split('\n')[-1]) == json.loads(about)
 
 @pytest.mark.parametrize('event', ['before_validate','after_epoch'])
 def test_killed_between_epochs(new, whole, event):
@@ -101,6 +113,16 @@ def test_what_else_a_run_has(new, kind, kw, cbs, low):
     want = run(learner(0), Kill(), *more())
     killed(learner(0), ResumeCallback(every=3), Kill(11), *more())
     assert_same(want, run(learner(1), ResumeCallback(every=3), Kill(), *more()))
+
+def test_decay_after_it(new):
+    "What SpareDecay spares in a resumed fit, it spares in no later one"
+    def spared(learn): return {n for n,p in learn.model.named_parameters() if not learn.opt.state[p].get('do_wd', True)}
+    killed(new('lm', 0), ResumeCallback(), SpareDecay(), Kill(11))
+    learn = new('lm', 1)
+    learn.create_opt()
+    own = spared(learn)
+    run(learn, ResumeCallback(), SpareDecay(), Kill())
+    assert spared(learn) == own and 'encoder.emb.weight' not in own
 
 def test_killed_process(new, whole, tmp_path):
     "Two processes that are gone without a word, and one that ends; then the file is gone, too"
@@ -158,6 +180,103 @@ def test_costs_nothing(new, whole):
     assert file.read_bytes() == before
 
 # Refused
+
+def resume(learn, *cbs, fit='fit_one_cycle', lr=1e-2, **kw): getattr(learn, fit)(N, lr, cbs=[ResumeCallback(), Kill(), *cbs], **kw)
+
+def refused(learn, match, *cbs, **kw):
+    before = weights(learn)
+    with pytest.raises(ValueError, match=f'another run, .*{match}'): resume(learn, *cbs, **kw)
+    assert not changed(learn, before)
+
+def test_refuses_another_model(new):
+    "Whatever of it leaves all weights their shapes; from the same file, the run that it is of goes on"
+    def other(match, **kw): refused(new('lm', 0, **kw), match)
+    killed(new('lm', 0), ResumeCallback(), Kill(3))
+    other(r"config: positions \w+ \(here alibi\)", positions='alibi')
+    other(r"config: n_heads 2 \(here 4\)", n_heads=4)
+    other(r"config: p 0.1 \(here 0.5\)", p=0.5)
+    other(r"seq_len 16 \(here 17\)", data=dict(seq_len=17))
+    other(r"loss: label_smoothing 0.0 \(here 0.1\)", loss_func=CrossEntropyLossFlat(label_smoothing=0.1))
+    other(r"loss: weight None \(here checksum", loss_func=CrossEntropyLossFlat(weight=torch.rand(len(new('lm', 0).dls.vocab))))
+    other(r"loss: name CrossEntropyLossFlat \(here FocalLossFlat\)", loss_func=FocalLossFlat())
+    other(r"opt_func Adam \(here Adam\(.*0.001.*hypers: eps \[1e-05.*\(here \[0.001", opt_func=partial(Adam, eps=1e-3))
+    other(r"callbacks .*AvgMetric\({'func': 'accuracy'}\)", metrics=accuracy)
+    frozen = new('lm', 0)
+    frozen.freeze()
+    refused(frozen, r"trained: encoder\S+ True \(here False\)")
+    resume(new('lm', 0))
+
+def test_refuses_another_module(new):
+    "What no configuration says: another range, a block of one's own, another model's dropout"
+    class Mine(TransformerBlock): pass
+    killed(new('clf', 0, y_range=(0,1)), ResumeCallback(), Kill(3))
+    refused(new('clf', 0, y_range=(0,2)), r"modules: range SigmoidRange\({'low': 0.0, 'high': 1.0}\) \(here")
+    refused(new('clf', 0, y_range=(0,1), block=Mine), r"modules: encoder.blocks.0 TransformerBlock\(.*\(here Mine")
+    def plain(p): return quiet(Learner(DataLoaders(*[DataLoader([(torch.ones(2),torch.ones(1))]*8, bs=2)]*2), torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Dropout(p)), MSELossFlat()))
+    assert _differences(*(described(plain(p)) for p in (0.1,0.2))) == "modules: 1 Dropout({'p': 0.1, 'inplace': False}) (here Dropout({'p': 0.2, 'inplace': False}))"
+
+def test_refuses_another_fit(new):
+    "Decay, a plain fit's rate, accumulated gradients"
+    killed(new('lm', 0), ResumeCallback(), Kill(3), GradientAccumulation(4))
+    refused(new('lm', 0), r"GradientAccumulation\({'n_acc': 4}\).*GradientAccumulation\({'n_acc': 8}\)", GradientAccumulation(8))
+    refused(new('lm', 0), r"hypers: wd \[0.01.*\(here \[0.5", GradientAccumulation(4), wd=0.5)
+    learn = new('lm', 0, path=new('lm', 0).path/'plain')
+    killed(learn, ResumeCallback(), Kill(3), fit='fit')
+    refused(learn, r"hypers: lr \[0.01.*\(here \[1e-05", fit='fit', lr=1e-5)
+    resume(learn, fit='fit')
+
+def test_refuses_other_data(new):
+    "Other labels, or the same ones swapped; other texts, or the same ones in another order"
+    df = texts_df(40).assign(label=['abc'[i%3] for i in range(40)])
+    killed(new('clf', 0, df), ResumeCallback(), Kill(3))
+    def labels(**names): return df.assign(label=df.label.map(lambda o: names.get(o, o)))
+    refused(new('clf', 0, labels(a='x', b='a', c='b')), r"vocab: of targets \['a', 'b', 'c'\] \(here \['a', 'b', 'x'\]\)")
+    one,more = df.index[~df.is_valid][:2]
+    for other in (labels(a='b', b='a'), df.assign(text=df.text.where(df.index != one, df.text[one].replace('film', 'story')+' film')),
+                  df.assign(label=df.label.where(df.index != one, 'c')), df.rename(index={one:more, more:one}).sort_index()):
+        refused(new('clf', 0, other), r"data: checksum \w{8} \(here \w{8}\)")
+    refused(new('clf', 0, df.assign(text=df.text + ' newword')), 'vocab: of texts checksum')
+    resume(new('clf', 0, df))
+
+@pytest.mark.parametrize('change', [dict(windows='random'), dict(windows='random', epoch_len=9), dict(ids=7)])
+def test_refuses_another_array(make, change):
+    "Loaders over one array of ids: one id of it, and how it is cut"
+    def new(ids=0, **kw):
+        ids = np.arange(5000) % 50 + (np.arange(5000) == 2500)*ids
+        return make('lm', dls=LMDataLoaders.from_ids(ids, ids[:200], ['xxunk','xxpad', *(f't{i}' for i in range(97))], bs=4, seq_len=16, **kw))
+    killed(new(), ResumeCallback(), Kill(3))
+    refused(new(**change), 'data: checksum' if 'ids' in change else 'loader: windows continuous .here random')
+
+def test_any_items(new):
+    "A checksum of whatever a training set holds, the same each time though chance has a part, and nothing of the random states is used up"
+    class Noisy:
+        def __len__(self): return 5000
+        def __getitem__(self, i): return dict(x=torch.rand(2)+i, y=np.array([i, 'a'], dtype=object)), np.random.rand(), random.random(), Kill()
+    dls = DataLoaders(DataLoader(Noisy(), bs=4), DataLoader([1]))
+    set_seed(3)
+    want = torch.rand(1), np.random.rand(), random.random()
+    set_seed(3)
+    first = _about_data(dls)
+    assert first['data']['items'] == 5000 and (torch.rand(1), np.random.rand(), random.random()) == want
+    assert _about_data(dls) == first
+    class Stream:
+        def __iter__(self): yield 1
+    assert _about_data(DataLoaders(DataLoader(Stream(), n=9), DataLoader([1])))['data']['items'] == 0
+
+def test_files_that_cannot_be_read(new):
+    "Cut short, of another kind, or of a version that kept less"
+    killed(new('clf', 0), ResumeCallback(), Kill(3))
+    learn = new('clf', 0)
+    file = learn.path/learn.model_dir/'resume.pth'
+    whole = file.read_bytes()
+    for bad in (b'abc', b'', whole[:len(whole)//2]):
+        file.write_bytes(bad)
+        with pytest.raises(ValueError, match='resume.pth cannot be read.*delete it to start anew'): resume(learn)
+    file.write_bytes(whole)
+    saved = torch.load(file, weights_only=True)
+    del saved['run']['loss']
+    torch.save(saved, file)
+    with pytest.raises(ValueError, match='resume.pth comes from another version.*delete'): resume(learn)
 
 def test_refuses(new, tmp_path):
     "Another run's file, with the difference in words; nothing is changed or removed"

@@ -1,4 +1,5 @@
 "What training needs beyond the plain loop: loss without logits, decay that spares, torch's optimizers, blocks computed twice"
+from contextlib import nullcontext
 from functools import partial
 import numpy as np, pandas as pd, pytest, torch, torch.nn as nn, torch.nn.functional as F
 from fastai.text.all import (Adam, Callback, CrossEntropyLossFlat, GradientAccumulation, LMDataLoader, LabelSmoothingCrossEntropyFlat, Learner, OptimWrapper,
@@ -174,6 +175,28 @@ def test_spare_decay(make, norm, opt_func):
     of = {id(p):lr for g,lr in zip(learn.opt.param_lists, rates) for p in g}
     for n,p in learn.model.named_parameters():
         if n not in spared: assert torch.allclose(p.cpu(), before[n]*(1-0.1*of[id(p)])**steps, rtol=1e-4)
+
+@pytest.mark.parametrize('cls', [None,Learner])
+@pytest.mark.parametrize('mine', [False,True])
+def test_interrupted_spare_decay(make, dls_lm, cls, mine):
+    "However a fit ends, later ones without the callback decay every parameter; those that were spared anyway stay so"
+    learn = make('lm')
+    if cls: learn = quiet(cls(dls_lm, learn.model, CrossEntropyLossFlat()))
+    def spared(): return {p for p,s in learn.opt.state.items() if not s.get('do_wd', True)}
+    learn.create_opt()
+    own = spared()                                                          # fastai's own: biases, and norms that it knows
+    class Look(Callback):
+        def after_step(self): assert spared() > own
+    cb,stop = SpareDecay(), Stop('after_step', 50)
+    if mine: learn.add_cb(cb)
+    for more in ([stop], [stop], [Look()]):                                 # twice broken off, once to the end
+        with pytest.raises(KeyboardInterrupt) if stop in more else nullcontext(): learn.fit(1, cbs=more + [cb]*(not mine))
+        if not mine: assert spared() == own
+    if mine:
+        with pytest.raises(KeyboardInterrupt): learn.fit(1, cbs=stop)
+        learn.remove_cb(cb)
+    assert spared() == own
+    learn.fit(1)
 
 def test_spared_params():
     "A tied head is an embedding; without embeddings, it decays with them"

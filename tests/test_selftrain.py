@@ -1,7 +1,8 @@
 "Self-training: probabilities as targets, guesses of several classifiers, and loaders that hold labels and guesses"
 import numpy as np, pandas as pd, pytest, torch, torch.nn.functional as F
 from hypothesis import given, strategies as st
-from fastai.text.all import BaseTokenizer, CrossEntropyLossFlat, load_learner, set_seed
+from fastai.text.all import (BaseTokenizer, CrossEntropyLossFlat, F1Score, FocalLossFlat, LabelSmoothingCrossEntropyFlat, MultiCategoryBlock, RegressionBlock, accuracy,
+                             load_learner, set_seed)
 from fastai_txf.data import TransformerDataLoaders
 from fastai_txf.learner import transformer_classifier_learner
 from fastai_txf.recipes import baseline
@@ -45,6 +46,14 @@ def test_guesses_of_nothing_or_of_strangers(make):
     with pytest.raises(ValueError, match='no rows'): pseudo_labels(make(), pd.DataFrame(dict(text=[])))
     with pytest.raises(TypeError, match='TransformerLMLearner labels no texts'): pseudo_labels([make(), make('lm')], NEW)
     with pytest.raises(ValueError, match='different labels.*neg.*music'): pseudo_labels([make(), make('multi')], NEW)
+
+def test_learners_of_other_kinds(df, make):
+    "One label or several for a text, one number or two: there is no mean"
+    df = df.assign(tags=df.label.map(lambda o: [o]), more=0.5)
+    several = make('multi', dls=make_dls(df, label_col='tags', y_block=MultiCategoryBlock))
+    with pytest.raises(ValueError, match='one label.*several labels.*no mean'): pseudo_labels([make(), several], NEW)
+    with pytest.raises(ValueError, match='1 and 2 outputs: .*no mean'): pseudo_labels([make('reg'), make('reg', dls=make_dls(df, label_col=['score','more'], y_block=RegressionBlock))], NEW)
+    assert pseudo_labels([several]*2, NEW).shape == (4,2)
 
 # The loaders
 
@@ -127,3 +136,25 @@ def test_more_of_them(dls, dls_multi, make):
         learn = make(kind, dls=twice)
         learn.fit(1, 1e-2)
         assert np.isfinite(learn.validate()[0])
+
+@pytest.mark.parametrize('call', [lambda o: o.validate(0), lambda o: o.validate(dl=o.dls.train), lambda o: o.get_preds(0), lambda o: o.show_results(0), lambda o: o.top_losses(ds_idx=0)])
+def test_metrics_of_labels(make, dls, call):
+    "The training set has probabilities, which they do not compare: said so; fits and validation do not mind"
+    both = add_pseudo_labels(dls, NEW, probs)
+    learn = make(dls=both, metrics=[accuracy,F1Score()])
+    learn.fit(1)
+    assert len(learn.validate()) == 3 and len(learn.get_preds()[0]) == len(dls.valid_ds)
+    with pytest.raises(ValueError, match='accuracy, f1_score.*probabilities.*learn.metrics'): call(learn)
+    def overlap(pred, targ): return (pred.softmax(-1)*targ).sum(-1).mean()
+    for metrics in (None, overlap): call(make(dls=both, metrics=metrics))
+
+@pytest.mark.parametrize('loss', [CrossEntropyLossFlat(label_smoothing=0.1), LabelSmoothingCrossEntropyFlat(), FocalLossFlat()])
+def test_loss_of_labels(make, dls, loss):
+    "A loss that takes no probabilities, and the one that does instead"
+    both = add_pseudo_labels(dls, NEW, probs)
+    for f in (lambda o: o.fit(1), lambda o: o.validate(0)):
+        with pytest.raises(ValueError, match=rf'{type(loss).__name__}.*SoftCrossEntropy\(label_smoothing'): f(make(dls=both, loss_func=loss))
+    learn = make(dls=both, loss_func=SoftCrossEntropy(label_smoothing=0.1))
+    learn.fit(1)
+    assert np.isfinite(learn.recorder.losses).all() and np.isfinite(learn.validate(0)[0])
+    make(loss_func=loss).fit(1)                                             # labels alone

@@ -651,7 +651,7 @@ def test_predict_ends(make):
     assert learn.predict(['h','hh'], num_beams=1) == ['','']
     for t in ('xxpad','xxbos','xxunk','xxfld'): always(t); assert t not in learn.predict('h', n_tokens=5)
 
-@pytest.mark.parametrize('kw,match', [(dict(temperature=-1), 'temperature=-1'), (dict(n_tokens=-1), 'n_tokens=-1'), (dict(num_beams=0), 'num_beams=0'), (dict(top_p=2), 'top_p=2'),
+@pytest.mark.parametrize('kw,match', [(dict(temperature=-1), 'temperature=-1'), (dict(n_tokens=-1), 'n_tokens=-1'), (dict(num_beams=0), 'num_beams=0'), (dict(top_p=2), 'top_p=2'), (dict(bs=0), 'bs=0.*texts in a batch'), (dict(bs=-1), 'bs=-1'),
                                       (dict(num_beams=2, top_k=3), 'leave out top_k=3'), (dict(num_beams=2, n_samples=2), 'leave out n_samples=2'), (dict(num_beams=2, temperature=0.5), 'leave out temperature')])
 def test_predict_errors(make, kw, match):
     with pytest.raises(ValueError, match=match): make().predict('h', **kw)
