@@ -131,11 +131,15 @@ def pretrain(n, read, text):
         about_it.write_text(json.dumps(dict(text_tokens=count.tokens, text_minutes=round((time.process_time()-start)/60, 2), text_loss=round(loss, 3), text_accuracy=100*acc)))
     return file, json.loads(about_it.read_text())
 
+def pretrain_all(text, n=None):
+    "The same, on the training and the unlabelled reviews, or `n` of each."
+    parts = 'train','unsup'
+    return pretrain(sum(len(files(o)[:n]) for o in parts), lambda: [ts for o in parts for ts,_ in read_tokens(o)[:n]], text)
+
 def with_encoder(learn, recipe, args):
     "Put an encoder that has read the training and the unlabelled reviews into `learn`, if the recipe has one; what to say of it."
     if 'text' not in recipe: return {}
-    parts = 'train','unsup'
-    file,about_it = pretrain(sum(len(files(o)[:args.n]) for o in parts), lambda: [ts for o in parts for ts,_ in read_tokens(o)[:args.n]], recipe['text'])
+    file,about_it = pretrain_all(recipe['text'], args.n)
     learn.load_encoder(file)
     return about_it
 

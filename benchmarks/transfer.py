@@ -4,7 +4,7 @@ The encoder is pretrained once and kept. Each candidate and seed runs in a proce
 from fastai.text.all import *
 from fastai_txf.all import *
 from common import *
-from imdb import Tokens, draw, held_out, make_vocab_of, number, pretrain, read_tokens
+from imdb import RECIPES as FULL, Tokens, draw, held_out, make_vocab_of, number, pretrain, pretrain_all, read_tokens
 
 N_LABELLED,N_TEST = 1000,5000
 TEXT = dict(objective='mlm', epochs=1, lr=5e-3, bs=32, seq_len=256, max_vocab=12_000, seed=0, mask_p=0.3, model=dict(config='reviews', p=0., emb_p=0.))
@@ -17,7 +17,11 @@ SMALL = dict(LABELS, model=dict(LABELS['model'], d_model=64, d_ff=128, pool='mea
 
 STUDENT = dict(minutes=8, max_vocab=30_000, bs=32, lr=[1.5e-3,1.5e-4,1.5e-3], wd=[0.3,1.,1.], model=dict(config='reviews')) # as in imdb.py
 
+LANGUAGE = dict(FULL['pretrained']['model'])
+LANGUAGE.pop('label_smoothing')
+
 RECIPES = dict(
+    language  =dict(text=FULL['pretrained']['text'], epochs=8, frozen=0, lr=1e-3, div=1.5, bs=16, label_smoothing=0., fit=dict(wd=0.05), model=LANGUAGE),
     student   =dict(text=COUNTS, epochs=3, frozen=0, **SMALL, teachers=4, student=STUDENT),
     counted   =dict(text=COUNTS, epochs=3, frozen=0, **SMALL),
     small     =dict(text=None, epochs=3, frozen=0, **SMALL),
@@ -25,7 +29,7 @@ RECIPES = dict(
     labels    =dict(text=None, epochs=5, frozen=0, **LABELS),
     bigram    =dict(model=dict(C=1.)))
 
-NAMES = dict(student='`transformer_classifier_learner`, self-trained: four of the next kind label 71,500 reviews for it (`add_pseudo_labels`)', counted='`transformer_classifier_learner`, `count_vectors` for its embeddings', small='the same, labels only', pretrained='`transformer_classifier_learner`, pretrained as a masked language model', labels='`transformer_classifier_learner`, labels only', bigram='`baseline`: NB-weighted (1, 2)-grams, logistic regression')
+NAMES = dict(language='`transformer_classifier_learner`, pretrained as a language model on 75,000 reviews, as in `imdb.py`', student='`transformer_classifier_learner`, self-trained: four of the next kind label 71,500 reviews for it (`add_pseudo_labels`)', counted='`transformer_classifier_learner`, `count_vectors` for its embeddings', small='the same, labels only', pretrained='`transformer_classifier_learner`, pretrained as a masked language model', labels='`transformer_classifier_learner`, labels only', bigram='`baseline`: NB-weighted (1, 2)-grams, logistic regression')
 
 # Data
 
@@ -76,7 +80,8 @@ def train_and_score(recipe, seed, args):
     "Pretrain or take what is pretrained, train on the labelled reviews, score once."
     texts,labelled,scored = parts(args.valid, args.n)
     text,counts = recipe['text'] or TEXT, recipe['text'] and recipe['text']['objective'] == 'counts'
-    encoder,told = pretrain(len(texts), lambda: texts, text) if recipe['text'] and not counts else (None, {})
+    if not recipe['text'] or counts: encoder,told = None,{}
+    else: encoder,told = pretrain_all(text, args.n and 4*args.n) if text['objective'] == 'lm' else pretrain(len(texts), lambda: texts, text)
     set_seed(seed)
     vocab = make_vocab_of(texts, text['max_vocab'])
     dls = make_dls(labelled, labelled[:1], vocab, recipe['bs']) # fastai wants something to validate on

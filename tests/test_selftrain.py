@@ -3,6 +3,7 @@ import numpy as np, pandas as pd, pytest, torch, torch.nn.functional as F
 from hypothesis import given, strategies as st
 from fastai.text.all import (BaseTokenizer, CrossEntropyLossFlat, F1Score, FocalLossFlat, LabelSmoothingCrossEntropyFlat, MultiCategoryBlock, RegressionBlock, accuracy,
                              load_learner, set_seed)
+import fastai_txf.explain # top_losses
 from fastai_txf.data import TransformerDataLoaders
 from fastai_txf.learner import transformer_classifier_learner
 from fastai_txf.recipes import baseline
