@@ -276,9 +276,13 @@ def tried(row):
 
 def own_settings(row, recipes):
     "How the recipe of `row` differs from the script's, as NAME=VALUE."
-    flat = lambda r: {**r, **r['model']}
-    mine,now = flat(row['recipe']),flat(recipes[row['candidate']])
-    return [f'{k}={mine.get(k)}' for k in {**now, **mine} if k != 'model' and mine.get(k) != now.get(k)]
+    flat = lambda r: {**r, **r.get('model', {})}
+    def differ(mine, now, of=''):
+        for k in {**now, **mine}:
+            a,b = mine.get(k),now.get(k)
+            if k == 'text' and a and b: yield from differ(flat(a), flat(b), 'text: ')
+            elif k != 'model' and a != b: yield f'{of}{k}={a}'
+    return [*differ(flat(row['recipe']), flat(recipes[row['candidate']]))]
 
 def changed(row, recipes):
     "`own_settings` in brackets, nothing where there are none."
