@@ -15,10 +15,9 @@ LABELS = dict(lr=3e-3, div=1., bs=16, label_smoothing=0., fit={}, model=dict(con
 
 SMALL = dict(LABELS, model=dict(LABELS['model'], d_model=64, d_ff=128, pool='mean', positions='none'))
 
-STUDENT = dict(minutes=8, max_vocab=30_000, bs=32, lr=[1.5e-3,1.5e-4,1.5e-3], wd=[0.3,1.,1.], model=dict(config='reviews')) # as in imdb.py
+STUDENT = dict(minutes=8, **{k:FULL['txf'][k] for k in ('max_vocab','bs','lr')}, **FULL['txf']['fit'], model=dict(config='reviews'))
 
-LANGUAGE = dict(FULL['pretrained']['model'])
-LANGUAGE.pop('label_smoothing')
+LANGUAGE = {k:v for k,v in FULL['pretrained']['model'].items() if k != 'label_smoothing'}
 
 RECIPES = dict(
     language  =dict(text=FULL['pretrained']['text'], epochs=8, frozen=0, lr=1e-3, div=1.5, bs=16, label_smoothing=0., fit=dict(wd=0.05), model=LANGUAGE),
@@ -76,17 +75,24 @@ def fit_recipe(dls, recipe, encoder=None, vectors=None):
     if vectors is not None: learn.model.encoder.emb.weight.data.copy_(vectors)
     return learn, fit(learn, recipe)
 
+def from_text(recipe, texts, vocab, args):
+    "What the recipe's text gives to `fit_recipe`, an encoder or vectors of the tokens of `vocab`, and what to say of it."
+    text = recipe['text']
+    if not text: return {}, {}
+    if text['objective'] == 'counts':
+        vectors,told = count_words(texts, vocab, recipe['model']['d_model'])
+        return dict(vectors=vectors), told
+    encoder,told = pretrain_all(text, args.n and 4*args.n) if text['objective'] == 'lm' else pretrain(len(texts), lambda: texts, text)
+    return dict(encoder=encoder), told
+
 def train_and_score(recipe, seed, args):
     "Pretrain or take what is pretrained, train on the labelled reviews, score once."
     texts,labelled,scored = parts(args.valid, args.n)
-    text,counts = recipe['text'] or TEXT, recipe['text'] and recipe['text']['objective'] == 'counts'
-    if not recipe['text'] or counts: encoder,told = None,{}
-    else: encoder,told = pretrain_all(text, args.n and 4*args.n) if text['objective'] == 'lm' else pretrain(len(texts), lambda: texts, text)
+    vocab = make_vocab_of(texts, (recipe['text'] or TEXT)['max_vocab'])
+    given,told = from_text(recipe, texts, vocab, args)
     set_seed(seed)
-    vocab = make_vocab_of(texts, text['max_vocab'])
     dls = make_dls(labelled, labelled[:1], vocab, recipe['bs']) # fastai wants something to validate on
-    vectors,told = count_words(texts, dls.vocab[0], recipe['model']['d_model']) if counts else (None, told)
-    learn,minutes = fit_recipe(dls, recipe, encoder, vectors)
+    learn,minutes = fit_recipe(dls, recipe, **given)
     with learn.no_bar(): preds,targs = learn.get_preds(dl=dls.test_dl(scored, rm_type_tfms=0, with_labels=True, num_workers=0))
     return dict(accuracy=100*accuracy(preds, targs).item(), scored=len(scored), minutes=minutes, params=n_params(learn.model), vocab=len(dls.vocab[0]), **told)
 

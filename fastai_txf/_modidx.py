@@ -611,6 +611,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'fastai_txf.models._make_block': ('models.html#_make_block', 'fastai_txf/models.py'),
                                    'fastai_txf.models._mean_max': ('models.html#_mean_max', 'fastai_txf/models.py'),
                                    'fastai_txf.models._named': ('models.html#_named', 'fastai_txf/models.py'),
+                                   'fastai_txf.models._row': ('models.html#_row', 'fastai_txf/models.py'),
                                    'fastai_txf.models._split': ('models.html#_split', 'fastai_txf/models.py'),
                                    'fastai_txf.models.classifier_splitter': ('models.html#classifier_splitter', 'fastai_txf/models.py'),
                                    'fastai_txf.models.compact': ('models.html#compact', 'fastai_txf/models.py'),

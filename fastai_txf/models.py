@@ -77,8 +77,9 @@ def masked_max(
 
 # %% ../nbs/03_models.ipynb #d2b6f1ed
 def _mean_max(h, mask): return torch.cat([masked_mean(h, mask), masked_max(h, mask)], -1)
-def _first(h, mask): return h[:,0] * mask.any(1, keepdim=True)
-def _last(h, mask): return h[torch.arange(len(h), device=h.device), (mask.sum(1)-1).clamp(min=0)] * mask.any(1, keepdim=True)
+def _row(h, mask, i): return h[torch.arange(len(h), device=h.device), i].masked_fill(~mask.any(1, keepdim=True), 0.)
+def _first(h, mask): return _row(h, mask, 0)
+def _last(h, mask): return _row(h, mask, (mask.sum(1)-1).clamp(min=0))
 
 POOLS = {'mean':masked_mean, 'max':masked_max, 'mean+max':_mean_max, 'first':_first, 'last':_last}
 

@@ -7,10 +7,9 @@ __all__ = ['SIZES', 'ngrams', 'ngram_matrix', 'nb_weights', 'baseline', 'Suggest
            'SelfPretrained', 'self_pretrain']
 
 # %% ../nbs/10_recipes.ipynb #a166e42f
-import dataclasses, math, numpy as np, pandas as pd, tempfile, time, torch
+import dataclasses, math, numpy as np, pandas as pd, time, torch
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from fastai.learner import Learner
 from fastai.metrics import accuracy, accuracy_multi, mse
 from fastai.torch_core import TensorCategory, TensorMultiCategory
@@ -361,7 +360,7 @@ def _by_model(lm, classifier, minutes, lr, verbose):
     texts,(vocab_sz,d) = _ids(lm.dls), lm.model.encoder.emb.weight.shape
     if d <= min(len(texts), vocab_sz): _count_into(lm, texts)
     with _shown(lm, verbose): lm.fit_minutes(minutes[0], lr)
-    with tempfile.TemporaryDirectory() as d: learn = classifier(pretrained=lm.save_encoder(Path(d)/'encoder.pth'))
+    learn = classifier(pretrained=lm)
     with _shown(learn, verbose): learn.fit_gradual(minutes[1], lr)
     return learn, lm, minutes
 
