@@ -17,7 +17,7 @@ from fastcore.basics import ifnone, store_attr
 def self_attention(
     x, # vectors, `(..., sl, d)`
 ): # `(..., sl, d)`
-    "Parameter-free self-attention, `softmax(x xᵀ) x`: every output is a weighted mean of all inputs."
+    "Parameter-free self-attention, `softmax(x xᵀ) x`: outputs are weighted means of all inputs."
     return (x @ x.transpose(-2,-1)).softmax(-1) @ x
 
 # %% ../nbs/00_attention.ipynb #232d9253
@@ -46,7 +46,9 @@ def combine_masks(
     res = None
     for m in masks:
         if m is None: continue
-        if m.dtype != torch.bool: raise TypeError(f'a mask is boolean, True = may attend, but this one is {m.dtype}: compare first, e.g. `mask == 0`')
+        if m.dtype != torch.bool:
+            raise TypeError(f'a mask is boolean, True = may attend, but this one is {m.dtype}: '
+                            'compare first, e.g. `mask == 0`')
         res = m if res is None else res & m
     return res
 
@@ -70,7 +72,9 @@ def attention_weights(
 def _fused(q, k, v, mask, causal, scale, bias, p):
     "`attend` through torch's fused kernels."
     if bias is not None: mask = bias if mask is None else torch.where(mask, bias, -math.inf)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, is_causal=causal, scale=scale, enable_gqa=q.shape[1]!=k.shape[1])
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=p, is_causal=causal, scale=scale,
+        enable_gqa=q.shape[1]!=k.shape[1])
 
 # %% ../nbs/00_attention.ipynb #8fb92250
 def attend(
@@ -85,11 +89,13 @@ def attend(
     p:float=0., # dropout on the weights
     need_weights:bool=False, # return the weights too (explicit instead of fused)
 ): # `(bs, n_heads, q_len, d_v)`, and the weights `(bs, n_heads, q_len, k_len)` if `need_weights`
-    "Scaled dot-product attention (Vaswani et al. 2017, eq. 1). A query that may attend to nothing gets zeros."
-    explicit,(q_len,k_len) = need_weights or hard, (q.shape[-2],k.shape[-2])
-    if q_len == 1: causal = False                                           # the last query sees every key
+    "Scaled dot-product attention (Vaswani et al. 2017, eq. 1). Queries that see nothing get zeros."
+    explicit = need_weights or hard
+    q_len,k_len = q.shape[-2], k.shape[-2]
+    if q_len == 1: causal = False                               # the last query sees every key
     if causal and (explicit or q_len != k_len or mask is not None or bias is not None):
-        mask,causal = combine_masks(mask, causal_mask(q_len, k_len, q.device)), False
+        mask = combine_masks(mask, causal_mask(q_len, k_len, q.device))
+        causal = False
     mask = combine_masks(mask)
     if not explicit: return _fused(q, k, v, mask, causal, scale, bias, p)
     k,v = [t.repeat_interleave(q.shape[1]//t.shape[1], dim=1) for t in (k,v)]
@@ -103,7 +109,9 @@ def split_heads(
     n_heads:int, # number of heads
 ): # `(bs, n_heads, sl, d_head)`
     "Cut the last dimension into heads. Inverse of `concat_heads`."
-    if x.shape[-1] % n_heads: raise ValueError(f'a width of {x.shape[-1]} cannot be split into {n_heads=}: choose a divisor')
+    if x.shape[-1] % n_heads:
+        raise ValueError(f'a width of {x.shape[-1]} cannot be split into {n_heads=}: '
+                         'choose a divisor')
     return x.view(*x.shape[:2], n_heads, -1).transpose(1, 2)
 
 # %% ../nbs/00_attention.ipynb #37b79f92
@@ -116,13 +124,17 @@ def concat_heads(
 # %% ../nbs/00_attention.ipynb #1d8248c6
 def _head_width(d_model, n_heads, d_head):
     "`d_head`, or `d_model/n_heads` where it is None."
-    if d_head is None and d_model % n_heads: raise ValueError(f'{d_model=} is not a multiple of {n_heads=}: change one of them, or give d_head')
+    if d_head is None and d_model % n_heads:
+        raise ValueError(f'{d_model=} is not a multiple of {n_heads=}: '
+                         'change one of them, or give d_head')
     return ifnone(d_head, d_model//n_heads)
 
 def _kv_heads(n_heads, n_kv_heads):
     "`n_kv_heads`, or `n_heads` where it is None."
     n_kv_heads = ifnone(n_kv_heads, n_heads)
-    if n_heads % n_kv_heads: raise ValueError(f'{n_heads=} is not a multiple of {n_kv_heads=}: every key head serves the same number of query heads')
+    if n_heads % n_kv_heads:
+        raise ValueError(f'{n_heads=} is not a multiple of {n_kv_heads=}: '
+                         'every key head serves the same number of query heads')
     return n_kv_heads
 
 # %% ../nbs/00_attention.ipynb #c60fd6ed
@@ -130,13 +142,14 @@ class _Heads(Module):
     "What self- and cross-attention share: attend by head, unite the heads through `self.out`."
     def mix(self, q, k, v, mask=None, bias=None, need_weights=False):
         "`q`, `k`, `v` by head to `(bs, q_len, d_model)`, and the weights if `need_weights`."
-        res = attend(q, k, v, mask, self.causal, bias=bias, p=self.p if self.training else 0., need_weights=need_weights)
+        p = self.p if self.training else 0.
+        res = attend(q, k, v, mask, self.causal, bias=bias, p=p, need_weights=need_weights)
         if not need_weights: return self.out(concat_heads(res))
         return self.out(concat_heads(res[0])), res[1]
 
 # %% ../nbs/00_attention.ipynb #f0e4fdc1
 class MultiHeadAttention(_Heads):
-    "Multi-head attention with separate inputs for queries, keys and values (Vaswani et al. 2017, section 3.2.2)."
+    "Multi-head attention, queries, keys and values apart (Vaswani et al. 2017, section 3.2.2)."
     def __init__(self,
         d_model:int, # width of the queries' input and of the output
         n_heads:int=8, # number of query heads
@@ -144,12 +157,13 @@ class MultiHeadAttention(_Heads):
         vdim:int=None, # width of the values' input; default `d_model`
         d_head:int=None, # width of a query or key in one head; default `d_model/n_heads`
         d_v:int=None, # width of a value in one head; default `d_head`
-        n_kv_heads:int=None, # number of key and value heads, a divisor of `n_heads`; default `n_heads`
+        n_kv_heads:int=None, # number of key and value heads, divides `n_heads`; default `n_heads`
         bias:bool=True, # biases in the four linear maps
         causal:bool=False, # hide the future
         p:float=0., # dropout on the attention weights
     ):
-        d_head,n_kv_heads = _head_width(d_model, n_heads, d_head), _kv_heads(n_heads, n_kv_heads)
+        d_head = _head_width(d_model, n_heads, d_head)
+        n_kv_heads = _kv_heads(n_heads, n_kv_heads)
         d_v = ifnone(d_v, d_head)
         store_attr('n_heads,n_kv_heads,causal,p')
         self.q = nn.Linear(d_model, n_heads*d_head, bias=bias)
@@ -163,7 +177,7 @@ class MultiHeadAttention(_Heads):
         v=None, # `(bs, k_len, vdim)`; default `k`
         mask=None, # boolean, True = may attend, broadcastable to `(bs, n_heads, q_len, k_len)`
         need_weights:bool=False, # return the weights too
-        cache=None, # `KVCache` that remembers keys and values: `k` and `v` are the same at every call
+        cache=None, # `KVCache` that remembers keys and values: `k` and `v` are the same each time
     ): # `(bs, q_len, d_model)`, and the weights `(bs, n_heads, q_len, k_len)` if `need_weights`
         "Attend from `q` to `k` and fetch `v`."
         k = ifnone(k, q)
@@ -188,7 +202,7 @@ class PerHeadLinear(Module):
         x, # `(bs, sl, d_model)`
     ): # `(bs, sl, n_maps*d_model)`, map by map, head by head
         "All maps side by side."
-        h = x.unflatten(-1, (self.weight.shape[1],-1))                      # (bs, sl, n_heads, d_head)
+        h = x.unflatten(-1, (self.weight.shape[1],-1))                  # (bs, sl, n_heads, d_head)
         return torch.einsum('bshi,mhoi->bsmho', h, self.weight).flatten(2)
 
 # %% ../nbs/00_attention.ipynb #151241b1
@@ -232,20 +246,23 @@ class SelfAttention(_Heads):
     def __init__(self,
         d_model:int, # width of the vectors
         n_heads:int=8, # number of query heads
-        mode:str='standard', # `'standard'`, `'wide'` (every head works in the whole width) or `'narrow'` (in its slice)
+        mode:str='standard', # `'standard'`, `'wide'` (whole width) or `'narrow'` (a slice per head)
         causal:bool=False, # hide the future
         d_head:int=None, # width of a head; default `d_model/n_heads`, in wide mode `d_model`
-        n_kv_heads:int=None, # number of key and value heads, a divisor of `n_heads`; default `n_heads`
-        bias:bool=None, # biases; default: standard has all of them, wide and narrow only in the last map
+        n_kv_heads:int=None, # number of key and value heads, divides `n_heads`; default `n_heads`
+        bias:bool=None, # biases; default: all of them in standard mode, else only the last map's
         p:float=0., # dropout on the attention weights
         positions=None, # position scheme; default `NoPositions()`
     ):
         if mode not in _modes: raise ValueError(f'{mode=} is not one of {_modes}')
-        if mode == 'narrow' and (n_kv_heads or d_head): raise ValueError(f"mode='narrow' has one key head per slice of the vector: leave out {n_kv_heads=} and {d_head=}")
+        if mode == 'narrow' and (n_kv_heads or d_head):
+            raise ValueError("mode='narrow' has one key head per slice of the vector: "
+                             f'leave out {n_kv_heads=} and {d_head=}')
         if mode == 'wide': d_head = ifnone(d_head, d_model)
-        d_head,n_kv_heads = _head_width(d_model, n_heads, d_head), _kv_heads(n_heads, n_kv_heads)
+        d_head = _head_width(d_model, n_heads, d_head)
+        n_kv_heads = _kv_heads(n_heads, n_kv_heads)
         store_attr('n_heads,n_kv_heads,causal,p')
-        self.heads = n_heads,n_kv_heads,n_kv_heads                          # of queries, keys and values
+        self.heads = n_heads,n_kv_heads,n_kv_heads                # of queries, keys and values
         self.widths = [n*d_head for n in self.heads]
         self.positions = ifnone(positions, NoPositions())
         if mode == 'narrow': self.qkv = PerHeadLinear(d_model, n_heads)
@@ -263,22 +280,26 @@ class SelfAttention(_Heads):
         if pos is None: pos = torch.arange(x.shape[1], device=x.device)
         q,k,v = split_heads(self.qkv(x), sum(self.heads)).split(self.heads, 1)
         q,k = self.positions.rotate(q, k, pos)
-        if cache is None: return self.mix(q, k, v, mask, self.positions.bias(pos, pos), need_weights)
-        k,v = cache.append(self, k, v)                                      # (bs, n_kv_heads, k_len, d_head)
-        return self.mix(q, k, v, mask, self.positions.bias(pos, cache.k_pos), need_weights)
+        if cache is not None: k,v = cache.append(self, k, v)      # (bs, n_kv_heads, k_len, d_head)
+        k_pos = pos if cache is None else cache.k_pos
+        return self.mix(q, k, v, mask, self.positions.bias(pos, k_pos), need_weights)
 
 # %% ../nbs/00_attention.ipynb #b5c816b1
 @contextmanager
 def record_attention(
     model, # a module in which there is attention of this library, or such an attention itself
-): # yields a dictionary from its attention layers, in order, to a list with (output, weights `(bs, n_heads, q_len, k_len)`) for each call
-    "Inside of this block, note the weights of all attention in `model`, which computes what it always does."
+): # yields {layer: [(output, weights `(bs, n_heads, q_len, k_len)`) of each call]}, layers in order
+    "In this block, note the weights of all attention in `model`, which computes as it always does."
     seen = {m:[] for m in model.modules() if isinstance(m, _Heads)}
-    if not seen: raise TypeError(f'{type(model).__name__} has no attention of this library in it: a SelfAttention or MultiHeadAttention is needed')
+    if not seen:
+        raise TypeError(f'{type(model).__name__} has no attention of this library in it: '
+                        'a SelfAttention or MultiHeadAttention is needed')
     @torch.no_grad()
     def note(m, args, kwargs, out):
-        if kwargs.get('cache') is not None: raise ValueError('with a cache, attention would remember what it reads twice: call the model without one')
-        training,m.training = m.training,False                              # weights are noted before dropout, which draws no numbers here
+        if kwargs.get('cache') is not None:
+            raise ValueError('with a cache, attention would remember what it reads twice: '
+                             'call the model without one')
+        training,m.training = m.training, False # before dropout, which draws no numbers here
         try: seen[m].append(m.forward(*args, **{**kwargs, 'need_weights':True}))
         finally: m.training = training
     handles = [m.register_forward_hook(note, with_kwargs=True) for m in seen]
@@ -302,34 +323,40 @@ class KVCache:
     "Keys and values of the tokens that a causal model has read, layer by layer."
     def __init__(self,
         max_len:int=None, # tokens that a query sees at most, its own included; default: all
-        real=None, # which of the first tokens are text and not the padding before it, boolean, `(bs, sl)`; default: all
+        real=None, # which of the first tokens are text, not padding: boolean, `(bs, sl)`; None: all
         room:int=0, # tokens to make room for at the start
-        context=None, # what a decoder's cross-attention reads: `(bs, c_len, d_model)` and its mask, or None
+        context=None, # what cross-attention reads: `(bs, c_len, d_model)` and its mask, or None
     ):
         store_attr('max_len,real,room')
         self.context = ifnone(context, (None,None))
-        self.n,self.end,self.size,self.layers,self.fixed = 0,0,0,{},{}      # tokens read, columns filled, columns there are
+        self.n = 0                                                      # tokens read
+        self.end = 0                                                    # columns filled
+        self.size = 0                                                   # columns there are
+        self.layers,self.fixed = {}, {}
         self.n_pad = None if real is None else (~real).sum(1, keepdim=True) # (bs, 1)
 
     def _make_room(self, sl):
         "Twice the columns that are kept and `sl` more."
         kept = self.end if self.max_len is None else min(self.end, self.max_len-1)
         self.size = max(self.room, 2*(kept+sl))
-        for layer,kv in self.layers.items(): self.layers[layer] = [self._columns(t, t[:,:,self.end-kept:self.end]) for t in kv]
+        for layer,kv in self.layers.items():
+            self.layers[layer] = [self._columns(t, t[:,:,self.end-kept:self.end]) for t in kv]
         self.end = kept
 
     def _columns(self, like, kept=None):
         "Memory for `size` columns like those of `like`, which begins with `kept`."
-        t = like.new_empty(*like.shape[:2], self.size+1, like.shape[3])     # one is never filled: a view of the others then has the same strides in all steps
+        # one column more, never filled: a view of the others then has the same strides in all steps
+        t = like.new_empty(*like.shape[:2], self.size+1, like.shape[3])
         if kept is not None: t[:,:,:kept.shape[2]] = kept
         return t
 
     def open(self,
         x, # token ids that will be read, `(bs, sl)`, those of the first call with their padding
-    ): # their positions, `(sl,)` or `(bs, sl)`, and the mask of what each may attend to, or None for the whole past
+    ): # positions, `(sl,)` or `(bs, sl)`, and the mask of what each may see (None: the whole past)
         "Make room for `x`: called once, before the layers append."
         sl = x.shape[1]
-        if self.real is not None and self.n: self.real = torch.cat([self.real, self.real.new_ones(x.shape)], 1)
+        if self.real is not None and self.n:
+            self.real = torch.cat([self.real, self.real.new_ones(x.shape)], 1)
         if self.end + sl > self.size: self._make_room(sl)
         self.n,self.end = self.n+sl,self.end+sl
         self.k_len = self.n if self.max_len is None else min(self.n, self.max_len+sl-1)
@@ -341,8 +368,8 @@ class KVCache:
         "Neither padding nor what is `max_len` tokens back; None if that hides nothing."
         real = None if self.real is None else self.real[:,None,None,-self.k_len:]
         if self.max_len is None or sl == 1 or self.k_len <= self.max_len: return real
-        band = torch.ones(sl, self.k_len, dtype=torch.bool, device=device).triu(self.k_len-sl-self.max_len+1)
-        return combine_masks(real, band)
+        ones = torch.ones(sl, self.k_len, dtype=torch.bool, device=device)
+        return combine_masks(real, ones.triu(self.k_len-sl-self.max_len+1))
 
     def append(self,
         layer, # whose keys and values they are
@@ -371,8 +398,10 @@ class KVCache:
         rows, # row numbers, one may come several times
     ): # `self`
         "Keep these texts, in this order."
-        for layer,kv in self.layers.items(): self.layers[layer] = [t.index_select(0, rows) for t in kv]
-        for layer,kv in self.fixed.items(): self.fixed[layer] = [_rows(t, rows) for t in kv]
+        for layer,kv in self.layers.items():
+            self.layers[layer] = [t.index_select(0, rows) for t in kv]
+        for layer,kv in self.fixed.items():
+            self.fixed[layer] = [_rows(t, rows) for t in kv]
         self.context = [t if t is None else _rows(t, rows) for t in self.context]
         if self.real is not None: self.real,self.n_pad = self.real[rows],self.n_pad[rows]
         return self
