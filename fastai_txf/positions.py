@@ -31,7 +31,10 @@ class LearnedPositions(AbsolutePositions):
 
     def embed(self, x, pos):
         "`x + emb(pos)`; a ValueError past `max_len`."
-        if pos.shape[-1] > self.max_len: raise ValueError(f'{pos.shape[-1]} tokens, but learned positions end at max_len={self.max_len}: make it larger, shorten the text, or use rotary, ALiBi or sinusoidal positions')
+        if pos.shape[-1] > self.max_len:
+            raise ValueError(f'{pos.shape[-1]} tokens, but learned positions end at '
+                             f'max_len={self.max_len}: make it larger, shorten the text, '
+                             'or use rotary, ALiBi or sinusoidal positions')
         return x + self.emb(pos)
 
 # %% ../nbs/01_positions.ipynb #e9f6b4ee
@@ -68,8 +71,9 @@ def rotate_pairs(
     base:float=10_000., # N: the slowest pair turns once in 2πN tokens
 ): # the shape of `x`
     "Rotary position embedding (Su et al. 2021, eq. 34)."
-    a = _angles(pos, x.shape[-1], base).to(torch.promote_types(x.dtype, torch.float32)) # (sl, d_head/2) or (bs, sl, d_head/2)
-    if pos.ndim == 2: a = a[:,None]                                         # one for all heads
+    a = _angles(pos, x.shape[-1], base)                   # (sl, d_head/2) or (bs, sl, d_head/2)
+    a = a.to(torch.promote_types(x.dtype, torch.float32))
+    if pos.ndim == 2: a = a[:,None]                       # one for all heads
     if x.shape[-2] > 1 and x.dtype == a.dtype and not torch.compiler.is_compiling():
         pairs = torch.view_as_complex(x.unflatten(-1, (-1,2)).contiguous()) # x1 + i*x2
         return torch.view_as_real(pairs * torch.polar(torch.ones_like(a), a)).flatten(-2)
@@ -79,7 +83,7 @@ def rotate_pairs(
 
 # %% ../nbs/01_positions.ipynb #5022809b
 class RotaryPositions(NoPositions):
-    "Queries and keys turned by an angle that grows with the position; no parameters, no last position."
+    "Queries and keys turned by angles that grow with position; no parameters, no last position."
     def __init__(self,
         d_head:int, # width of a head, even
         base:float=10_000., # N in the formula
@@ -97,20 +101,21 @@ def alibi_slopes(
     n_heads:int, # number of heads
 ): # `(n_heads,)`
     "The slope of each head (Press et al. 2022, section 3)."
-    n = 2**(n_heads.bit_length()-1)                                         # the power of two at or below
+    n = 2**(n_heads.bit_length()-1)                                 # the power of two at or below
     seq = lambda n: 2.**(-8*torch.arange(1, n+1)/n)
     return torch.cat([seq(n), seq(2*n)[::2][:n_heads-n]])
 
 # %% ../nbs/01_positions.ipynb #e11a3b78
 class ALiBiPositions(NoPositions):
-    "A penalty on the scores that grows linearly with the distance; no parameters, no last position."
+    "A penalty on scores that grows linearly with the distance; no parameters, no last position."
     def __init__(self,
         n_heads:int, # number of query heads
     ): self.register_buffer('slopes', alibi_slopes(n_heads), persistent=False)
 
     def bias(self, q_pos, k_pos):
         "`-slope * |q_pos - k_pos|`, `(n_heads, q_len, k_len)` or `(bs, n_heads, q_len, k_len)`."
-        dist = (q_pos[...,:,None] - k_pos[...,None,:]).abs()                # (q_len, k_len) or (bs, q_len, k_len)
+        # (q_len, k_len) or (bs, q_len, k_len)
+        dist = (q_pos[...,:,None] - k_pos[...,None,:]).abs()
         return -self.slopes[:,None,None] * dist[...,None,:,:]
 
 # %% ../nbs/01_positions.ipynb #bb5a7ee9
@@ -128,7 +133,7 @@ class ConvPositions(AbsolutePositions):
 
     def embed(self, x, pos):
         "`x + conv(x)`"
-        before = F.pad(x, (0,0,self.width-1,0))                             # (bs, width-1+sl, d_model)
+        before = F.pad(x, (0,0,self.width-1,0))                     # (bs, width-1+sl, d_model)
         return x + self.mix(before.unfold(1, self.width, 1).transpose(2, 3).flatten(2))
 
 # %% ../nbs/01_positions.ipynb #15f0a342
