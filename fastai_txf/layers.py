@@ -32,7 +32,10 @@ class FeedForward(Module):
         p:float=0., # dropout between the two maps
     ):
         d_ff = ifnone(d_ff, 4*d_model)
-        self.up,self.act,self.drop,self.out = nn.Linear(d_model, d_ff, bias=bias), act(), nn.Dropout(p), nn.Linear(d_ff, d_model, bias=bias)
+        self.up = nn.Linear(d_model, d_ff, bias=bias)
+        self.act = act()
+        self.drop = nn.Dropout(p)
+        self.out = nn.Linear(d_ff, d_model, bias=bias)
 
     def forward(self,
         x, # `(bs, sl, d_model)`
@@ -45,12 +48,14 @@ class SwiGLU(Module):
     "Gated feed-forward, `(silu(x W₁) * x W₃) W₂` (Shazeer 2020, eq. 6)."
     def __init__(self,
         d_model:int, # width of the vectors
-        d_ff:int=None, # width between the maps; default `8/3*d_model`, rounded up to a multiple of 8
+        d_ff:int=None, # width between the maps; default `8/3*d_model`, up to a multiple of 8
         bias:bool=False, # biases in all maps
         p:float=0., # dropout before the last map
     ):
         d_ff = ifnone(d_ff, -(-8*d_model//24)*8)
-        self.up,self.drop,self.out = nn.Linear(d_model, 2*d_ff, bias=bias), nn.Dropout(p), nn.Linear(d_ff, d_model, bias=bias)
+        self.up = nn.Linear(d_model, 2*d_ff, bias=bias)
+        self.drop = nn.Dropout(p)
+        self.out = nn.Linear(d_ff, d_model, bias=bias)
 
     def forward(self,
         x, # `(bs, sl, d_model)`
@@ -61,7 +66,11 @@ class SwiGLU(Module):
 
 # %% ../nbs/02_layers.ipynb #1f45be33
 _gelu_tanh = partial(nn.GELU, approximate='tanh')
-FEED_FORWARDS = dict(relu=partial(FeedForward, act=nn.ReLU), gelu=FeedForward, gelu_tanh=partial(FeedForward, act=_gelu_tanh), swiglu=SwiGLU)
+FEED_FORWARDS = dict(
+    relu=partial(FeedForward, act=nn.ReLU),
+    gelu=FeedForward,
+    gelu_tanh=partial(FeedForward, act=_gelu_tanh),
+    swiglu=SwiGLU)
 
 # %% ../nbs/02_layers.ipynb #791d82ef
 class PreNorm(Module):
@@ -71,7 +80,10 @@ class PreNorm(Module):
         fn, # the sublayer
         norm=nn.LayerNorm, # makes the norm from the width
         p:float=0., # dropout on what the sublayer adds
-    ): self.norm,self.fn,self.drop = norm(d_model), fn, nn.Dropout(p)
+    ):
+        self.norm = norm(d_model)
+        self.fn = fn
+        self.drop = nn.Dropout(p)
 
     def forward(self,
         x, # `(bs, sl, d_model)`
@@ -94,7 +106,7 @@ WIRINGS = dict(pre=PreNorm, post=PostNorm)
 # %% ../nbs/02_layers.ipynb #ba20aa70
 @delegates(SelfAttention, but=['p'])
 class TransformerBlock(Module):
-    "Self-attention, optional cross-attention, feed-forward; each with its residual, norm and dropout."
+    "Self-attention, optional cross-attention, feed-forward; each with residual, norm and dropout."
     def __init__(self,
         d_model:int, # width of the vectors
         n_heads:int=8, # number of attention heads
@@ -109,15 +121,20 @@ class TransformerBlock(Module):
         ff_p:float=None, # dropout inside the feed-forward; default `p`
         **kwargs
     ):
-        attn_p,ff_bias = ifnone(attn_p, p), {} if bias is None else dict(bias=bias)
-        self.attn = wiring(d_model, SelfAttention(d_model, n_heads, bias=bias, p=attn_p, **kwargs), norm, p)
-        heads = {k:kwargs[k] for k in ('d_head','n_kv_heads') if k in kwargs}
-        self.cross = wiring(d_model, MultiHeadAttention(d_model, n_heads, p=attn_p, **heads, **ff_bias), norm, p) if cross else None
+        attn_p = ifnone(attn_p, p)
+        ff_bias = {} if bias is None else dict(bias=bias)
+        attn = SelfAttention(d_model, n_heads, bias=bias, p=attn_p, **kwargs)
+        self.attn = wiring(d_model, attn, norm, p)
+        self.cross = None
+        if cross:
+            heads = {k:kwargs[k] for k in ('d_head','n_kv_heads') if k in kwargs}
+            attn = MultiHeadAttention(d_model, n_heads, p=attn_p, **heads, **ff_bias)
+            self.cross = wiring(d_model, attn, norm, p)
         self.ff = wiring(d_model, ff(d_model, d_ff, p=ifnone(ff_p, p), **ff_bias), norm, p)
 
     def forward(self,
         x, # `(bs, sl, d_model)`
-        mask=None, # who may attend to whom in `x`: boolean, broadcastable to `(bs, n_heads, sl, sl)`
+        mask=None, # who may attend to whom: boolean, broadcastable to `(bs, n_heads, sl, sl)`
         pos=None, # positions, `(sl,)` or `(bs, sl)`
         context=None, # what cross-attention reads, `(bs, k_len, d_model)`
         context_mask=None, # boolean, broadcastable to `(bs, n_heads, sl, k_len)`
@@ -125,6 +142,8 @@ class TransformerBlock(Module):
     ): # `(bs, sl, d_model)`
         "One layer of a transformer."
         x = self.attn(x, mask=mask, pos=pos, cache=cache)
-        if (self.cross is None) != (context is None): raise ValueError(f'a block with cross={self.cross is not None} got {"no" if context is None else "a"} context: the two go together')
+        if (self.cross is None) != (context is None):
+            raise ValueError(f'a block with cross={self.cross is not None} got '
+                             f'{"no" if context is None else "a"} context: the two go together')
         if self.cross is not None: x = self.cross(x, context, mask=context_mask, cache=cache)
         return self.ff(x)
