@@ -581,6 +581,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'fastai_txf.models.TransformerConfig': ('models.html#transformerconfig', 'fastai_txf/models.py'),
                                    'fastai_txf.models.TransformerConfig.__post_init__': ( 'models.html#transformerconfig.__post_init__',
                                                                                           'fastai_txf/models.py'),
+                                   'fastai_txf.models.TransformerConfig._check': ( 'models.html#transformerconfig._check',
+                                                                                   'fastai_txf/models.py'),
                                    'fastai_txf.models.TransformerConfig.scale_dropout': ( 'models.html#transformerconfig.scale_dropout',
                                                                                           'fastai_txf/models.py'),
                                    'fastai_txf.models.TransformerDecoder': ('models.html#transformerdecoder', 'fastai_txf/models.py'),

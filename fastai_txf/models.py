@@ -73,11 +73,17 @@ def masked_max(
     mask, # `(bs, sl)`, True at real tokens
 ): # `(bs, d)`
     "Maximum over real tokens."
-    return h.masked_fill(~mask[...,None], -math.inf).amax(1).masked_fill(~mask.any(1, keepdim=True), 0.)
+    most = h.masked_fill(~mask[...,None], -math.inf).amax(1)
+    return most.masked_fill(~mask.any(1, keepdim=True), 0.)
 
 # %% ../nbs/03_models.ipynb #d2b6f1ed
 def _mean_max(h, mask): return torch.cat([masked_mean(h, mask), masked_max(h, mask)], -1)
-def _row(h, mask, i): return h[torch.arange(len(h), device=h.device), i].masked_fill(~mask.any(1, keepdim=True), 0.)
+
+def _row(h, mask, i):
+    "Vector `i` of each text; zeros where nothing is real."
+    row = h[torch.arange(len(h), device=h.device), i]
+    return row.masked_fill(~mask.any(1, keepdim=True), 0.)
+
 def _first(h, mask): return _row(h, mask, 0)
 def _last(h, mask): return _row(h, mask, (mask.sum(1)-1).clamp(min=0))
 
@@ -85,10 +91,11 @@ POOLS = {'mean':masked_mean, 'max':masked_max, 'mean+max':_mean_max, 'first':_fi
 
 # %% ../nbs/03_models.ipynb #e40fc078
 def _init(model, linear, embedding, out_scale=1.):
-    "Apply `linear` and `embedding` to all such weights, multiply maps called `out` by `out_scale`, set biases to 0."
+    "Apply `linear` and `embedding` to such weights, `out_scale` to maps called `out`; biases 0."
     for name,m in model.named_modules():
         if not isinstance(m, (nn.Linear,nn.Embedding,PerHeadLinear)): continue
-        for w in m.weight.data.view(-1, *m.weight.shape[-2:]): (embedding if isinstance(m, nn.Embedding) else linear)(w)
+        init = embedding if isinstance(m, nn.Embedding) else linear
+        for w in m.weight.data.view(-1, *m.weight.shape[-2:]): init(w)
         if name.endswith('.out'): m.weight.data.mul_(out_scale)
         if getattr(m, 'bias', None) is not None: nn.init.zeros_(m.bias)
 
@@ -96,14 +103,14 @@ def init_scaled(
     model, # its weights are set in place
     n_layers:int, # number of blocks
 ):
-    "Glorot-uniform linear maps, those called `out` divided by √(2·n_layers); embeddings N(0, 0.02²); biases 0."
+    "Glorot-uniform, maps called `out` divided by √(2·n_layers); embeddings N(0, 0.02²); biases 0."
     _init(model, nn.init.xavier_uniform_, partial(nn.init.normal_, std=0.02), (2*n_layers)**-0.5)
 
 def init_gpt2(
     model, # its weights are set in place
     n_layers:int, # number of blocks
 ):
-    "N(0, 0.02²) everywhere, linear maps called `out` divided by √(2·n_layers); biases 0 (Radford et al. 2019, section 2.3)."
+    "N(0, 0.02²), `out` maps divided by √(2·n_layers); biases 0 (Radford et al. 2019, section 2.3)."
     small = partial(nn.init.normal_, std=0.02)
     _init(model, small, small, (2*n_layers)**-0.5)
 
@@ -115,7 +122,8 @@ def init_xavier(
     _init(model, nn.init.xavier_uniform_, lambda w: nn.init.normal_(w, std=w.shape[1]**-0.5))
 
 # %% ../nbs/03_models.ipynb #60810ef4
-INITS = dict(scaled=init_scaled, gpt2=init_gpt2, xavier=init_xavier, torch=lambda model, n_layers: None)
+INITS = dict(
+    scaled=init_scaled, gpt2=init_gpt2, xavier=init_xavier, torch=lambda model, n_layers: None)
 
 # %% ../nbs/03_models.ipynb #16e4a6c8
 def _named(value, table, field):
@@ -130,7 +138,7 @@ _probs = 'p','attn_p','ff_p','emb_p','head_p','token_p','word_p'
 @dataclass(frozen=True)
 class TransformerConfig:
     "Everything that describes a transformer but its weights."
-    vocab_sz:int=None      # number of tokens (of an encoder–decoder: of the source); learners take it from the data
+    vocab_sz:int=None      # number of tokens (of the source); learners take it from the data
     tgt_vocab_sz:int=None  # number of target tokens of an encoder–decoder; default `vocab_sz`
     n_out:int=2            # outputs of a classifier; learners take it from the data
     pad_idx:int=1          # id of the padding token; learners take it from the data
@@ -138,13 +146,13 @@ class TransformerConfig:
     n_heads:int=4          # attention heads
     n_layers:int=2         # blocks (of an encoder–decoder: of the encoder)
     n_dec_layers:int=None  # blocks of an encoder–decoder's decoder; default `n_layers`
-    d_ff:int=None          # width inside the feed-forward; default: its own (4 or 8/3 times `d_model`)
+    d_ff:int=None          # width in the feed-forward; default: its own (4 or 8/3 times `d_model`)
     d_head:int=None        # width of a head; default `d_model/n_heads`, in wide mode `d_model`
     n_kv_heads:int=None    # key and value heads (grouped queries); default `n_heads`
     mode:str='standard'    # attention: 'standard', 'wide' or 'narrow'
     causal:bool=None       # hide the future; default: language models do, classifiers don't
     positions:str='rotary' # a key of `POSITIONS`
-    max_len:int=512        # tokens that attend to each other at most, but for those of one batch of a language model
+    max_len:int=512        # most tokens that attend to each other (not in a language model's batch)
     ff:str='gelu'          # a key of `FEED_FORWARDS`
     norm:str='layer'       # a key of `NORMS`
     eps:float=1e-5         # of the norms
@@ -157,23 +165,30 @@ class TransformerConfig:
     emb_p:float=0.1        # dropout on the embeddings
     head_p:float=0.1       # dropout before a classifier's output layer
     token_p:float=0.       # part of the tokens that a classifier leaves out in training
-    word_p:float=0.        # part of the vocabulary that a classifier leaves out of a text in training
-    scale_emb:bool=None    # multiply token embeddings by √d_model; default: encoder–decoders and masked language models do, and where sinusoids are added
-    tie:bool=True          # the output layer of a language model or decoder shares its embeddings' weights
-    share_emb:bool=False   # the two sides of an encoder–decoder share their embeddings (and so one vocabulary)
+    word_p:float=0.        # part of the vocabulary that it leaves out of a text, likewise
+    scale_emb:bool=None    # embeddings times √d_model; default: in seq2seq, MLM and with sinusoids
+    tie:bool=True          # a language model's or decoder's output layer shares its embeddings
+    share_emb:bool=False   # both sides of an encoder–decoder share embeddings (so one vocabulary)
     init:str='scaled'      # a key of `INITS`
-    checkpoint:bool=False  # in training, compute each block again in the backward pass: less memory, about a third more time
-    pool:str='mean+max'    # how a classifier makes one vector of many: a key of `POOLS`, or 'max_logits'
-    pooler:bool=False      # a linear map and tanh between a classifier's pooling and its output layer
-    long:str='window'      # what is done with a text to read of more than `max_len` tokens: 'window', 'head', 'tail' or 'head+tail'
+    checkpoint:bool=False  # recompute blocks in the backward pass: less memory, about 1/3 more time
+    pool:str='mean+max'    # many vectors to one, in a classifier: a key of `POOLS`, or 'max_logits'
+    pooler:bool=False      # a linear map and tanh between a classifier's pooling and output layer
+    long:str='window'      # reading past `max_len` tokens: 'window', 'head', 'tail' or 'head+tail'
 
     def __post_init__(self):
-        for f,table in dict(positions=POSITIONS, ff=FEED_FORWARDS, norm=NORMS, wiring=WIRINGS, init=INITS, pool=[*POOLS,'max_logits'], long=LONG).items():
-            _named(getattr(self, f), table, f)
-        for f in dataclasses.fields(self):
-            v = getattr(self, f.name)
-            if f.type is int and f.name != 'pad_idx' and not (v is None and f.default is None or isinstance(v, Integral) and v >= 1): raise ValueError(f'{f.name}={v!r}: a whole number is needed, at least 1')
-            if f.name in _probs and not (isinstance(v, Real) and 0 <= v < 1): raise ValueError(f'{f.name}={v!r} is a probability: 0 ≤ {f.name} < 1')
+        tables = dict(positions=POSITIONS, ff=FEED_FORWARDS, norm=NORMS, wiring=WIRINGS, init=INITS,
+                      pool=[*POOLS,'max_logits'], long=LONG)
+        for f,table in tables.items(): _named(getattr(self, f), table, f)
+        for f in dataclasses.fields(self): self._check(f, getattr(self, f.name))
+
+    def _check(self, f, v):
+        "ValueError unless `v` is a count or a probability where field `f` is one."
+        if f.type is int and f.name != 'pad_idx':
+            derived = v is None and f.default is None
+            if not derived and not (isinstance(v, Integral) and v >= 1):
+                raise ValueError(f'{f.name}={v!r}: a whole number is needed, at least 1')
+        if f.name in _probs and not (isinstance(v, Real) and 0 <= v < 1):
+            raise ValueError(f'{f.name}={v!r} is a probability: 0 ≤ {f.name} < 1')
 
     def scale_dropout(self,
         mult:float, # factor, as fastai's `drop_mult`
@@ -184,12 +199,16 @@ class TransformerConfig:
 # %% ../nbs/03_models.ipynb #13720971
 PRESETS = dict(
     default={},
-    reviews=dict(n_layers=1, d_ff=256, positions='conv', max_len=256, scale_emb=True, p=0.4, emb_p=0., head_p=0.5, token_p=0.3, word_p=0.2),
-    bloem  =dict(mode='wide', positions='learned', wiring='post', ff='relu', pool='mean', n_heads=8, p=0., emb_p=0., head_p=0., init='torch', tie=False, long='head'),
+    reviews=dict(n_layers=1, d_ff=256, positions='conv', max_len=256, scale_emb=True,
+                 p=0.4, emb_p=0., head_p=0.5, token_p=0.3, word_p=0.2),
+    bloem  =dict(mode='wide', positions='learned', wiring='post', ff='relu', pool='mean', n_heads=8,
+                 p=0., emb_p=0., head_p=0., init='torch', tie=False, long='head'),
     vaswani=dict(positions='sinusoidal', wiring='post', ff='relu', init='xavier'),
     gpt2   =dict(positions='learned', wiring='pre', ff='gelu', attn_p=0.1, init='gpt2'),
-    bert   =dict(positions='learned', wiring='post', ff='gelu', attn_p=0.1, eps=1e-12, emb_norm=True, init='gpt2', pool='first', pooler=True),
-    llama  =dict(positions='rotary', wiring='pre', ff='swiglu', norm='rms', bias=False, tie=False, p=0., emb_p=0., init='gpt2'))
+    bert   =dict(positions='learned', wiring='post', ff='gelu', attn_p=0.1, eps=1e-12,
+                 emb_norm=True, init='gpt2', pool='first', pooler=True),
+    llama  =dict(positions='rotary', wiring='pre', ff='swiglu', norm='rms', bias=False, tie=False,
+                 p=0., emb_p=0., init='gpt2'))
 
 # %% ../nbs/03_models.ipynb #54621787
 def make_config(
@@ -201,7 +220,8 @@ def make_config(
     for k in kwargs:
         if k in known: continue
         near = difflib.get_close_matches(k, known, 1)
-        raise TypeError(f'{k!r} is no field of TransformerConfig' + (f': did you mean {near[0]!r}?' if near else f'; the fields are {", ".join(known)}'))
+        hint = f': did you mean {near[0]!r}?' if near else f'; the fields are {", ".join(known)}'
+        raise TypeError(f'{k!r} is no field of TransformerConfig' + hint)
     if isinstance(config, TransformerConfig): return dataclasses.replace(config, **kwargs)
     _named(ifnone(config, 'default'), PRESETS, 'config')
     return TransformerConfig(**{**PRESETS[ifnone(config, 'default')], **kwargs})
@@ -209,9 +229,11 @@ def make_config(
 # %% ../nbs/03_models.ipynb #b56e1baf
 def _block_parts(c, positions, causal):
     "The configuration as arguments of `TransformerBlock`."
-    norm = partial(NORMS[c.norm], eps=c.eps)
-    return dict(d_model=c.d_model, n_heads=c.n_heads, d_ff=c.d_ff, ff=FEED_FORWARDS[c.ff], norm=norm, wiring=WIRINGS[c.wiring], bias=c.bias,
-                p=c.p, attn_p=c.attn_p, ff_p=c.ff_p, mode=c.mode, causal=causal, d_head=c.d_head, n_kv_heads=c.n_kv_heads, positions=positions.in_attention)
+    return dict(
+        d_model=c.d_model, n_heads=c.n_heads, d_ff=c.d_ff, ff=FEED_FORWARDS[c.ff],
+        norm=partial(NORMS[c.norm], eps=c.eps), wiring=WIRINGS[c.wiring], bias=c.bias,
+        p=c.p, attn_p=c.attn_p, ff_p=c.ff_p, mode=c.mode, causal=causal, d_head=c.d_head,
+        n_kv_heads=c.n_kv_heads, positions=positions.in_attention)
 
 def _make_block(block, parts):
     "Call `block` with those of `parts` that it takes and that a `partial` has not set."
@@ -229,10 +251,13 @@ class TransformerEncoder(Module):
         **kwargs, # fields of the configuration
     ):
         c = make_config(config, **kwargs)
-        c = self.config = dataclasses.replace(c, scale_emb=ifnone(c.scale_emb, c.positions=='sinusoidal'))
+        scale_emb = ifnone(c.scale_emb, c.positions=='sinusoidal')
+        c = self.config = dataclasses.replace(c, scale_emb=scale_emb)
         if c.vocab_sz is None: raise ValueError('vocab_sz is missing: give the number of tokens')
-        d_head = _head_width(c.d_model, c.n_heads, c.d_model if c.mode=='wide' and c.d_head is None else c.d_head)
-        self.emb,self.drop = nn.Embedding(c.vocab_sz, c.d_model), nn.Dropout(c.emb_p)
+        d_head = c.d_model if c.mode=='wide' and c.d_head is None else c.d_head
+        d_head = _head_width(c.d_model, c.n_heads, d_head)
+        self.emb = nn.Embedding(c.vocab_sz, c.d_model)
+        self.drop = nn.Dropout(c.emb_p)
         self.positions = POSITIONS[c.positions](c.d_model, c.n_heads, d_head, c.max_len)
         parts = _block_parts(c, self.positions, bool(c.causal))
         self.emb_norm = parts['norm'](c.d_model) if c.emb_norm else nn.Identity()
@@ -242,27 +267,32 @@ class TransformerEncoder(Module):
 
     def forward(self,
         x, # token ids, `(bs, sl)`
-        mask=None, # boolean, broadcastable to `(bs, 1, sl, sl)`; default: hide padding (causal: nothing, as padding comes last)
+        mask=None, # boolean, broadcasts to `(bs, 1, sl, sl)`; default: hide padding, unless causal
         cache=None, # `KVCache` of the tokens before `x`, which makes positions and mask itself
         **kwargs # more for each block
     ): # `(bs, sl, d_model)`
         "Embed, add positions, run the blocks."
-        if type(x) is not torch.Tensor: x = x.as_subclass(torch.Tensor)    # fastai's method would break a compiled graph
-        if cache is not None: kwargs['cache'] = cache                       # a user's block need not know of caches
+        # fastai's method would break a compiled graph
+        if type(x) is not torch.Tensor: x = x.as_subclass(torch.Tensor)
+        # a user's block need not know of caches
+        if cache is not None: kwargs['cache'] = cache
         if cache is not None: pos,mask = cache.open(x)
         else: pos = torch.arange(x.shape[1], device=x.device)
         if mask is None and not self.config.causal: mask = padding_mask(x, self.config.pad_idx)
-        h = self.emb(x)                                                     # (bs, sl, d_model)
+        h = self.emb(x)                                                # (bs, sl, d_model)
         if self.config.scale_emb: h = h*math.sqrt(self.config.d_model)
         h = _drop(self.drop, self.emb_norm(self.positions.embed(h, pos)))
-        twice = self.config.checkpoint and self.training and torch.is_grad_enabled() and cache is None
-        for block in self.blocks: h = (partial(checkpoint, block, use_reentrant=False) if twice else block)(h, mask=mask, pos=pos, **kwargs)
+        twice = (self.config.checkpoint and self.training
+                 and torch.is_grad_enabled() and cache is None)
+        for block in self.blocks:
+            run = partial(checkpoint, block, use_reentrant=False) if twice else block
+            h = run(h, mask=mask, pos=pos, **kwargs)
         return self.norm(h)
 
     def read(self,
         x, # token ids, `(bs, sl)`, padding anywhere
     ): # `(bs, n_tokens, d_model)`, real tokens first, and which are real `(bs, n_tokens)`
-        "A vector for every token of texts of any length: `compact`, then fit to `max_len` as `config.long` says."
+        "A vector for every token of texts of any length, fit to `max_len` as `config.long` says."
         c = self.config
         x,lens = compact(x, c.pad_idx)
         if x.shape[1] > c.max_len and c.long == 'window': return self._windows(x, lens)
@@ -274,7 +304,7 @@ class TransformerEncoder(Module):
         row,col,real = window_index(lens, self.config.max_len)
         row = row[:,None].expand_as(col)
         tokens = x[row, col.clamp(max=x.shape[1]-1)].masked_fill(~real, self.config.pad_idx)
-        h = self(tokens)                                                    # (n_windows, width, d_model)
+        h = self(tokens)                                               # (n_windows, width, d_model)
         out = h.new_zeros(*x.shape, h.shape[-1])
         out[row[real],col[real]] = h[real]
         return out, x != self.config.pad_idx
@@ -317,7 +347,8 @@ class TransformerLM(Module):
 def _bounds(y_range):
     "`y_range` as two numbers, the lower first."
     try: low,high = map(float, y_range)
-    except (TypeError, ValueError): raise ValueError(f'{y_range=}: two numbers are needed, (low, high)') from None
+    except (TypeError, ValueError):
+        raise ValueError(f'{y_range=}: two numbers are needed, (low, high)') from None
     if not low < high: raise ValueError(f'{y_range=}: the first must be below the second')
     return low,high
 
@@ -332,17 +363,21 @@ class TransformerClassifier(Module):
         c = self.config = make_config(config, **kwargs)
         self.encoder = TransformerEncoder(c, block)
         width = c.d_model*(2 if c.pool=='mean+max' else 1)
-        self.pooler,self.drop = nn.Sequential(nn.Linear(width, c.d_model), nn.Tanh()) if c.pooler else nn.Identity(), nn.Dropout(c.head_p)
+        self.pooler = nn.Identity()
+        if c.pooler: self.pooler = nn.Sequential(nn.Linear(width, c.d_model), nn.Tanh())
+        self.drop = nn.Dropout(c.head_p)
         self.head = nn.Linear(c.d_model if c.pooler else width, c.n_out)
         self.range = nn.Identity() if y_range is None else SigmoidRange(*_bounds(y_range))
         INITS[c.init](nn.ModuleList([self.pooler, self.head]), c.n_layers)
 
     def _leave_out(self, x):
-        "Turn `token_p` of the tokens and all tokens of `word_p` of the vocabulary (never the first token) into padding."
+        "Turn `token_p` of the tokens and `word_p` of the words into padding, never the first."
         c = self.config
         x,_ = compact(x, c.pad_idx)
         gone = torch.rand(x.shape, device=x.device) < c.token_p
-        if c.word_p: gone |= (torch.rand(len(x), c.vocab_sz, device=x.device) < c.word_p).gather(1, x)
+        if c.word_p:
+            words = torch.rand(len(x), c.vocab_sz, device=x.device) < c.word_p
+            gone |= words.gather(1, x)
         gone[:,0] = False
         return x.masked_fill(gone, c.pad_idx)
 
@@ -364,16 +399,21 @@ class TransformerClassifier(Module):
 
 # %% ../nbs/03_models.ipynb #ff1d090f
 class TransformerDecoder(TransformerEncoder):
-    "Token ids to one vector for each token, from the tokens before it and a context (Vaswani et al. 2017, section 3.1)."
+    "Token ids to vectors, from the tokens before and a context (Vaswani et al. 2017, section 3.1)."
     parts_per_block = 3
     def __init__(self,
         config=None, # a preset's name or a `TransformerConfig`
-        block=TransformerBlock, # makes a block with a `context`: a class or a `partial` that takes `cross`
+        block=TransformerBlock, # makes a block with a `context`: a class or `partial` with `cross`
         **kwargs, # fields of the configuration
     ):
-        if 'cross' not in inspect.signature(block).parameters: raise TypeError(f'{block} takes no `cross`, so it cannot look at a context: give a block like TransformerBlock')
+        if 'cross' not in inspect.signature(block).parameters:
+            raise TypeError(f'{block} takes no `cross`, so it cannot look at a context: '
+                            'give a block like TransformerBlock')
         c = make_config(config, **kwargs)
-        super().__init__(dataclasses.replace(c, causal=True, n_layers=ifnone(c.n_dec_layers, c.n_layers), vocab_sz=ifnone(c.tgt_vocab_sz, c.vocab_sz)), partial(block, cross=True))
+        n_layers = ifnone(c.n_dec_layers, c.n_layers)
+        vocab_sz = ifnone(c.tgt_vocab_sz, c.vocab_sz)
+        c = dataclasses.replace(c, causal=True, n_layers=n_layers, vocab_sz=vocab_sz)
+        super().__init__(c, partial(block, cross=True))
 
     def forward(self,
         x, # token ids, `(bs, sl)`
@@ -381,24 +421,27 @@ class TransformerDecoder(TransformerEncoder):
         context_mask=None, # which of them are real, boolean, `(bs, 1, 1, c_len)`
         cache=None, # `KVCache` of the tokens before `x`, and of the context
     ): # `(bs, sl, d_model)`
-        "As the encoder, every block with the context; a token sees the `max_len` tokens up to itself, with a cache and without."
-        sl,width,mask = x.shape[1], self.config.max_len, None
+        "As the encoder, each block with the context; a token sees `max_len` tokens up to itself."
+        sl,width = x.shape[1], self.config.max_len
+        mask = None
         if cache is not None: context,context_mask = cache.context
         elif sl > width: mask = causal_mask(sl, device=x.device).triu(1-width)
         return super().forward(x, mask, cache, context=context, context_mask=context_mask)
 
 # %% ../nbs/03_models.ipynb #b1dbcc89
 class Seq2SeqTransformer(Module):
-    "Encoder–decoder: from a source text and the target so far to the logits of the target's next tokens."
+    "Encoder–decoder: from a source text and the target so far to the logits of its next tokens."
     def __init__(self,
         config=None, # a preset's name or a `TransformerConfig`
-        block=TransformerBlock, # makes a block, called with `cross=True` for the decoder: a class or a `partial`
+        block=TransformerBlock, # makes a block (decoder: with `cross=True`): a class or a `partial`
         **kwargs, # fields of the configuration
     ):
         c = make_config(config, **kwargs)
         c = self.config = dataclasses.replace(c, scale_emb=ifnone(c.scale_emb, True))
         tgt_vocab_sz = ifnone(c.tgt_vocab_sz, c.vocab_sz)
-        if c.share_emb and tgt_vocab_sz != c.vocab_sz: raise ValueError(f'share_emb=True needs one vocabulary for both sides: {c.vocab_sz=} differs from {c.tgt_vocab_sz=}')
+        if c.share_emb and tgt_vocab_sz != c.vocab_sz:
+            raise ValueError('share_emb=True needs one vocabulary for both sides: '
+                             f'{c.vocab_sz=} differs from {c.tgt_vocab_sz=}')
         self.encoder = TransformerEncoder(dataclasses.replace(c, causal=False), block)
         self.decoder = TransformerDecoder(c, block)
         if c.share_emb: self.decoder.emb = self.encoder.emb
@@ -456,7 +499,7 @@ def lm_splitter(
 def seq2seq_splitter(
     model, # a `Seq2SeqTransformer`, or any model with an `encoder` and a `decoder` of that kind
 ): # list of lists of parameters
-    "The encoder's embeddings (unless the decoder shares them) and positions, each of its blocks, the rest with the decoder."
+    "The encoder's embeddings (unless shared) and positions, each of its blocks, the rest."
     enc = model.encoder
     emb = [] if enc.emb.weight is model.decoder.emb.weight else [enc.emb]
     return _split(model, [nn.ModuleList([*emb, enc.positions, enc.emb_norm]), *enc.blocks])
