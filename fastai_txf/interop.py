@@ -37,18 +37,25 @@ def _converts(*types):
     return _inner
 
 def from_torch(
-    module, # `nn.MultiheadAttention`, `nn.TransformerEncoderLayer`, `nn.TransformerDecoderLayer`, a stack of either, or `nn.Transformer`
-): # `MultiHeadAttention`, `TransformerBlock`, `Stack` or `EncoderDecoder`, batch first whatever `module` is, with copies of its weights
-    "This library's equivalent of one of torch's layers. TypeError for other types, ValueError for options without an equivalent."
+    module, # `nn.MultiheadAttention`, an encoder or decoder layer, a stack or `nn.Transformer`
+): # `MultiHeadAttention`, `TransformerBlock`, `Stack` or `EncoderDecoder`, batch first, a copy
+    """This library's equivalent of one of torch's layers.
+    TypeError for other types, ValueError for options without an equivalent."""
     convert = _converters.get(type(module))
-    if convert is None: raise TypeError(f'no conversion for a {type(module).__name__}: give one of {", ".join(t.__name__ for t in _converters)} itself (a subclass may compute something else)')
+    if convert is None:
+        raise TypeError(f'no conversion for a {type(module).__name__}: '
+                        f'give one of {", ".join(t.__name__ for t in _converters)} itself '
+                        '(a subclass may compute something else)')
     return convert(module).train(module.training)
 
 # %% ../nbs/04_interop.ipynb #dec9fc3c
 def _refuse_extra_keys(theirs):
     "ValueError for the options that append keys."
-    for name,found in dict(add_bias_kv=theirs.bias_k is not None, add_zero_attn=theirs.add_zero_attn).items():
-        if found: raise ValueError(f'{name}=True appends a key to every text, which has no equivalent here: convert a module without it')
+    extra = dict(add_bias_kv=theirs.bias_k is not None, add_zero_attn=theirs.add_zero_attn)
+    for name,found in extra.items():
+        if found:
+            raise ValueError(f'{name}=True appends a key to every text, '
+                             'which has no equivalent here: convert a module without it')
 
 @_converts(nn.MultiheadAttention)
 def _attention(theirs):
@@ -56,16 +63,20 @@ def _attention(theirs):
     _refuse_extra_keys(theirs)
     state = _rename(theirs.state_dict(), {'_proj_weight':'.weight', 'out_proj':'out'})
     for old,part in {'in.weight':'weight', 'in_proj_bias':'bias'}.items():
-        if old in state: state.update({f'{n}.{part}':t for n,t in zip('qkv', state.pop(old).chunk(3))})
+        if old not in state: continue
+        for n,t in zip('qkv', state.pop(old).chunk(3)): state[f'{n}.{part}'] = t
     bias = theirs.in_proj_bias is not None
-    return _load(state, MultiHeadAttention, theirs.embed_dim, theirs.num_heads, theirs.kdim, theirs.vdim, bias=bias, p=theirs.dropout)
+    return _load(state, MultiHeadAttention, theirs.embed_dim, theirs.num_heads,
+                 theirs.kdim, theirs.vdim, bias=bias, p=theirs.dropout)
 
 # %% ../nbs/04_interop.ipynb #2aa64824
 def _self_attention(theirs):
     "As `SelfAttention`."
     _refuse_extra_keys(theirs)
     state = _rename(theirs.state_dict(), {'in_proj_':'qkv.', 'out_proj':'out'})
-    return _load(state, SelfAttention, theirs.embed_dim, theirs.num_heads, bias=theirs.in_proj_bias is not None, p=theirs.dropout)
+    bias = theirs.in_proj_bias is not None
+    return _load(state, SelfAttention, theirs.embed_dim, theirs.num_heads,
+                 bias=bias, p=theirs.dropout)
 
 # %% ../nbs/04_interop.ipynb #3fee9920
 _acts = {F.relu:nn.ReLU, F.gelu:nn.GELU}
@@ -76,19 +87,26 @@ def _feed_forward(theirs):
     state = {k:v for k,v in theirs.state_dict().items() if k.startswith(tuple(names))}
     act = _acts.get(theirs.activation, lambda: deepcopy(theirs.activation))
     d_ff,d_model = theirs.linear1.weight.shape
-    return _load(_rename(state, names), FeedForward, d_model, d_ff, act, bias=theirs.linear1.bias is not None, p=theirs.dropout.p)
+    bias = theirs.linear1.bias is not None
+    return _load(_rename(state, names), FeedForward, d_model, d_ff, act,
+                 bias=bias, p=theirs.dropout.p)
 
 # %% ../nbs/04_interop.ipynb #2492f39f
 @_converts(nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 def _block(theirs):
     "As `TransformerBlock`, with `cross` for a decoder layer."
-    attn,cross = theirs.self_attn, getattr(theirs, 'multihead_attn', None)
+    attn = theirs.self_attn
+    cross = getattr(theirs, 'multihead_attn', None)
+    wiring = PreNorm if theirs.norm_first else PostNorm
     with torch.device('meta'): # an empty frame: every part is put in below
-        res = TransformerBlock(attn.embed_dim, attn.num_heads, wiring=PreNorm if theirs.norm_first else PostNorm, cross=cross is not None)
+        res = TransformerBlock(attn.embed_dim, attn.num_heads, wiring=wiring,
+                               cross=cross is not None)
     parts = [(res.attn, _self_attention(attn)), (res.ff, _feed_forward(theirs))]
     if cross is not None: parts.insert(1, (res.cross, from_torch(cross)))
     for i,(part,fn) in enumerate(parts, 1):
-        part.fn,part.norm,part.drop = fn, deepcopy(getattr(theirs, f'norm{i}')), nn.Dropout(getattr(theirs, f'dropout{i}').p)
+        part.fn = fn
+        part.norm = deepcopy(getattr(theirs, f'norm{i}'))
+        part.drop = nn.Dropout(getattr(theirs, f'dropout{i}').p)
     return res
 
 # %% ../nbs/04_interop.ipynb #3fdd1f9d
@@ -109,7 +127,7 @@ class Stack(Module):
 
 # %% ../nbs/04_interop.ipynb #9f5ceac7
 class EncoderDecoder(Module):
-    "One `Stack` that reads and another that writes with the first one's vectors as its context: `nn.Transformer`."
+    "A `Stack` that reads, and one that writes with its vectors as context: `nn.Transformer`."
     def __init__(self,
         encoder, # `Stack`
         decoder, # `Stack` of blocks with `cross`
@@ -118,12 +136,13 @@ class EncoderDecoder(Module):
     def forward(self,
         x, # vectors to read, `(bs, x_len, d_model)`
         y, # vectors to write on, `(bs, y_len, d_model)`
-        x_mask=None, # who may attend to whom in `x`: boolean, broadcastable to `(bs, n_heads, x_len, x_len)`
+        x_mask=None, # who sees whom in `x`: boolean, broadcasts to `(bs, n_heads, x_len, x_len)`
         y_mask=None, # the same in `y`, as a rule causal
-        context_mask=None, # what of `x` may be seen from `y`: boolean, broadcastable to `(bs, n_heads, y_len, x_len)`
+        context_mask=None, # what `y` sees: boolean, broadcasts to `(bs, n_heads, y_len, x_len)`
     ): # `(bs, y_len, d_model)`
         "Read `x`, write on `y`."
-        return self.decoder(y, mask=y_mask, context=self.encoder(x, mask=x_mask), context_mask=context_mask)
+        context = self.encoder(x, mask=x_mask)
+        return self.decoder(y, mask=y_mask, context=context, context_mask=context_mask)
 
 # %% ../nbs/04_interop.ipynb #cd790f55
 @_converts(nn.TransformerEncoder, nn.TransformerDecoder)
@@ -137,53 +156,72 @@ def _encoder_decoder(theirs):
     return EncoderDecoder(from_torch(theirs.encoder), from_torch(theirs.decoder))
 
 # %% ../nbs/04_interop.ipynb #2e640c15
-_former_aliases = dict(token_embedding='token_emb', pos_embedding='pos_emb', t_blocks='tblocks', to_probs='toprobs', Wq='toqueries', Wk='tokeys', Wv='tovalues')
-_former_names = {'token_emb.':'encoder.emb.', 'pos_emb.':'encoder.positions.emb.', 'tblocks.':'encoder.blocks.', 'attention.unifyheads':'attn.fn.out',
-                 '.norm1.':'.attn.norm.', '.norm2.':'.ff.norm.', '.ff.0.':'.ff.fn.up.', '.ff.2.':'.ff.fn.out.', 'toprobs.':'head.'}
+_former_aliases = dict(
+    token_embedding='token_emb', pos_embedding='pos_emb', t_blocks='tblocks', to_probs='toprobs',
+    Wq='toqueries', Wk='tokeys', Wv='tovalues')
+_former_names = {
+    'token_emb.':'encoder.emb.', 'pos_emb.':'encoder.positions.emb.', 'tblocks.':'encoder.blocks.',
+    'attention.unifyheads':'attn.fn.out', '.norm1.':'.attn.norm.', '.norm2.':'.ff.norm.',
+    '.ff.0.':'.ff.fn.up.', '.ff.2.':'.ff.fn.out.', 'toprobs.':'head.'}
 _former_qkv = 'toqueries', 'tokeys', 'tovalues'
 
 def _former_keys(n_layers):
     "The names of all weights of a classic model."
     both = lambda *names: [f'{n}.{part}' for n in names for part in ('weight','bias')]
-    block = [*(f'attention.{n}.weight' for n in _former_qkv), *both('attention.unifyheads', 'norm1', 'norm2', 'ff.0', 'ff.2')]
-    return ['token_emb.weight', 'pos_emb.weight', *both('toprobs'), *(f'tblocks.{i}.{k}' for i in range(n_layers) for k in block)]
+    block = [f'attention.{n}.weight' for n in _former_qkv]
+    block += both('attention.unifyheads', 'norm1', 'norm2', 'ff.0', 'ff.2')
+    blocks = [f'tblocks.{i}.{k}' for i in range(n_layers) for k in block]
+    return ['token_emb.weight', 'pos_emb.weight', *both('toprobs'), *blocks]
 
 def _former_state(state_dict):
-    "The weights under their usual names, and the number of blocks; a ValueError if some are missing or unknown."
+    "Weights under usual names, and the number of blocks; ValueError for missing or unknown ones."
     state = _rename(state_dict, _former_aliases)
-    n_layers = 1 + max((int(k.split('.')[1]) for k in state if re.match(r'tblocks\.\d', k)), default=0)
+    numbers = [int(k.split('.')[1]) for k in state if re.match(r'tblocks\.\d', k)]
+    n_layers = 1 + max(numbers, default=0)
     keys = _former_keys(n_layers)
-    missing,unexpected = [k for k in keys if k not in state], [k for k in state if k not in keys]
-    if missing or unexpected: raise ValueError(f'not the weights of a classic from-scratch transformer: {missing=}, {unexpected=}')
+    missing = [k for k in keys if k not in state]
+    unexpected = [k for k in state if k not in keys]
+    if missing or unexpected:
+        raise ValueError('not the weights of a classic from-scratch transformer: '
+                         f'{missing=}, {unexpected=}')
     return state, n_layers
 
 # %% ../nbs/04_interop.ipynb #841467ed
 def _former_sizes(state, n_heads):
-    "Configuration fields that the weights' shapes tell; a ValueError if `n_heads` is not what they say."
-    (vocab_sz,d_model),max_len = state['token_emb.weight'].shape, len(state['pos_emb.weight'])
+    "Configuration fields that the weights' shapes tell; a ValueError if they tell other `n_heads`."
+    vocab_sz,d_model = state['token_emb.weight'].shape
+    max_len = len(state['pos_emb.weight'])
+    d_ff = len(state['tblocks.0.ff.0.weight'])
     rows = len(state['tblocks.0.attention.toqueries.weight'])
-    if rows != n_heads*d_model: raise ValueError(f'{n_heads=} wide heads of a model of width {d_model} need {n_heads*d_model} rows in toqueries, which has {rows}'
-                                                 + (f': give n_heads={rows//d_model}' if rows > d_model and rows%d_model == 0 else ''))
-    return dict(vocab_sz=vocab_sz, d_model=d_model, max_len=max_len, n_heads=n_heads, d_ff=len(state['tblocks.0.ff.0.weight']))
+    if rows != n_heads*d_model:
+        fits = rows > d_model and rows%d_model == 0
+        raise ValueError(f'{n_heads=} wide heads of a model of width {d_model} '
+                         f'need {n_heads*d_model} rows in toqueries, which has {rows}'
+                         + (f': give n_heads={rows//d_model}' if fits else ''))
+    return dict(vocab_sz=vocab_sz, d_model=d_model, max_len=max_len, n_heads=n_heads, d_ff=d_ff)
 
 def _fuse(state, n_layers):
     "Queries, keys and values of each block in one matrix, everything under this library's names."
     state = _rename(state, _former_names)
     for pre in [f'encoder.blocks.{i}.' for i in range(n_layers)]:
-        state[f'{pre}attn.fn.qkv.weight'] = torch.cat([state.pop(f'{pre}attention.{n}.weight') for n in _former_qkv])
+        qkv = [state.pop(f'{pre}attention.{n}.weight') for n in _former_qkv]
+        state[f'{pre}attn.fn.qkv.weight'] = torch.cat(qkv)
     return state
 
 # %% ../nbs/04_interop.ipynb #a2f12140
 def from_former(
     state_dict, # weights of a classic from-scratch transformer
     n_heads:int, # its number of (wide) heads
-    pad_idx:int=None, # id of a token to treat as padding, which the classic model does not; default: none
+    pad_idx:int=None, # id of a token to treat as padding, unlike the classic model; default: none
     lm:bool=None, # is it a language model? default: if it has as many outputs as tokens
     pool:str='mean', # how the classifier pools: 'mean' or 'max'
 ): # `TransformerLM` or `TransformerClassifier`, with copies of the weights
-    "The classic layout of tutorials as a model of this library: wide heads, post-norm, ReLU. ValueError for missing or unexpected weights."
+    """The classic layout of tutorials as a model of this library: wide heads, post-norm, ReLU.
+    ValueError for missing or unexpected weights."""
     state,n_layers = _former_state(state_dict)
-    sizes,n_out = _former_sizes(state, n_heads), len(state['toprobs.weight'])
+    sizes = _former_sizes(state, n_heads)
+    n_out = len(state['toprobs.weight'])
     cls = TransformerLM if ifnone(lm, n_out==sizes['vocab_sz']) else TransformerClassifier
-    config = make_config('bloem', n_layers=n_layers, n_out=n_out, pad_idx=ifnone(pad_idx, -1), pool=pool, **sizes)
+    config = make_config('bloem', n_layers=n_layers, n_out=n_out, pad_idx=ifnone(pad_idx, -1),
+                         pool=pool, **sizes)
     return _load(_fuse(state, n_layers), cls, config)
