@@ -13,17 +13,27 @@ from .interop import _load, _rename
 from .models import TransformerClassifier, TransformerEncoder, TransformerLM, make_config
 
 # %% ../nbs/04a_hf.ipynb #aafcf29c
-_gpt2_names = {'transformer.h.':'encoder.blocks.', 'transformer.wte.':'encoder.emb.', 'transformer.wpe.':'encoder.positions.emb.', 'transformer.ln_f.':'encoder.norm.',
-               '.attn.c_attn.':'.attn.fn.qkv.', '.attn.c_proj.':'.attn.fn.out.', '.mlp.c_fc.':'.ff.fn.up.', '.mlp.c_proj.':'.ff.fn.out.',
-               '.ln_1.':'.attn.norm.', '.ln_2.':'.ff.norm.', 'lm_head.':'head.'}
-_bert_names = {'bert.encoder.layer.':'encoder.blocks.', 'bert.embeddings.word_embeddings.':'encoder.emb.', 'bert.embeddings.position_embeddings.':'encoder.positions.emb.',
-               'bert.embeddings.LayerNorm.':'encoder.emb_norm.', '.attention.output.dense.':'.attn.fn.out.', '.attention.output.LayerNorm.':'.attn.norm.',
-               '.intermediate.dense.':'.ff.fn.up.', '.output.dense.':'.ff.fn.out.', '.output.LayerNorm.':'.ff.norm.', 'bert.pooler.dense.':'pooler.0.', 'classifier.':'head.'}
+_gpt2_names = {
+    'transformer.h.':'encoder.blocks.', 'transformer.wte.':'encoder.emb.',
+    'transformer.wpe.':'encoder.positions.emb.', 'transformer.ln_f.':'encoder.norm.',
+    '.attn.c_attn.':'.attn.fn.qkv.', '.attn.c_proj.':'.attn.fn.out.',
+    '.mlp.c_fc.':'.ff.fn.up.', '.mlp.c_proj.':'.ff.fn.out.',
+    '.ln_1.':'.attn.norm.', '.ln_2.':'.ff.norm.', 'lm_head.':'head.'}
+_bert_names = {
+    'bert.encoder.layer.':'encoder.blocks.', 'bert.embeddings.word_embeddings.':'encoder.emb.',
+    'bert.embeddings.position_embeddings.':'encoder.positions.emb.',
+    'bert.embeddings.LayerNorm.':'encoder.emb_norm.',
+    '.attention.output.dense.':'.attn.fn.out.', '.attention.output.LayerNorm.':'.attn.norm.',
+    '.intermediate.dense.':'.ff.fn.up.', '.output.dense.':'.ff.fn.out.',
+    '.output.LayerNorm.':'.ff.norm.', 'bert.pooler.dense.':'pooler.0.', 'classifier.':'head.'}
 
 def _gpt2_state(state, config):
     "The weights of a GPT-2 under this library's names."
-    state = {k:v.T.contiguous() if '.fn.' in k and v.ndim == 2 else v for k,v in _rename(state, _gpt2_names).items()}
-    if not config.tie and 'head.weight' in state: state['head.bias'] = state['head.weight'].new_zeros(config.vocab_sz)
+    state = _rename(state, _gpt2_names)
+    for k,v in state.items():
+        if '.fn.' in k and v.ndim == 2: state[k] = v.T.contiguous()
+    if not config.tie and 'head.weight' in state:
+        state['head.bias'] = state['head.weight'].new_zeros(config.vocab_sz)
     return state
 
 def _bert_state(state, config):
@@ -31,37 +41,53 @@ def _bert_state(state, config):
     state = _rename(state, _bert_names)
     for pre in [f'encoder.blocks.{i}.' for i in range(config.n_layers)]:
         for part in ('weight','bias'):
-            state[f'{pre}attn.fn.qkv.{part}'] = torch.cat([state.pop(f'{pre}attention.self.{n}.{part}') for n in ('query','key','value')])
+            qkv = [state.pop(f'{pre}attention.self.{n}.{part}') for n in ('query','key','value')]
+            state[f'{pre}attn.fn.qkv.{part}'] = torch.cat(qkv)
     types = state.pop('bert.embeddings.token_type_embeddings.weight')
-    return {**state, 'encoder.positions.emb.weight':state['encoder.positions.emb.weight'] + types[0]}
+    positions = state['encoder.positions.emb.weight'] + types[0]
+    return {**state, 'encoder.positions.emb.weight':positions}
 
 # %% ../nbs/04a_hf.ipynb #def4bc10
-_ffs = dict(relu='relu', gelu='gelu', gelu_new='gelu_tanh', gelu_pytorch_tanh='gelu_tanh', gelu_fast='gelu_tanh')
+_ffs = dict(relu='relu', gelu='gelu', gelu_new='gelu_tanh', gelu_pytorch_tanh='gelu_tanh',
+            gelu_fast='gelu_tanh')
 
 def _refuse(theirs, act, **plain):
     "ValueError for settings other than `plain`, and for activations without an equivalent."
     for k,want in plain.items():
-        if (v := getattr(theirs, k, None)) not in (None,want): raise ValueError(f'{k}={v!r} has no equivalent here, only {want!r} has')
-    if (v := getattr(theirs, act)) not in _ffs: raise ValueError(f'{act}={v!r} is none of the activations that are known here: {", ".join(_ffs)}')
+        if (v := getattr(theirs, k, None)) not in (None,want):
+            raise ValueError(f'{k}={v!r} has no equivalent here, only {want!r} has')
+    if (v := getattr(theirs, act)) not in _ffs:
+        raise ValueError(f'{act}={v!r} is none of the activations that are known here: '
+                         f'{", ".join(_ffs)}')
 
 def _fields(theirs, act):
     "What both families say in the same words."
-    return dict(vocab_sz=theirs.vocab_size, pad_idx=ifnone(theirs.pad_token_id, -1), d_model=theirs.hidden_size, n_heads=theirs.num_attention_heads,
-                n_layers=theirs.num_hidden_layers, max_len=theirs.max_position_embeddings, ff=_ffs[getattr(theirs, act)], positions='learned', init='gpt2')
+    return dict(
+        vocab_sz=theirs.vocab_size, pad_idx=ifnone(theirs.pad_token_id, -1),
+        d_model=theirs.hidden_size, n_heads=theirs.num_attention_heads,
+        n_layers=theirs.num_hidden_layers, max_len=theirs.max_position_embeddings,
+        ff=_ffs[getattr(theirs, act)], positions='learned', init='gpt2')
 
 def _gpt2_config(theirs):
     "The configuration of a GPT-2."
     act = 'activation_function'
-    _refuse(theirs, act, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False, is_causal=True)
-    return make_config(causal=True, wiring='pre', d_ff=theirs.n_inner, eps=theirs.layer_norm_epsilon, tie=theirs.tie_word_embeddings,
-                       p=theirs.resid_pdrop, emb_p=theirs.embd_pdrop, attn_p=theirs.attn_pdrop, **_fields(theirs, act))
+    _refuse(theirs, act, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False,
+            add_cross_attention=False, is_causal=True)
+    return make_config(
+        causal=True, wiring='pre', d_ff=theirs.n_inner, eps=theirs.layer_norm_epsilon,
+        tie=theirs.tie_word_embeddings, p=theirs.resid_pdrop, emb_p=theirs.embd_pdrop,
+        attn_p=theirs.attn_pdrop, **_fields(theirs, act))
 
 def _bert_config(theirs):
     "The configuration of a BERT."
-    _refuse(theirs, 'hidden_act', position_embedding_type='absolute', is_decoder=False, add_cross_attention=False)
+    act = 'hidden_act'
+    _refuse(theirs, act, position_embedding_type='absolute', is_decoder=False,
+            add_cross_attention=False)
     p = theirs.hidden_dropout_prob
-    return make_config(wiring='post', emb_norm=True, d_ff=theirs.intermediate_size, eps=theirs.layer_norm_eps, p=p, emb_p=p,
-                       head_p=ifnone(theirs.classifier_dropout, p), attn_p=theirs.attention_probs_dropout_prob, **_fields(theirs, 'hidden_act'))
+    return make_config(
+        wiring='post', emb_norm=True, d_ff=theirs.intermediate_size, eps=theirs.layer_norm_eps,
+        p=p, emb_p=p, head_p=ifnone(theirs.classifier_dropout, p),
+        attn_p=theirs.attention_probs_dropout_prob, **_fields(theirs, act))
 
 # %% ../nbs/04a_hf.ipynb #4d28e97c
 _bert_head = dict(pool='first', pooler=True, long='head')
@@ -73,26 +99,32 @@ _models = dict(
 
 def _conversion(model):
     "The entry of `_models`; a ValueError for another architecture."
-    name,base = type(model).__name__, getattr(model, 'base_model_prefix', None)
+    name = type(model).__name__
     if name in _models: return _models[name]
+    base = getattr(model, 'base_model_prefix', None)
     inner = type(getattr(model, base or '', None)).__name__
-    raise ValueError(f'no conversion for a {name}: give a {", ".join(_models)}' + (f', such as its `.{base}`' if inner in _models else ''))
+    hint = f', such as its `.{base}`' if inner in _models else ''
+    raise ValueError(f'no conversion for a {name}: give a {", ".join(_models)}' + hint)
 
 def _weights(model, to_encoder):
     "All weights by name, with the base model's prefix even where the model is the base."
     pre = f'{model.base_model_prefix}.' if to_encoder else ''
-    return {f'{pre}{k}':p.detach() for k,p in model.named_parameters(remove_duplicate=False) if not (to_encoder and k.startswith('pooler.'))}
+    ws = {k:p.detach() for k,p in model.named_parameters(remove_duplicate=False)}
+    return {f'{pre}{k}':w for k,w in ws.items() if not (to_encoder and k.startswith('pooler.'))}
 
 def from_hf(
-    model, # `GPT2LMHeadModel`, `GPT2Model`, `BertModel` or `BertForSequenceClassification` of `transformers`
-    tokenizer=None, # its tokenizer, or the `HFTokenizer` around that, for the names of the tokens; default: numbers only
-): # `TransformerLM`, `TransformerEncoder` or `TransformerClassifier`, with copies of the weights, and the tokens' names or None as `vocab`
-    "A model of Hugging Face as a model of this library. ValueError for settings or architectures without an equivalent."
+    model, # `GPT2LMHeadModel`, `GPT2Model`, `BertModel` or `BertForSequenceClassification`
+    tokenizer=None, # its tokenizer or an `HFTokenizer` of it, which names tokens; default: no names
+): # `TransformerLM`, `TransformerEncoder` or `TransformerClassifier`; `vocab`: token names or None
+    """A model of Hugging Face as a model of this library, with copies of its weights.
+    ValueError for settings or architectures without an equivalent."""
     cls,make,convert,head = _conversion(model)
-    to_encoder,config = cls is TransformerEncoder, make(model.config)
+    to_encoder = cls is TransformerEncoder
+    config = make(model.config)
     if head: config = make_config(config, n_out=model.config.num_labels, **head)
     state = convert(_weights(model, to_encoder), config)
-    res = _load({k.removeprefix('encoder.') if to_encoder else k:v for k,v in state.items()}, cls, config)
+    if to_encoder: state = {k.removeprefix('encoder.'):v for k,v in state.items()}
+    res = _load(state, cls, config)
     if cls is TransformerLM and config.tie: res.head.weight = res.encoder.emb.weight
     res.vocab = None if tokenizer is None else _row_names(tokenizer, config.vocab_sz)
     return res.train(model.training)
@@ -101,12 +133,13 @@ def from_hf(
 _roles = dict(bos=BOS, cls=BOS, eos=EOS, sep=EOS, unk=UNK, pad=PAD)
 
 def _names(tokenizer):
-    "The tokens of a Hugging Face tokenizer in the order of their numbers, special ones under fastai's names, no name twice."
+    "A Hugging Face tokenizer's tokens by number, special ones under fastai's names, no name twice."
     special = {}
     for role,name in _roles.items():
         i = getattr(tokenizer, f'{role}_token_id', None)
         if i is not None and i not in special and name not in special.values(): special[i] = name
-    ids,taken = tokenizer.get_vocab(), {*defaults.text_spec_tok, 'xxfake'}
+    ids = tokenizer.get_vocab()
+    taken = {*defaults.text_spec_tok, 'xxfake'}
     res = ['xxfake']*(1 + max(ids.values()))
     for t,i in sorted(ids.items(), key=lambda o: o[1]):
         t = special.get(i, t.replace(' ', '▁')) # fastai writes spaces so
@@ -116,9 +149,11 @@ def _names(tokenizer):
     return res
 
 def _backend(json, max_len):
-    "The tokenizer that `json` describes, cutting at `max_len` and never padding; an ImportError that says how to get the package."
+    "The tokenizer that `json` describes, cutting at `max_len`, never padding; needs `tokenizers`."
     try: from tokenizers import Tokenizer
-    except ImportError as e: raise ImportError("Hugging Face's tokens need the package tokenizers: pip install tokenizers") from e
+    except ImportError as e:
+        raise ImportError("Hugging Face's tokens need the package tokenizers: "
+                          'pip install tokenizers') from e
     res = Tokenizer.from_str(json)
     res.no_padding()
     res.no_truncation() if max_len is None else res.enable_truncation(max_len)
@@ -131,16 +166,23 @@ class HFTokenizer:
 
     def __init__(self,
         tokenizer, # a fast tokenizer of `transformers`
-        max_len:int=None, # cut longer texts down to this many tokens, special ones included; default: keep all
-        bos:bool=False, # begin every text with `xxbos`, also where `tokenizer` does not: for texts in a row, as language models read them
+        max_len:int=None, # cut texts down to this many tokens, special ones too; default: keep all
+        bos:bool=False, # begin every text with `xxbos`, also where `tokenizer` does not: for LMs
     ):
-        if not hasattr(tokenizer, 'backend_tokenizer'): raise TypeError(f'{type(tokenizer).__name__} is no fast tokenizer of transformers: AutoTokenizer.from_pretrained gives one')
+        name = type(tokenizer).__name__
+        if not hasattr(tokenizer, 'backend_tokenizer'):
+            raise TypeError(f'{name} is no fast tokenizer of transformers: '
+                            'AutoTokenizer.from_pretrained gives one')
         n = tokenizer.num_special_tokens_to_add()
-        if max_len is not None and max_len <= n: raise ValueError(f'{max_len=} leaves no room for text beside {n} special tokens')
+        if max_len is not None and max_len <= n:
+            raise ValueError(f'{max_len=} leaves no room for text beside {n} special tokens')
         store_attr('max_len,bos')
-        self.names,self.json,self.made = _names(tokenizer), tokenizer.backend_tokenizer.to_str(), None
+        self.names = _names(tokenizer)
+        self.json = tokenizer.backend_tokenizer.to_str()
+        self.made = None
         self.ids = {t:i for i,t in enumerate(self.names)}
-        if bos and BOS not in self.ids: raise ValueError(f'{bos=}: {type(tokenizer).__name__} has no token that begins a text')
+        if bos and BOS not in self.ids:
+            raise ValueError(f'{bos=}: {name} has no token that begins a text')
 
     @property
     def tok(self):
@@ -160,7 +202,10 @@ class HFTokenizer:
         rules=None, # what would rewrite them before they are cut: nothing may
     ):
         "ValueError for rules; fastai calls this whenever it tokenizes."
-        if rules: raise ValueError("fastai's rules would rewrite the texts before Hugging Face's tokenizer cuts them: make `dls` with TransformerDataLoaders, or give the TextBlock rules=[]")
+        if rules:
+            raise ValueError("fastai's rules would rewrite the texts before Hugging Face's "
+                             'tokenizer cuts them: make `dls` with TransformerDataLoaders, '
+                             'or give the TextBlock rules=[]')
 
     def __call__(self,
         items, # texts
@@ -176,7 +221,8 @@ class HFTokenizer:
         toks, # tokens
     )->str: # the text
         "Join tokens as `tokenizer` does; special ones are left out."
-        return self.tok.decode([self.ids[t] for t in toks if t in self.ids and t not in defaults.text_spec_tok])
+        known = [t for t in toks if t in self.ids and t not in defaults.text_spec_tok]
+        return self.tok.decode([self.ids[t] for t in known])
 
 def _row_names(tokenizer, n):
     "The names of the `n` rows of a model's embeddings."
