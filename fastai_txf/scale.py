@@ -19,15 +19,21 @@ from fastcore.foundation import L
 from .models import TransformerEncoder
 
 # %% ../nbs/07a_scale.ipynb #d8e9f48b
-def _row_losses(z, targ, real, smoothing):
-    "The sum of the losses of logits `z`, `(n, vocab_sz)`, and its gradient, which takes the place of `z`; `targ` and `real` are `(n, 1)`."
+def _row_losses(
+    z, # logits, `(n, vocab_sz)`
+    targ, # token ids, `(n, 1)`
+    real, # which of them count, `(n, 1)`
+    smoothing, # share of the probability that is spread over all tokens
+):
+    "The sum of the losses of logits `z`, and its gradient, which takes the place of `z`."
     loss = (smoothing-1)*z.gather(-1, targ)
     if smoothing: loss -= smoothing*z.mean(-1, keepdim=True)
     top = z.amax(-1, keepdim=True)
     total = z.sub_(top).exp_().sum(-1, keepdim=True)
     loss += top + total.log()
     loss.masked_fill_(~real, 0.)
-    g,one = z.div_(total.masked_fill_(~real, math.inf)), real.to(z.dtype)
+    g = z.div_(total.masked_fill_(~real, math.inf))
+    one = real.to(z.dtype)
     if smoothing: g -= one*smoothing/z.shape[-1]
     return loss.sum(), g.scatter_add_(-1, targ, one*(smoothing-1))
 
@@ -42,18 +48,23 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, h, weight, bias, targ, ignore_index, smoothing, chunk, dtype, grads):
         real = (targ != ignore_index)[:,None]
-        targ,n = targ[:,None].masked_fill(~real, 0), real.sum()
-        low,w,total = h.to(dtype), weight.to(dtype), h.new_zeros((), dtype=weight.dtype)
-        dh,dw,db = out = [torch.zeros_like(o) if grads and need else None for o,need in zip((h, weight, bias), ctx.needs_input_grad)]
+        targ = targ[:,None].masked_fill(~real, 0)
+        low,w = h.to(dtype), weight.to(dtype)
+        total = h.new_zeros((), dtype=weight.dtype)
+        needed = zip((h, weight, bias), ctx.needs_input_grad)
+        out = [torch.zeros_like(o) if grads and need else None for o,need in needed]
+        dh,dw,db = out
         for i in range(0, len(h), chunk):
             rows = slice(i, i+chunk)
             z = (low[rows] @ w.T).to(weight.dtype)                          # (chunk, vocab_sz)
-            loss,g = _row_losses(z if bias is None else z.add_(bias), targ[rows], real[rows], smoothing)
+            if bias is not None: z.add_(bias)
+            loss,g = _row_losses(z, targ[rows], real[rows], smoothing)
             total += loss
             if db is not None: db += g.sum(0)
             if dh is not None or dw is not None: g = g.to(dtype)
             if dh is not None: dh[rows] = g @ w
             if dw is not None: _add_product(dw, g.T, low[rows])
+        n = real.sum()
         ctx.save_for_backward(n, *out)
         return total/n
 
@@ -61,7 +72,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         n,*out = ctx.saved_tensors
-        grad = grad/n.clamp(min=1)                                          # without a target: a loss of NaN, gradients of 0, as in torch
+        grad = grad/n.clamp(min=1) # without a target: a loss of NaN, gradients of 0, as in torch
         return *(None if o is None else o*grad for o in out), *[None]*6
 
 def chunked_cross_entropy(
@@ -75,62 +86,94 @@ def chunked_cross_entropy(
 ): # mean over the targets that count
     "`F.cross_entropy(F.linear(h, weight, bias), targ)` of flattened inputs, without the logits."
     if chunk < 1: raise ValueError(f'{chunk=}: at least 1 row at a time')
-    if h.shape[:-1] != targ.shape: raise ValueError(f'hidden states {tuple(h.shape)} and targets {tuple(targ.shape)}: give a token id for each vector')
+    if h.shape[:-1] != targ.shape:
+        raise ValueError(f'hidden states {tuple(h.shape)} and targets {tuple(targ.shape)}: '
+                         'give a token id for each vector')
     device = h.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.promote_types(h.dtype, weight.dtype)
+    if torch.is_autocast_enabled(device): dtype = torch.get_autocast_dtype(device)
+    else: dtype = torch.promote_types(h.dtype, weight.dtype)
     with torch.autocast(device, enabled=False):
-        return _ChunkedCrossEntropy.apply(h.flatten(0, -2), weight, bias, targ.flatten(), ignore_index, label_smoothing, chunk, dtype, torch.is_grad_enabled())
+        return _ChunkedCrossEntropy.apply(h.flatten(0, -2), weight, bias, targ.flatten(),
+            ignore_index, label_smoothing, chunk, dtype, torch.is_grad_enabled())
 
 # %% ../nbs/07a_scale.ipynb #be05d17a
 def _ce_options(loss_func):
     "`ignore_index` and `label_smoothing` of a cross-entropy; a TypeError for any other loss."
     func = getattr(loss_func, 'func', loss_func)
-    if not isinstance(func, nn.CrossEntropyLoss) or func.weight is not None or func.reduction != 'mean':
-        raise TypeError(f'{loss_func} is no mean cross-entropy without class weights, so ChunkedLoss cannot compute it: use CrossEntropyLossFlat')
+    is_mean = isinstance(func, nn.CrossEntropyLoss) and func.reduction == 'mean'
+    if not is_mean or func.weight is not None:
+        raise TypeError(f'{loss_func} is no mean cross-entropy without class weights, '
+                        'so ChunkedLoss cannot compute it: use CrossEntropyLossFlat')
     return dict(ignore_index=func.ignore_index, label_smoothing=func.label_smoothing)
 
 class ChunkedLoss(Callback):
-    "In training, head and cross-entropy `chunk` rows at a time, without logits; `learn.pred` then holds the hidden states."
+    "In training, head and loss `chunk` rows at a time; `learn.pred` then holds the hidden states."
     order,run_valid = MixedPrecision.order-5,False
     def __init__(self,
         chunk:int=128, # rows of logits that exist at a time
     ):
         if chunk < 1: raise ValueError(f'{chunk=}: at least 1 row at a time')
-        self.chunk,self._head,self._loss_func,self._hidden = chunk,None,None,None
+        self.chunk = chunk
+        self._head = None
+        self._loss_func = None
+        self._hidden = None
 
     def before_fit(self):
-        self.leave()                                                        # a batch of a fit before this one that was broken off
-        head,self._options = getattr(get_model(self.model), 'head', None), _ce_options(self.loss_func)
-        if not isinstance(head, nn.Linear): raise TypeError(f'{type(get_model(self.model)).__name__} has no linear `head`: ChunkedLoss needs a TransformerLM, or a model of that kind')
-        if getattr(getattr(self.learn, 'recorder', None), 'train_metrics', False): raise ValueError('metrics on the training set need the logits: remove ChunkedLoss or set train_metrics=False')
+        self.leave()                                # a batch of an earlier fit that was broken off
+        model = get_model(self.model)
+        head = getattr(model, 'head', None)
+        self._options = _ce_options(self.loss_func)
+        if not isinstance(head, nn.Linear):
+            raise TypeError(f'{type(model).__name__} has no linear `head`: '
+                            'ChunkedLoss needs a TransformerLM, or a model of that kind')
+        recorder = getattr(self.learn, 'recorder', None)
+        if getattr(recorder, 'train_metrics', False):
+            raise ValueError('metrics on the training set need the logits: '
+                             'remove ChunkedLoss or set train_metrics=False')
 
     def before_batch(self):
         self._head = get_model(self.model).head
         self._head.forward = self._pass
+
     def _pass(self, h):
-        self._hidden,device = h,h.device.type
-        self._precision = torch.autocast(device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+        self._hidden = h
+        device = h.device.type
+        dtype = torch.get_autocast_dtype(device)
+        enabled = torch.is_autocast_enabled(device)
+        self._precision = torch.autocast(device, dtype, enabled)
         return h
+
     def after_pred(self):
-        if self.pred is not self._hidden: raise TypeError(f'the output of {type(get_model(self.model)).__name__} is not that of its head: ChunkedLoss would change the loss')
-        self._loss_func,self.learn.loss_func = self.loss_func,self._loss
+        if self.pred is not self._hidden:
+            name = type(get_model(self.model)).__name__
+            raise TypeError(f'the output of {name} is not that of its head: '
+                            'ChunkedLoss would change the loss')
+        self._loss_func = self.loss_func
+        self.learn.loss_func = self._loss
+
     def _loss(self, h, targ):
-        with self._precision: return chunked_cross_entropy(h, self._head.weight, targ, self._head.bias, chunk=self.chunk, **self._options)
+        weight,bias = self._head.weight, self._head.bias
+        with self._precision:
+            return chunked_cross_entropy(h, weight, targ, bias, chunk=self.chunk, **self._options)
+
     def after_loss(self): self.leave()
     def after_cancel_batch(self): self.leave()
     def leave(self):
         "Put head and loss back, however the batch ended."
         if self._head is not None: vars(self._head).pop('forward', None)
         if self._loss_func is not None: self.learn.loss_func = self._loss_func
-        self._head = self._loss_func = self._hidden = None
+        self._head = None
+        self._loss_func = None
+        self._hidden = None
 
 # %% ../nbs/07a_scale.ipynb #1bbdb9e3
 def spared_params(
     model, # any module
     embeddings:bool=True, # embeddings too, and heads tied to them
 )->L: # parameters, each once
-    "What weight decay should leave alone: biases, norms and whatever else is a vector, and embeddings."
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)} if embeddings else set()
+    "What weight decay should leave alone: biases, norms and all other vectors, and embeddings."
+    tables = set()
+    if embeddings: tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     return L(params(model)).filter(lambda p: p.ndim < 2 or id(p) in tables)
 
 class SpareDecay(Callback):
@@ -146,14 +189,16 @@ class SpareDecay(Callback):
     def learn(self): return self._learn
     @learn.setter
     def learn(self, learn):
-        if learn is None: self._decay_all()                                 # the fit has ended, however that was
+        if learn is None: self._decay_all()         # the fit has ended, however that was
         self._learn = learn
 
     def before_fit(self):
-        self._decay_all()                                                   # a fit before this one that was broken off
+        self._decay_all()                           # a fit before this one that was broken off
         if isinstance(self.opt, OptimWrapper) and not isinstance(self.opt, TorchOptimizer):
-            raise TypeError('OptimWrapper decays every parameter alike: use a fastai optimizer, `adamw`, or TorchOptimizer')
-        self._spared = {p for p in spared_params(self.model, self.embeddings) if self.opt.state[p].get('do_wd', True)}
+            raise TypeError('OptimWrapper decays every parameter alike: '
+                            'use a fastai optimizer, `adamw`, or TorchOptimizer')
+        spared = spared_params(self.model, self.embeddings)
+        self._spared = {p for p in spared if self.opt.state[p].get('do_wd', True)}
         for p in self._spared: self.opt.state[p]['do_wd'] = False
     def after_fit(self): self._decay_all()
     def _decay_all(self):
@@ -173,20 +218,26 @@ class TorchOptimizer(OptimWrapper):
     ):
         groups = L(params)
         if not isinstance(groups[0], (L,list)): groups = [groups]
-        super().__init__([dict(params=list(g), wd=wd) for g in groups], opt, {k:v for k,v in pytorch_hp_map.items() if v != 'wd'}, lr=lr, weight_decay=0., **kwargs)
+        groups = [dict(params=list(g), wd=wd) for g in groups]
+        hp_map = {k:v for k,v in pytorch_hp_map.items() if v != 'wd'}
+        super().__init__(groups, opt, hp_map, lr=lr, weight_decay=0., **kwargs)
 
     @property
     def hypers(self):
         "The hyperparameters of each group, by fastai's names."
-        at = [(h, *k.split('__')) for k,h in self.fwd_map.items()]
-        return [{h:g[k][int(i[0])] if i else g[k] for h,k,*i in at} for g in self.opt.param_groups]
+        def read(group, key):
+            name,*i = key.split('__')               # `betas__0` is the first of `betas`
+            return group[name][int(i[0])] if i else group[name]
+        return [{h:read(g, k) for k,h in self.fwd_map.items()} for g in self.opt.param_groups]
 
     @torch.no_grad()
     def step(self, closure=None):
         "Decay, then step."
-        if closure is not None: raise NotImplementedError('fastai passes no closure to its optimizers')
+        if closure is not None:
+            raise NotImplementedError('fastai passes no closure to its optimizers')
+        def decays(p): return p.grad is not None and self.state[p].get('do_wd', True)
         for ps,h in zip(self.param_lists, self.hypers):
-            ps = [p for p in ps if p.grad is not None and self.state[p].get('do_wd', True)]
+            ps = [p for p in ps if decays(p)]
             if ps and h['wd']: torch._foreach_mul_(ps, 1 - h['lr']*h['wd'])
         self.opt.step()
 
@@ -200,54 +251,72 @@ def adamw(
     fused:bool=True, # all parameters in one call; False where a device does not have it
 )->TorchOptimizer:
     "Torch's Adam with decoupled weight decay and the defaults of fastai's `Adam`, for `opt_func`."
-    return TorchOptimizer(params, partial(torch.optim.Adam, fused=fused), lr, wd, betas=(mom,sqr_mom), eps=eps)
+    opt = partial(torch.optim.Adam, fused=fused)
+    return TorchOptimizer(params, opt, lr, wd, betas=(mom,sqr_mom), eps=eps)
 
 # %% ../nbs/07a_scale.ipynb #ad843155
-_compile_options = dict(dynamic=True, fullgraph=True, recompile_limit=64, options=dict(fallback_random=True)) # at the limit: an error, which is reported
-_compile_options = {k:v for k,v in _compile_options.items() if k in inspect.signature(torch.compile).parameters}
+_compile_options = dict(dynamic=True, fullgraph=True, options=dict(fallback_random=True),
+                        recompile_limit=64) # at the limit: an error, which is reported
+_compile_options = {k:v for k,v in _compile_options.items()
+                    if k in inspect.signature(torch.compile).parameters}
 
 def _hooked(m):
-    "Whether something listens to `m` or to a part of it. (`m.modules()` takes five times as long.)"
-    return m._forward_pre_hooks or m._forward_hooks or m._backward_pre_hooks or m._backward_hooks or any(map(_hooked, filter(None, m._modules.values())))
+    "Whether something listens to `m` or a part of it. (`m.modules()` takes five times as long.)"
+    if m._forward_pre_hooks or m._forward_hooks: return True
+    if m._backward_pre_hooks or m._backward_hooks: return True
+    return any(map(_hooked, filter(None, m._modules.values())))
 
-def _trained(part): return part.training and torch.is_grad_enabled() and not torch.compiler.is_compiling() and not _hooked(part)
+def _trained(part):
+    if not part.training or not torch.is_grad_enabled(): return False
+    return not torch.compiler.is_compiling() and not _hooked(part)
 
 class _Compiled:
     "Runs parts of a model compiled where they are trained, and as they are written everywhere else."
     def __init__(self): self.on,self.graphs = True,0
-    def add(self, part): part._compiled_call_impl = partial(self.call, part, torch.compile(part.forward, **_compile_options))
+    def add(self, part):
+        run = torch.compile(part.forward, **_compile_options)
+        part._compiled_call_impl = partial(self.call, part, run)
 
     def call(self, part, run, *args, **kwargs):
         plain = partial(part._call_impl, *args, **kwargs)
         if not (self.on and _trained(part)): return plain()
-        from torch._dynamo import exc, utils                                # a second of imports
-        count,start = lambda: utils.counters['stats']['unique_graphs'], time.perf_counter()
-        before = count()
+        from torch._dynamo import exc, utils        # a second of imports
+        def count(): return utils.counters['stats']['unique_graphs']
+        start,before = time.perf_counter(), count()
         try: out = run(*args, **kwargs)
         except (exc.TorchDynamoException, exc.FailOnRecompileLimitHit) as e:
-            out = plain()                                                   # an error of the part itself comes from here
+            out = plain()                           # an error of the part itself comes from here
             self.on = False
-            warnings.warn(f'{type(part).__name__} could not be compiled, so training goes on without: {_reason(e)}')
+            warnings.warn(f'{type(part).__name__} could not be compiled, '
+                          f'so training goes on without: {_reason(e)}')
             return out
         if count() > before: self.report(part, time.perf_counter()-start)
         return out
 
     def report(self, part, seconds):
         self.graphs += 1
-        if not rank_distrib(): print(f'{type(part).__name__} compiled in {seconds:.1f} s (graph {self.graphs})')
+        if rank_distrib(): return
+        print(f'{type(part).__name__} compiled in {seconds:.1f} s (graph {self.graphs})')
 
 def _reason(e):
     "What an error of `torch.compile` says first, and the remedy for the commonest."
-    what = ' '.join(' '.join(str(e).split('\n')[:2]).split())
-    return what + ' (install a C++ compiler such as g++, or name yours in the environment variable CXX)'*('CxxCompiler' in what)
+    lines = str(e).split('\n')[:2]
+    what = ' '.join(' '.join(lines).split())
+    if 'CxxCompiler' not in what: return what
+    return what + (' (install a C++ compiler such as g++, '
+                   'or name yours in the environment variable CXX)')
 
 def compile_for_training(
     model, # a module, as in `learn.model`
-    parts=None, # its parts to compile, each by itself; default: the blocks of all `TransformerEncoder`s in it, else the whole
+    parts=None, # to compile one by one; default: the blocks of all `TransformerEncoder`s, else all
 ): # `model`
-    "Run `parts` compiled where they are trained; elsewhere, in copies and in files they are what they were."
+    "Run `parts` compiled where they are trained; elsewhere, in copies and in files as they were."
     for o in [model, *(parts or [])]:
-        if not isinstance(o, nn.Module): raise TypeError(f'{type(o).__name__} is no module: give a model (learn.model), and parts of it as a list')
+        if not isinstance(o, nn.Module):
+            raise TypeError(f'{type(o).__name__} is no module: '
+                            'give a model (learn.model), and parts of it as a list')
+    encoders = [m for m in model.modules() if isinstance(m, TransformerEncoder)]
+    blocks = [b for m in encoders for b in m.blocks]
     compiled = _Compiled()
-    for part in ifnone(parts, [b for m in model.modules() if isinstance(m, TransformerEncoder) for b in m.blocks] or [model]): compiled.add(part)
+    for part in ifnone(parts, blocks or [model]): compiled.add(part)
     return model
