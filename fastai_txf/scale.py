@@ -271,7 +271,7 @@ def _trained(part):
     return not torch.compiler.is_compiling() and not _hooked(part)
 
 class _Compiled:
-    "Runs parts of a model compiled where they are trained, and as they are written everywhere else."
+    "Runs parts of a model compiled where they are trained, and as they are written elsewhere."
     def __init__(self): self.on,self.graphs = True,0
     def add(self, part):
         run = torch.compile(part.forward, **_compile_options)
