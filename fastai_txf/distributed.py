@@ -17,7 +17,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
 try: import accelerate
-except ImportError as e: raise ImportError('training in several processes needs the package accelerate: pip install accelerate') from e
+except ImportError as e:
+    raise ImportError('training in several processes needs the package accelerate: '
+                      'pip install accelerate') from e
 from fastai.callback.progress import ProgressCallback
 from fastai.distributed import * # and the module gives `Learner` its `distrib_ctx`
 from fastai.learner import Learner, load_model, save_model
@@ -31,10 +33,11 @@ def _share_random_states(dl):
     "Give Python, numpy and `dl` the random states of the first process."
     states = [(random.getstate(), np.random.get_state(), dl.rng.getstate())]
     torch.distributed.broadcast_object_list(states, src=0)
-    for setstate,s in zip((random.setstate, np.random.set_state, dl.rng.setstate), states[0]): setstate(s)
+    setters = random.setstate, np.random.set_state, dl.rng.setstate
+    for setstate,s in zip(setters, states[0]): setstate(s)
 
 class SharedDL(DistributedDL):
-    "The items of `dl` in turn: each batch of the processes together is one of `dl`, made `world_size` times as large."
+    "The items of `dl` in turn: the processes' batches make one of `dl`, `world_size` times as large."
     def __init__(self,
         dl, # the loader of one process
         rank:int=None, # number of this process; default: the environment's
@@ -49,9 +52,10 @@ class SharedDL(DistributedDL):
         "This process's items, equally many for each."
         if torch.distributed.is_initialized(): _share_random_states(self.dl)
         idxs = list(self.dl.get_idxs())
-        self.n,step = len(idxs), self.world_size*(self.bs if self.drop_last else 1)
+        self.n = len(idxs)
+        step = self.world_size*(self.bs if self.drop_last else 1)
         if self.drop_last: idxs = idxs[:self.n//step*step]
-        while len(idxs) % step: idxs += idxs[:step - len(idxs)%step]        # the first once more
+        while len(idxs) % step: idxs += idxs[:step - len(idxs)%step] # the first once more
         return idxs[self.rank::self.world_size]
 
     def create_batches(self, samps):
@@ -72,7 +76,9 @@ class SharedDL(DistributedDL):
 
 # %% ../nbs/07c_distributed.ipynb #66d66ddc
 @patch
-def _wrap_dl(self:DistributedTrainer, dl): return dl if isinstance(dl, DistributedDL) else SharedDL(dl, device=self.accelerator.device)
+def _wrap_dl(self:DistributedTrainer, dl):
+    if isinstance(dl, DistributedDL): return dl
+    return SharedDL(dl, device=self.accelerator.device)
 
 _detach = Learner.detach_distributed
 
@@ -80,7 +86,9 @@ _detach = Learner.detach_distributed
 def detach_distributed(self:Learner):
     "Take the distributed trainer out of the learner, in the middle of a fit too."
     for cb in _sharded(self): cb.restore()
-    for cb in self.cbs.filter(lambda cb: isinstance(cb, DistributedTrainer) and get_model(self.model) is not self.model): cb.after_fit()
+    trainers = self.cbs.filter(lambda cb: isinstance(cb, DistributedTrainer))
+    if get_model(self.model) is not self.model:
+        for cb in trainers: cb.after_fit()
     return _detach(self)
 
 # %% ../nbs/07c_distributed.ipynb #72c86671
@@ -91,32 +99,45 @@ def _tensors(model): return chain(model.parameters(), model.buffers())
 def _deal(whole, part):
     "The first process's tensor `whole` into `part` of all: a share for each, or all of it."
     whole = whole.detach().to(part.device)
-    if isinstance(part, DTensor): return part.copy_(distribute_tensor(whole, part.device_mesh, part.placements))
+    if isinstance(part, DTensor):
+        return part.copy_(distribute_tensor(whole, part.device_mesh, part.placements))
     torch.distributed.broadcast(part.copy_(whole), src=0)
 
 def _copy(model):
     "A copy of `model`; a TypeError if there is none."
     try: return copy.deepcopy(model)
-    except RuntimeError as e: raise TypeError(f'{type(model).__name__} cannot be copied, so its weights cannot be shared: use distrib_ctx without fsdp_plugin') from e
+    except RuntimeError as e:
+        raise TypeError(f'{type(model).__name__} cannot be copied, '
+                        'so its weights cannot be shared: '
+                        'use distrib_ctx without fsdp_plugin') from e
 
 def _share(t, p):
     "State `t` of the parameter `p`, shared as `p` is if it has a number for each of its."
-    return distribute_tensor(t.to(p.device), p.device_mesh, p.placements) if getattr(t, 'shape', None) == p.shape else t
+    if getattr(t, 'shape', None) != p.shape: return t
+    return distribute_tensor(t.to(p.device), p.device_mesh, p.placements)
 
 class _WholeOptimizer:
     "Stands for an optimizer of shares where files are written and read."
-    def __init__(self, opt): self.opt,self.state = opt,tree_map(_whole, opt.state_dict())
+    def __init__(self, opt):
+        self.opt = opt
+        self.state = tree_map(_whole, opt.state_dict())
     def state_dict(self): return self.state
     def load_state_dict(self, sd):
         "Deal out the state of each parameter."
-        ps,by_index = self.opt.all_params().itemgot(0), isinstance(sd['state'], dict) # torch's optimizers, or fastai's
-        states = sd['state'] if by_index else dict(enumerate(sd['state']))
-        states = {i: {k:_share(t, ps[i]) for k,t in s.items()} for i,s in states.items()}
-        self.opt.load_state_dict({**sd, 'state': states if by_index else list(states.values())})
+        ps = self.opt.all_params().itemgot(0)
+        def shared(i, s): return {k:_share(t, ps[i]) for k,t in s.items()}
+        state = sd['state']
+        by_index = isinstance(state, dict)                  # torch's optimizers, or fastai's
+        if by_index: state = {i:shared(i, s) for i,s in state.items()}
+        else: state = [shared(i, s) for i,s in enumerate(state)]
+        self.opt.load_state_dict({**sd, 'state':state})
 
 # %% ../nbs/07c_distributed.ipynb #23a276da
-_elsewhere = 'the weights are shared among the processes: within distrib_ctx only whole passes of the model, `save` and `load` work; do this after it'
-_unfit = {'LRFinder': 'look for a learning rate before the context', 'SampleText': 'sample texts after the context', 'SacreBLEU': 'compute it after the context'}
+_elsewhere = ('the weights are shared among the processes: within distrib_ctx only whole passes '
+              'of the model, `save` and `load` work; do this after it')
+_unfit = {'LRFinder': 'look for a learning rate before the context',
+          'SampleText': 'sample texts after the context',
+          'SacreBLEU': 'compute it after the context'}
 
 def _refuse(*args): raise TypeError(_elsewhere)
 
@@ -128,20 +149,33 @@ class ShardedTrainer(DistributedTrainer):
         **kwargs # of `Accelerator`
     ):
         super().__init__(sync_bn, **kwargs)
-        self.plugin,self.inside,self.trained = plugin,False,False
+        self.plugin = plugin
+        self.inside = False
+        self.trained = False
 
     def shard(self):
-        "Give the learner a copy of its model in which each process has its share of the first one's weights."
-        self.plain,self.opt_before,self.dls_before,self.old_dls = self.model, self.opt, self.dls, list(self.dls.loaders)
+        "Give the learner a copy of its model in which each process has its share of the weights."
+        self.plain = self.model
+        self.opt_before = self.opt
+        self.dls_before = self.dls
+        self.old_dls = list(self.dls.loaders)
         self.devices = next(self.model.parameters()).device, self.dls.device
-        model,mesh = _copy(self.plain.cpu()), init_device_mesh(self.accelerator.device.type, (self.accelerator.num_processes,))
+        model = _copy(self.plain.cpu())
         if self.sync_bn: model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        blocks = [b for m in model.modules() if isinstance(m, TransformerEncoder) for b in m.blocks]
-        for m in [*blocks, model]:
-            fully_shard(m, mesh=mesh, reshard_after_forward=None if m is model else self.plugin.reshard_after_forward)
+        self._split(model)
         self._watch(model)
-        self.learn.model,self.learn.opt,self.learn.dls.device = model,None,next(model.parameters()).device
+        self.learn.model = model
+        self.learn.opt = None
+        self.learn.dls.device = next(model.parameters()).device
         self.deal()
+
+    def _split(self, model):
+        "Share the parameters of `model` among the processes, those of each block by themselves."
+        mesh = init_device_mesh(self.accelerator.device.type, (self.accelerator.num_processes,))
+        encoders = [m for m in model.modules() if isinstance(m, TransformerEncoder)]
+        for block in [b for m in encoders for b in m.blocks]:
+            fully_shard(block, mesh=mesh, reshard_after_forward=self.plugin.reshard_after_forward)
+        fully_shard(model, mesh=mesh, reshard_after_forward=None)
 
     def deal(self):
         "The first process's whole weights into the shares of all."
@@ -152,20 +186,27 @@ class ShardedTrainer(DistributedTrainer):
         def enter(*args): self.inside = True
         def leave(*args):
             self.inside = False
-            if not torch.is_grad_enabled(): model.reshard()                 # after training, the backward pass does
+            if not torch.is_grad_enabled(): model.reshard() # in training, the backward pass does
         def check(*args):
-            if not (self.inside or torch.is_grad_enabled()): _refuse()      # a checkpoint calls a part again
+            # a checkpoint calls a part again
+            if not (self.inside or torch.is_grad_enabled()): _refuse()
         model.register_forward_pre_hook(enter, prepend=True)
         model.register_forward_hook(leave, always_call=True)
         for m in model.children(): m.register_forward_pre_hook(check)
-        for m in model.modules(): m.register_state_dict_pre_hook(_refuse); m.register_load_state_dict_pre_hook(_refuse)
+        for m in model.modules():
+            m.register_state_dict_pre_hook(_refuse)
+            m.register_load_state_dict_pre_hook(_refuse)
         model.__reduce_ex__ = _refuse
 
     def before_fit(self):
         for o in [*self.learn.cbs, *self.learn.metrics]:
-            if (name := type(o).__name__) in _unfit: raise TypeError(f'{name} does not work on a model whose weights are shared among the processes: {_unfit[name]}')
+            name = type(o).__name__
+            if name in _unfit:
+                raise TypeError(f'{name} does not work on a model whose weights are shared '
+                                f'among the processes: {_unfit[name]}')
         self.learn.dls.loaders = [self._wrap_dl(dl) for dl in self.dls]
         if rank_distrib(): self.learn.logger = noop
+
     def after_backward(self): self.trained = True
     def after_fit(self):
         self.learn.dls.loaders = self.old_dls
@@ -174,48 +215,72 @@ class ShardedTrainer(DistributedTrainer):
     @torch.no_grad()
     def gather(self):
         "The whole weights into the learner's own model, in every process."
-        self.learn.model.reshard()
-        for whole,part in zip(_tensors(self.plain), _tensors(self.learn.model)): whole.copy_(_whole(part))
-        for whole,part in zip(self.plain.parameters(), self.learn.model.parameters()): whole.requires_grad_(part.requires_grad)
-        self.opt_before,self.trained = None,False                           # its moments are those of other weights
+        plain,model = self.plain, self.learn.model
+        model.reshard()
+        for whole,part in zip(_tensors(plain), _tensors(model)): whole.copy_(_whole(part))
+        for whole,part in zip(plain.parameters(), model.parameters()):
+            whole.requires_grad_(part.requires_grad)
+        self.opt_before = None                              # its moments are those of other weights
+        self.trained = False
 
     @contextmanager
     def as_whole(self, with_opt):
         "The learner with its own model, and an optimizer whose states are whole."
-        model,opt = self.learn.model,self.learn.opt
+        model,opt = self.learn.model, self.learn.opt
         self.gather()
-        self.learn.model,self.learn.opt = self.plain, _WholeOptimizer(opt) if with_opt and opt is not None else opt
+        whole = _WholeOptimizer(opt) if with_opt and opt is not None else opt
+        self.learn.model,self.learn.opt = self.plain, whole
         try: yield
-        finally: self.learn.model,self.learn.opt = model,opt
+        finally: self.learn.model,self.learn.opt = model, opt
 
     def restore(self):
-        "The learner as it was, with the weights of the last whole fit; the other processes need not be there."
+        "The learner as it was, with the weights of the last whole fit; no other process is needed."
         if not hasattr(self, 'plain'): return
-        self.learn.model,self.learn.opt,self.learn.dls = self.plain.to(self.devices[0]), self.opt_before, self.dls_before
-        self.learn.dls.loaders,self.learn.dls.device = self.old_dls,self.devices[1]
+        model_device,dls_device = self.devices
+        self.learn.model = self.plain.to(model_device)
+        self.learn.opt = self.opt_before
+        self.learn.dls = self.dls_before
+        self.learn.dls.loaders = self.old_dls
+        self.learn.dls.device = dls_device
 
 # %% ../nbs/07c_distributed.ipynb #eca3d76f
-_to_distributed,_save,_load = Learner.to_distributed, Learner.save, Learner.load
+_to_distributed = Learner.to_distributed
+_save,_load = Learner.save, Learner.load
 
 def _check_plugin(learn, plugin):
     "Refuse what sharding cannot do, before anything is changed."
-    if not isinstance(plugin, accelerate.FullyShardedDataParallelPlugin): raise TypeError(f'{plugin!r} is no plugin: give accelerate.FullyShardedDataParallelPlugin(fsdp_version=2)')
-    if plugin.fsdp_version != 2: raise ValueError(f'fsdp_version={plugin.fsdp_version}: give fsdp_version=2')
-    if plugin.activation_checkpointing: raise ValueError('activation_checkpointing=True: make the learner with checkpoint=True instead')
-    if plugin.mixed_precision_policy is not None: raise ValueError('mixed_precision_policy does not work here: use learn.to_bf16()')
-    if plugin.ignored_modules or isinstance(plugin.cpu_offload, CPUOffloadPolicy): raise ValueError('ignored_modules and cpu_offload do not work here: leave them out, and use more processes')
-    if isinstance(learn.opt_func, OptimWrapper): raise TypeError('opt_func is an optimizer of whole parameters already: give a function that makes one, such as adamw')
+    if not isinstance(plugin, accelerate.FullyShardedDataParallelPlugin):
+        raise TypeError(f'{plugin!r} is no plugin: '
+                        'give accelerate.FullyShardedDataParallelPlugin(fsdp_version=2)')
+    if plugin.fsdp_version != 2:
+        raise ValueError(f'fsdp_version={plugin.fsdp_version}: give fsdp_version=2')
+    if plugin.activation_checkpointing:
+        raise ValueError('activation_checkpointing=True: '
+                         'make the learner with checkpoint=True instead')
+    if plugin.mixed_precision_policy is not None:
+        raise ValueError('mixed_precision_policy does not work here: use learn.to_bf16()')
+    if plugin.ignored_modules or isinstance(plugin.cpu_offload, CPUOffloadPolicy):
+        raise ValueError('ignored_modules and cpu_offload do not work here: '
+                         'leave them out, and use more processes')
+    if isinstance(learn.opt_func, OptimWrapper):
+        raise TypeError('opt_func is an optimizer of whole parameters already: '
+                        'give a function that makes one, such as adamw')
+
+def _plugin_of_launch():
+    "The plugin that `accelerate launch --use_fsdp` asks for; else None."
+    asked = os.environ.get('ACCELERATE_USE_FSDP', '').lower() == 'true'
+    return accelerate.FullyShardedDataParallelPlugin() if asked else None
 
 @patch
 @delegates(_to_distributed, but='fsdp_plugin')
 def to_distributed(self:Learner,
     sync_bn=True, # as in fastai's
-    fsdp_plugin=None, # Accelerate's, to share the weights; default: what `accelerate launch --use_fsdp` says
+    fsdp_plugin=None, # to share the weights; default: what `accelerate launch --use_fsdp` says
     **kwargs
 ):
     "Add the trainer for several processes; in one, nothing."
     if num_distrib() <= 1: return self
-    if fsdp_plugin is None and os.environ.get('ACCELERATE_USE_FSDP', '').lower() == 'true': fsdp_plugin = accelerate.FullyShardedDataParallelPlugin()
+    if fsdp_plugin is None: fsdp_plugin = _plugin_of_launch()
     if fsdp_plugin is None: return _to_distributed(self, sync_bn, **kwargs)
     _check_plugin(self, fsdp_plugin)
     self.add_cb(ShardedTrainer(fsdp_plugin, sync_bn, **kwargs))
