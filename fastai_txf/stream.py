@@ -71,7 +71,7 @@ class FlatLMDataLoader(LMDataLoader):
         bs:int=64, # rows of a batch
         seq_len:int=72, # tokens of a row
         num_workers:int=0, # processes that make batches
-        windows:str='continuous', # 'continuous' from batch to batch, or 'random' in a shuffled loader
+        windows:str='continuous', # 'continuous' from batch to batch, or 'random' where it shuffles
         epoch_len:int=None, # batches of an epoch of random windows; default: each token about once
         flat=None, # `FlatIds` of `dataset`, if they are known
         **kwargs
@@ -268,7 +268,7 @@ class LMDataLoaders(DataLoaders):
         tok_tfm=None, # tokenizer; default: fastai's
         rules=None, # rewrite a text before it is cut; default: the tokenizer's own, or fastai's
         text_vocab:list=None, # tokens; default: the tokenizer's own, or counted in the training set
-        min_freq:int=None, # rarer tokens become xxunk; default: 1 for a tokenizer with `detokenize`, else 3
+        min_freq:int=None, # rarer is xxunk; default: 1 if the tokenizer has `detokenize`, else 3
         max_vocab:int=60000, # most tokens in a counted vocabulary
         starts:bool=True, # put xxbos before each text that does not begin with it
         folder=None, # where ids go that are too many for memory; default: temporary files
@@ -303,7 +303,7 @@ class LMDataLoaders(DataLoaders):
         valid_col=None, # column that is true for validation rows
         **kwargs
     ):
-        "Loaders from the rows of `df`. A ValueError names rows, column and remedy if that cannot be."
+        "Loaders from the rows of `df`. A ValueError names rows, column and remedy if it cannot be."
         df = _frame(df)
         col = _one_name(df, text_col)
         if valid_col is None: valid = _random_mask(len(df), valid_pct, seed)
@@ -322,7 +322,7 @@ class LMDataLoaders(DataLoaders):
         quoting=csv.QUOTE_MINIMAL, # what quotes mean
         **kwargs
     ):
-        "Loaders from a csv file. Pandas reads empty texts as missing; the error says how to keep them."
+        "Loaders from a csv file. Pandas reads empty texts as missing; the error tells the remedy."
         options = dict(header=header, delimiter=delimiter, quoting=quoting)
         return cls.from_df(pd.read_csv(Path(path)/csv_fname, **options), path=path, **kwargs)
 
