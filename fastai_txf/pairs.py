@@ -10,7 +10,8 @@ import csv, numpy as np, pandas as pd, torch
 from collections import Counter
 from functools import partial
 from pathlib import Path
-from fastai.data.all import ColReader, DataBlock, DataLoaders, IndexSplitter, ItemTransform, L, Transform, TransformBlock
+from fastai.data.all import (ColReader, DataBlock, DataLoaders, IndexSplitter, ItemTransform, L,
+    Transform, TransformBlock)
 from fastai.text.core import BOS, EOS, PAD, WordTokenizer, defaults
 from fastai.text.data import Numericalize, SortedDL, TensorText, make_vocab
 from fastai.torch_core import display_df
@@ -18,7 +19,8 @@ from fastcore.basics import ifnone, patch
 from fastcore.imports import IN_NOTEBOOK
 from fastcore.meta import delegates
 from fastcore.xtras import is_listy
-from .data import TextTokenizer, _check_batches, _check_columns, _check_options, _frame, _names, _random_mask, _valid_mask, as_texts, check_df, pad_index, token_lists
+from .data import (TextTokenizer, _check_batches, _check_columns, _check_options, _frame,
+    _names, _random_mask, _valid_mask, as_texts, check_df, pad_index, token_lists)
 
 # %% ../nbs/05b_pairs.ipynb #a9573532
 class TextEnds(Transform):
@@ -33,11 +35,14 @@ class PadEnd(ItemTransform):
         pad_idx:int=1, # id of the padding
     ): self.pad_idx = pad_idx
     def encodes(self, samples): return list(zip(*map(self._pad, zip(*samples))))
+
     def _pad(self, texts):
         if not isinstance(texts[0], TensorText): return texts
         longest = max(map(len, texts))
         return [torch.cat([t, t.new_full((longest-len(t),), self.pad_idx)]) for t in texts]
-    def decodes(self, sample): return [t[t != self.pad_idx] if isinstance(t, TensorText) else t for t in sample]
+
+    def decodes(self, sample):
+        return [t[t != self.pad_idx] if isinstance(t, TensorText) else t for t in sample]
 
 # %% ../nbs/05b_pairs.ipynb #039967d8
 @delegates(SortedDL)
@@ -65,7 +70,8 @@ class PairDL(SortedDL):
         "A table of sources and targets."
         if b is None: b = self.one_batch()
         if not show: return super().show_batch(b, max_n=max_n, show=False)
-        show_pairs(dict(zip(('source','target'), map(list, zip(*self.decode_batch(b, max_n))))))
+        columns = map(list, zip(*self.decode_batch(b, max_n)))
+        show_pairs(dict(zip(('source','target'), columns)))
 
 def show_pairs(
     columns:dict, # name to texts
@@ -79,14 +85,16 @@ class SequenceBlock(TransformBlock):
     def __init__(self,
         tok=None, # tokenizer; default: fastai's
         vocab:list=None, # tokens; default: the tokenizer's own, or counted in the training texts
-        rules=None, # what rewrites a text before it is cut; default: the tokenizer's own, or fastai's
+        rules=None, # rewrite a text before it is cut; default: the tokenizer's own, or fastai's
         min_freq:int=3, # rarer tokens become xxunk
         max_vocab:int=60000, # most tokens in the vocabulary
         text_cols:str='text', # the column of a data frame that is given for prediction
     ):
         tok = TextTokenizer(ifnone(tok, WordTokenizer), rules, text_cols)
-        number = Numericalize(ifnone(vocab, getattr(tok.tok, 'vocab', None)), min_freq=min_freq, max_vocab=max_vocab)
-        super().__init__(type_tfms=[tok, TextEnds(), number], dl_type=PairDL, dls_kwargs={'before_batch':PadEnd()})
+        vocab = ifnone(vocab, getattr(tok.tok, 'vocab', None))
+        number = Numericalize(vocab, min_freq=min_freq, max_vocab=max_vocab)
+        super().__init__(type_tfms=[tok, TextEnds(), number], dl_type=PairDL,
+                         dls_kwargs={'before_batch':PadEnd()})
 
 # %% ../nbs/05b_pairs.ipynb #b5b9143f
 def pair_vocabs(
@@ -94,45 +102,78 @@ def pair_vocabs(
 ): # the sources' vocabulary, the targets' vocabulary
     "The two lists of tokens. A TypeError where there are none."
     vocab = getattr(dls, 'vocab', None)
-    if not is_listy(vocab) or len(vocab) != 2 or not all(is_listy(v) and len(v) and isinstance(v[0], str) for v in vocab):
-        raise TypeError(f'{type(dls).__name__} holds no two vocabularies: make it with Seq2SeqDataLoaders, or a DataBlock of two SequenceBlocks')
+    def is_vocab(v): return is_listy(v) and len(v) and isinstance(v[0], str)
+    if not is_listy(vocab) or len(vocab) != 2 or not all(map(is_vocab, vocab)):
+        raise TypeError(f'{type(dls).__name__} holds no two vocabularies: '
+                        'make it with Seq2SeqDataLoaders, or a DataBlock of two SequenceBlocks')
     return tuple(vocab)
 
 def check_pairs(
     dls, # `DataLoaders`
 ):
-    "TypeError or ValueError that says what is wrong and what to do, unless an encoder–decoder can train on `dls`."
-    if not isinstance(dls, DataLoaders): raise TypeError(f'{type(dls).__name__} is no DataLoaders: make one with Seq2SeqDataLoaders')
+    "TypeError or ValueError, with a remedy, unless an encoder–decoder can train on `dls`."
+    if not isinstance(dls, DataLoaders):
+        raise TypeError(f'{type(dls).__name__} is no DataLoaders: make one with Seq2SeqDataLoaders')
     vocabs = pair_vocabs(dls)
     for side,vocab in zip(('source','target'), vocabs):
         missing = [t for t in (BOS,EOS,PAD) if t not in vocab]
-        if missing: raise ValueError(f'the {side} vocabulary has no {missing}: leave `vocab` out, or put them into it')
+        if missing:
+            raise ValueError(f'the {side} vocabulary has no {missing}: '
+                             'leave `vocab` out, or put them into it')
     pads = [pad_index(v) for v in vocabs]
-    if pads != [1,1]: raise ValueError(f'{PAD!r} is at {pads} of the two vocabularies: put it at 1 in both')
+    if pads != [1,1]:
+        raise ValueError(f'{PAD!r} is at {pads} of the two vocabularies: put it at 1 in both')
     _check_batches(dls)
-    ids,(bos,eos) = dls.train_ds[0][1].tolist(), map(vocabs[1].index, (BOS,EOS))
-    if ids[0] != bos or ids[-1] != eos: raise ValueError(f'a target begins with {vocabs[1][ids[0]]!r} and ends with {vocabs[1][ids[-1]]!r} instead of {BOS!r} and {EOS!r}: use a SequenceBlock')
+    _check_ends(dls.train_ds[0][1].tolist(), vocabs[1])
+
+def _check_ends(
+    ids, # of a target
+    vocab, # the targets'
+):
+    "A ValueError unless a target begins and ends as the model expects."
+    bos,eos = map(vocab.index, (BOS,EOS))
+    if ids[0] == bos and ids[-1] == eos: return
+    raise ValueError(f'a target begins with {vocab[ids[0]]!r} and ends with {vocab[ids[-1]]!r} '
+                     f'instead of {BOS!r} and {EOS!r}: use a SequenceBlock')
 
 # %% ../nbs/05b_pairs.ipynb #0cf416c5
 def _sides(df, cols, tok_tfm, rules, train):
     "The tokenizers of both sides, set up with the training rows."
-    make = lambda t: WordTokenizer() if t is None else t() if isinstance(t, type) else t
-    toks = [*map(make, tok_tfm)] if is_listy(tok_tfm) else [make(tok_tfm)]*2
-    if len(toks) != 2: raise ValueError(f'{len(toks)} tokenizers for source and target: give one for both, or two')
+    toks = [*map(_make_tok, tok_tfm)] if is_listy(tok_tfm) else [_make_tok(tok_tfm)]*2
+    if len(toks) != 2:
+        raise ValueError(f'{len(toks)} tokenizers for source and target: give one for both, or two')
     sides = [TextTokenizer(t, rules, c) for t,c in zip(toks, cols)]
     for side in sides:
+        if not hasattr(side.tok, 'setup'): continue
         mine = [c for s,c in zip(sides, cols) if s.tok is side.tok]
-        if hasattr(side.tok, 'setup'): side.tok.setup([t for c in mine for t in df[c][train]], side.rules)
+        side.tok.setup([t for c in mine for t in df[c][train]], side.rules)
     return sides
+
+def _make_tok(tok):
+    "A tokenizer: the given one, or one made of the given class or by default."
+    if tok is None: return WordTokenizer()
+    return tok() if isinstance(tok, type) else tok
 
 def _pair_vocabs(frame, sides, share, min_freq, max_vocab):
     "A vocabulary for each side: the tokenizer's own, or counted."
     own = [getattr(s.tok, 'vocab', None) for s in sides]
-    if share and own[0] != own[1]: raise ValueError('share_vocab=True, but each side has a tokenizer with a vocabulary of its own: give one tokenizer for both')
+    if share and own[0] != own[1]:
+        raise ValueError('share_vocab=True, but each side has a tokenizer '
+                         'with a vocabulary of its own: give one tokenizer for both')
     counts = [Counter(t for ts in frame[s.text_cols] for t in ts) for s in sides]
-    if share: counts = [counts[0]+counts[1]]*2
     least = [ifnone(min_freq, 1 if hasattr(s.tok, 'detokenize') else 3) for s in sides]
-    return [ifnone(v, make_vocab(c, min(least) if share else n, max_vocab)) for v,c,n in zip(own, counts, least)]
+    if share:
+        counts = [counts[0]+counts[1]]*2
+        least = [min(least)]*2
+    made = [make_vocab(c, n, max_vocab) for c,n in zip(counts, least)]
+    return [*map(ifnone, own, made)]
+
+def _pair_block(cols, sides, vocabs, valid):
+    "How rows become pairs; `valid` is true for validation rows."
+    blocks = [SequenceBlock(s.tok, v, s.rules, text_cols=s.text_cols) for s,v in zip(sides, vocabs)]
+    source,target = map(ColReader, cols)
+    splitter = IndexSplitter(np.flatnonzero(valid))
+    return DataBlock(blocks, get_x=source, get_y=target, splitter=splitter)
 
 class Seq2SeqDataLoaders(DataLoaders):
     "Loaders of sources and targets, with early errors."
@@ -147,27 +188,31 @@ class Seq2SeqDataLoaders(DataLoaders):
         tgt_col=1, # of the column to write
         valid_col=None, # column that is true for validation rows
         tok_tfm=None, # tokenizer for both sides, or a pair of them; default: fastai's
-        rules=None, # what rewrites a text before it is cut; default: the tokenizer's own, or fastai's
-        share_vocab:bool=False, # one vocabulary for both sides (a tokenizer that learns its vocabulary and serves both shares it anyway)
-        min_freq:int=None, # rarer tokens become xxunk; default: 1 for a tokenizer that loses nothing (it has `detokenize`), else 3
+        rules=None, # rewrite a text before it is cut; default: the tokenizer's own, or fastai's
+        share_vocab:bool=False, # one for both sides (a tokenizer that learns one for both shares it)
+        min_freq:int=None, # rarer is xxunk; default: 1 if a tokenizer has `detokenize`, else 3
         max_vocab:int=60000, # most tokens in a vocabulary
-        n_workers:int=None, # processes that tokenize; default: none for fewer than 2,000 rows or a tokenizer without rules, then one a CPU
+        n_workers:int=None, # that tokenize; default: 0 below 2,000 rows or without rules, else one a CPU
         **kwargs
     ):
-        "Loaders from the rows of `df`. A ValueError names the rows, the column and the remedy where that cannot be."
+        "Loaders from the rows of `df`. A ValueError names rows, column and remedy if it cannot be."
         _check_options(cls.from_df, kwargs)
         df = _frame(df)
         cols = [*_names(df, src_col), *_names(df, tgt_col)]
-        if len(cols) != 2 or cols[0] == cols[1]: raise ValueError(f'{src_col=} and {tgt_col=}: name one column to read and another to write')
-        valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
+        if len(cols) != 2 or cols[0] == cols[1]:
+            raise ValueError(f'{src_col=} and {tgt_col=}: '
+                             'name one column to read and another to write')
+        if valid_col is None: valid = _random_mask(len(df), valid_pct, seed)
+        else: valid = _valid_mask(df, valid_col)
         check_df(df, cols, valid_col=valid if valid_pct or valid_col is not None else None)
         sides = _sides(df, cols, tok_tfm, rules, ~valid)
         frame = pd.DataFrame({s.text_cols:_cut(df[s.text_cols], s, n_workers) for s in sides})
         vocabs = _pair_vocabs(frame[~valid], sides, share_vocab, min_freq, max_vocab)
-        blocks = [SequenceBlock(s.tok, v, s.rules, text_cols=s.text_cols) for s,v in zip(sides, vocabs)]
-        dblock = DataBlock(blocks, get_x=ColReader(cols[0]), get_y=ColReader(cols[1]), splitter=IndexSplitter(np.flatnonzero(valid)))
+        dblock = _pair_block(cols, sides, vocabs, valid)
         lens = frame.map(len).sum(axis=1).to_numpy()
-        dls = cls.from_dblock(dblock, frame, path=path, **{'num_workers':0, 'keep':True, 'dl_kwargs':[dict(res=lens[~valid]), dict(val_res=lens[valid])], **kwargs})
+        by_length = [dict(res=lens[~valid]), dict(val_res=lens[valid])]
+        options = {'num_workers':0, 'keep':True, 'dl_kwargs':by_length, **kwargs}
+        dls = cls.from_dblock(dblock, frame, path=path, **options)
         check_pairs(dls)
         return cls(*dls.loaders, path=dls.path, device=dls.device)
 
@@ -183,10 +228,12 @@ class Seq2SeqDataLoaders(DataLoaders):
         tgt_col=1, # of the column to write
         **kwargs
     ):
-        "Loaders from the rows of a csv file. Both columns are text, even if they look like numbers; an empty field is an empty text."
-        read = partial(pd.read_csv, Path(path)/csv_fname, header=header, delimiter=delimiter, quoting=quoting, keep_default_na=False)
+        "Loaders from a csv file. Both columns are text, numbers too; an empty field is an empty one."
+        read = partial(pd.read_csv, Path(path)/csv_fname, header=header, delimiter=delimiter,
+                       quoting=quoting, keep_default_na=False)
         names = read(nrows=0 if header is not None else 1).columns
-        text = {names[c] if isinstance(c, int) and c < len(names) else c:str for c in (src_col, tgt_col)}
+        def name(c): return names[c] if isinstance(c, int) and c < len(names) else c
+        text = {name(c):str for c in (src_col, tgt_col)}
         return cls.from_df(read(dtype=text), path=path, src_col=src_col, tgt_col=tgt_col, **kwargs)
 
 @patch
@@ -196,7 +243,7 @@ def test_dl(self:Seq2SeqDataLoaders,
     with_labels:bool=False, # whether the frame holds the targets, too
     **kwargs
 ):
-    "A loader over `test_items`; with targets if it is a frame that has them and `with_labels=True`."
+    "A loader over `test_items`; with targets if a frame has them and `with_labels=True`."
     frame = isinstance(test_items, pd.DataFrame)
     items = test_items.rename(columns=str) if frame else as_texts(test_items)
     if frame: _check_columns(items, self.valid_ds.tls[:1+with_labels])
@@ -205,4 +252,5 @@ def test_dl(self:Seq2SeqDataLoaders,
 def _cut(texts, side, n_workers):
     "`texts` as lists of tokens."
     n_workers = ifnone(n_workers, 0 if len(texts) < 2000 or not side.rules else defaults.cpus)
-    return pd.Series(list(token_lists(texts, side.tok, side.rules, n_workers)), index=texts.index, dtype=object)
+    toks = list(token_lists(texts, side.tok, side.rules, n_workers))
+    return pd.Series(toks, index=texts.index, dtype=object)

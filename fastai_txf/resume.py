@@ -16,13 +16,15 @@ from fastai.callback.schedule import ParamScheduler
 from fastai.learner import Recorder, join_path_file
 from fastai.optimizer import Optimizer
 from fastai.text.data import LMDataLoader
-from fastai.torch_core import get_model, get_random_states, no_random, num_distrib, set_random_states, to_device
+from fastai.torch_core import (get_model, get_random_states, no_random, num_distrib,
+    set_random_states, to_device)
 from fastcore.basics import GetAttr, store_attr
 from fastcore.foundation import CollBase, L
 from .train import TimeBudget
 
 # %% ../nbs/07b_resume.ipynb #25d57545
 _STACK = '__stack__' # key of a stacked list of numbers
+_simple = type(None),bool,int,float,str
 
 def _is_plain(o):
     "Whether `_plain` can make `o` of numbers, strings, tensors, lists, tuples and dictionaries."
@@ -38,40 +40,52 @@ def _plain(o):
     if isinstance(o, tuple): return tuple(map(_plain, o))
     if not isinstance(o, (list,L)): return o
     o = [_plain(v) for v in o]
-    if o and all(isinstance(v, torch.Tensor) and v.ndim == 0 and v.dtype == o[0].dtype for v in o): return {_STACK:torch.stack(o)}
-    return o
+    return {_STACK:torch.stack(o)} if _are_scalars(o) else o
+
+def _are_scalars(vs):
+    "Whether `vs` are scalar tensors of one type, and at least one."
+    if not vs or not all(isinstance(v, torch.Tensor) for v in vs): return False
+    return all(v.ndim == 0 and v.dtype == vs[0].dtype for v in vs)
 
 def _unpack(o):
     "The inverse of `_plain`, but for the classes."
-    if isinstance(o, dict): return list(o[_STACK].unbind()) if _STACK in o else {k:_unpack(v) for k,v in o.items()}
-    return [_unpack(v) for v in o] if isinstance(o, list) else tuple(map(_unpack, o)) if isinstance(o, tuple) else o
+    if isinstance(o, dict) and _STACK in o: return list(o[_STACK].unbind())
+    if isinstance(o, dict): return {k:_unpack(v) for k,v in o.items()}
+    if isinstance(o, list): return [_unpack(v) for v in o]
+    if isinstance(o, tuple): return tuple(map(_unpack, o))
+    return o
 
 # %% ../nbs/07b_resume.ipynb #7d473d78
 _own = {'learn','run','start_epoch'} # attributes of callbacks that belong to the process
 
 def _attrs(o, given=()):
     "The plain attributes of `o`, but for those that are numbers or strings as in `given`."
+    def is_given(k, v): return k in given and isinstance(v, _simple) and v == given[k]
     attrs = {k:_plain(v) for k,v in vars(o).items() if k not in _own and _is_plain(v)}
-    return {k:v for k,v in attrs.items() if not (k in given and isinstance(v, (type(None),bool,int,float,str)) and v == given[k])}
+    return {k:v for k,v in attrs.items() if not is_given(k, v)}
 
 def _set_attrs(o, attrs):
     "Give `o` what `_attrs` has kept."
-    for k,v in attrs.items(): vars(o)[k] = L(_unpack(v)) if isinstance(vars(o).get(k), L) else _unpack(v)
+    for k,v in attrs.items():
+        is_l = isinstance(vars(o).get(k), L)
+        vars(o)[k] = L(_unpack(v)) if is_l else _unpack(v)
 
 def _remembering(learn, but):
     "The callbacks and metrics that have a state, `but` one callback."
     rec = learn.recorder
-    return [*learn.cbs.filter(lambda cb: cb is not but and not isinstance(cb, ProgressCallback)), rec.smooth_loss, rec.loss, *learn.metrics]
+    cbs = [cb for cb in learn.cbs if cb is not but and not isinstance(cb, ProgressCallback)]
+    return [*cbs, rec.smooth_loss, rec.loss, *learn.metrics]
 
 # %% ../nbs/07b_resume.ipynb #e872c9c9
 def _order(dl):
-    "The order of a language model's texts: a loader's `order`, or where fastai's has it; None if there is none."
+    "The order of a language model's texts: a loader's `order`, or fastai's; None if there is none."
     if 'order' in vars(dl): return dl.order and list(dl.order)
     return list(dl.items.idxs) if isinstance(dl, LMDataLoader) else None
 
 def _dls_state(dls):
     "Random states, and the order of a language model's texts, of each loader."
-    return [dict(rng=dl.rng.getstate() if hasattr(dl, 'rng') else None, order=_order(dl)) for dl in dls.loaders]
+    def rng(dl): return dl.rng.getstate() if hasattr(dl, 'rng') else None
+    return [dict(rng=rng(dl), order=_order(dl)) for dl in dls.loaders]
 
 def _set_dls_state(dls, states):
     "Put the loaders back to `_dls_state`."
@@ -84,92 +98,131 @@ def _set_dls_state(dls, states):
 
 # %% ../nbs/07b_resume.ipynb #cc5c1a8c
 def _crc(o, crc=0):
-    "A checksum of numbers, strings, arrays, tensors and what holds them, the same in every process."
+    "A checksum of numbers, strings, arrays, tensors and what holds them, equal in every process."
     if isinstance(o, dict): o = list(o.items())
     if isinstance(o, np.ndarray) and o.dtype.hasobject: o = o.tolist()
     if isinstance(o, (list,tuple,CollBase)):
         for v in o: crc = _crc(v, crc32(b',', crc))
         return crc
-    if isinstance(o, torch.Tensor): o = o.detach().as_subclass(torch.Tensor).cpu().reshape(-1).view(torch.uint8).numpy()
-    known = o is None or isinstance(o, (bool,int,float,str))
-    return crc32(o.tobytes() if hasattr(o, 'tobytes') else repr(o if known else type(o)).encode(), crc)
+    if isinstance(o, torch.Tensor): o = _bytes(o)
+    if hasattr(o, 'tobytes'): return crc32(o.tobytes(), crc)
+    return crc32(repr(o if isinstance(o, _simple) else type(o)).encode(), crc)
+
+def _bytes(t):
+    "The bytes of a tensor, as an array."
+    return t.detach().as_subclass(torch.Tensor).cpu().reshape(-1).view(torch.uint8).numpy()
 
 def _brief(o):
     "`o` in few words, the same in every process: itself, its name, or a checksum."
     if o is None or type(o) in (bool,int,float,str): return o
     if isinstance(o, Enum): return _brief(o.value)
-    if isinstance(o, (np.generic,np.ndarray,torch.Tensor)) and len(o.reshape(-1)) <= 10: return o.tolist()
+    is_array = isinstance(o, (np.generic,np.ndarray,torch.Tensor))
+    if is_array and len(o.reshape(-1)) <= 10: return o.tolist()
     if isinstance(o, dict): return {str(k):_brief(v) for k,v in o.items()}
     if isinstance(o, (list,tuple,CollBase)) and len(o) <= 10: return [*map(_brief, o)]
-    if isinstance(o, (list,tuple,CollBase,np.ndarray,torch.Tensor)): return f'checksum {_crc(o):08x}'
-    return f'{_brief(o.func)}({[*map(_brief, o.args)]}, {_brief(o.keywords)})' if isinstance(o, partial) else getattr(o, '__name__', type(o).__name__)
+    if is_array or isinstance(o, (list,tuple,CollBase)): return f'checksum {_crc(o):08x}'
+    if not isinstance(o, partial): return getattr(o, '__name__', type(o).__name__)
+    return f'{_brief(o.func)}({[*map(_brief, o.args)]}, {_brief(o.keywords)})'
 
 def _options(o):
     "The arguments of `o` that it keeps under their names."
-    return {k:_brief(v) for k,v in vars(o).items() if k in inspect.signature(type(o)).parameters and k not in _own}
+    params = inspect.signature(type(o)).parameters
+    return {k:_brief(v) for k,v in vars(o).items() if k in params and k not in _own}
 
 # %% ../nbs/07b_resume.ipynb #5c0ed001
 def _about_loss(f):
     "A loss's name, options and weights."
     inner = getattr(f, 'func', f)
     kept = {k:v for o in (f, inner) for k,v in getattr(o, '__dict__', {}).items() if k[0] != '_'}
-    return dict(name=_brief(f)) | _brief(kept | (inner.state_dict() if isinstance(inner, torch.nn.Module) else {}))
+    weights = inner.state_dict() if isinstance(inner, torch.nn.Module) else {}
+    return dict(name=_brief(f)) | _brief(kept | weights)
 
 def _about_model(model):
-    "A model's configuration, if it has one, its modules, and its parameters: which of them learn, and their shapes."
+    "A model's configuration, if any, its modules, its parameters' shapes and which of them learn."
     config = getattr(model, 'config', None)
-    return dict(config=_brief(dataclasses.asdict(config)) if dataclasses.is_dataclass(config) else {},
+    config = _brief(dataclasses.asdict(config)) if dataclasses.is_dataclass(config) else {}
+    return dict(config=config,
                 modules={n:f'{type(m).__name__}({_options(m)})' for n,m in model.named_modules()},
-                trained={n:p.requires_grad for n,p in model.named_parameters()}, parameters={n:list(p.shape) for n,p in model.named_parameters()})
+                trained={n:p.requires_grad for n,p in model.named_parameters()},
+                parameters={n:list(p.shape) for n,p in model.named_parameters()})
+
+def _items(dl):
+    "The number of a loader's items, and a function that gives one of them."
+    flat,ds = vars(dl).get('flat'), getattr(dl, 'dataset', None)
+    # passages of one array of ids
+    if flat is not None: return len(flat.ids), lambda i: flat.ids[i:i+100]
+    listed = hasattr(ds, '__len__') and hasattr(ds, '__getitem__')
+    return len(ds) if listed else 0, lambda i: ds[i]
+
+_cuts = 'bs','seq_len','windows','epoch_len','shuffle','drop_last' # what shapes a loader's batches
 
 def _about_data(dls, most=1000):
-    "The vocabularies, how batches are cut, and the number of training items with a checksum of up to `most` of them, evenly drawn."
-    dl,vocab = dls.train, getattr(dls, 'vocab', None) or []
+    "The vocabularies, how batches are cut, and a checksum of up to `most` evenly drawn items."
+    vocab = getattr(dls, 'vocab', None) or []
     vocabs = vocab if len(vocab) and isinstance(vocab[0], (list,CollBase)) else [vocab]
-    flat,ds = vars(dl).get('flat'), getattr(dl, 'dataset', None)
-    if flat is not None: n,item = len(flat.ids), lambda i: flat.ids[i:i+100] # passages of one array of ids
-    else: n,item = len(ds) if hasattr(ds, '__len__') and hasattr(ds, '__getitem__') else 0, lambda i: ds[i]
-    with no_random(): crc = _crc([item(i) for i in np.linspace(0, n-1, min(most, n)).astype(int).tolist()])
-    loader = {k:getattr(dl, k, None) for k in ('bs','seq_len','windows','epoch_len','shuffle','drop_last')}
-    return dict(vocab=_brief(dict(zip(('of texts','of targets'), vocabs))), loader=_brief(loader), data=dict(items=n, checksum=f'{crc:08x}'))
+    n,item = _items(dls.train)
+    drawn = np.linspace(0, n-1, min(most, n)).astype(int).tolist()
+    with no_random(): crc = _crc([item(i) for i in drawn])
+    return dict(vocab=_brief(dict(zip(('of texts','of targets'), vocabs))),
+                loader=_brief({k:getattr(dls.train, k, None) for k in _cuts}),
+                data=dict(items=n, checksum=f'{crc:08x}'))
 
 def _describe(learn, others):
     "What a run must have in common with the one in the file."
-    scheds = {n:f(0.25) for cb in learn.cbs.filter(lambda cb: isinstance(cb, ParamScheduler)) for n,f in cb.scheds.items()}
-    steps,model = learn.opt.cbs if isinstance(learn.opt, Optimizer) else [type(learn.opt.opt)], get_model(learn.model)
-    hypers = {k:_brief([h[k] for h in learn.opt.hypers]) for k in learn.opt.hypers[0] if k not in {'mom', *scheds}} # a schedule before may have left its mom
-    run = dict(epochs=learn.n_epoch, batches=len(learn.dls.train), optimizer=[*map(_brief, steps)], opt_func=_brief(learn.opt_func), hypers=hypers,
-               groups=[len(g) for g in learn.opt.param_lists], schedule=scheds, callbacks=[f'{type(o).__name__}({_options(o)})' for o in others])
-    return _plain(run | _about_model(model) | dict(loss=_about_loss(learn.loss_func)) | _about_data(learn.dls))
+    opt = learn.opt
+    schedulers = [cb for cb in learn.cbs if isinstance(cb, ParamScheduler)]
+    scheds = {n:f(0.25) for cb in schedulers for n,f in cb.scheds.items()}
+    steps = opt.cbs if isinstance(opt, Optimizer) else [type(opt.opt)]
+    # `mom` may be what an earlier schedule left
+    fixed = [k for k in opt.hypers[0] if k not in {'mom', *scheds}]
+    run = dict(epochs=learn.n_epoch, batches=len(learn.dls.train),
+               optimizer=[*map(_brief, steps)], opt_func=_brief(learn.opt_func),
+               hypers={k:_brief([h[k] for h in opt.hypers]) for k in fixed},
+               groups=[len(g) for g in opt.param_lists], schedule=scheds,
+               callbacks=[f'{type(o).__name__}({_options(o)})' for o in others])
+    loss = dict(loss=_about_loss(learn.loss_func))
+    return _plain(run | _about_model(get_model(learn.model)) | loss | _about_data(learn.dls))
 
 def _differences(a, b, most=None):
-    "Where dictionaries `a` and `b` differ, at most in `most` places, with both values where these are short."
+    "Where dictionaries `a` and `b` differ, in `most` places at most, with both values if short."
     res = []
     for k in {**a, **b}:
         x,y = a.get(k), b.get(k)
         if x == y: continue
-        if isinstance(x, list) and isinstance(y, list) and len(f'{x}{y}') > 200: x,y = [v for v in x if v not in y], [v for v in y if v not in x]
         if isinstance(x, dict) and isinstance(y, dict): res.append(f'{k}: {_differences(x, y, 2)}')
-        else: res.append(f'{k} {x} (here {y})' if len(f'{x}{y}') <= 200 else k)
+        else: res.append(_difference(k, x, y))
     return ', '.join(res[:most]) + ', …'*(len(res) > len(res[:most]))
+
+def _difference(k, x, y):
+    "That `k` is `x` and `y`; of long lists what only one of them has."
+    if isinstance(x, list) and isinstance(y, list) and len(f'{x}{y}') > 200:
+        x,y = [v for v in x if v not in y], [v for v in y if v not in x]
+    return f'{k} {x} (here {y})' if len(f'{x}{y}') <= 200 else k
 
 # %% ../nbs/07b_resume.ipynb #3f2c812f
 _counters = 'train_iter','pct_train','smooth_loss'
 
 def _state(learn, others, given):
     "Everything that a step depends on, and what is recorded; of `others` what is not as `given`."
-    scaler = getattr(learn, 'scaler', None)
-    grads = {n:p.grad for n,p in get_model(learn.model).named_parameters() if p.grad is not None and p.grad.any()}
-    return _plain(dict(model=get_model(learn.model).state_dict(), opt=learn.opt.state_dict(), grads=grads, scaler=scaler and scaler.state_dict(),
-                       counters={k:getattr(learn, k) for k in _counters if k in vars(learn)}, random=get_random_states())) | dict(attrs=list(map(_attrs, others, given)))
+    model,scaler = get_model(learn.model), getattr(learn, 'scaler', None)
+    grads = {n:p.grad for n,p in model.named_parameters() if p.grad is not None}
+    state = dict(model=model.state_dict(), opt=learn.opt.state_dict(),
+                 grads={n:g for n,g in grads.items() if g.any()},
+                 scaler=scaler and scaler.state_dict(),
+                 counters={k:getattr(learn, k) for k in _counters if k in vars(learn)},
+                 random=get_random_states())
+    return _plain(state) | dict(attrs=list(map(_attrs, others, given)))
 
 def _set_state(learn, others, state):
     "Put `learn` back to `_state`."
     model,opt = get_model(learn.model), _unpack(state['opt'])
     model.load_state_dict(state['model'])
     device = next(model.parameters()).device
-    learn.opt.load_state_dict(to_device(opt, device) | dict(hypers=L(opt['hypers'])) if isinstance(learn.opt, Optimizer) else opt)
-    for n,p in model.named_parameters(): p.grad = state['grads'][n].to(device) if n in state['grads'] else None
+    if isinstance(learn.opt, Optimizer):
+        opt = to_device(opt, device) | dict(hypers=L(opt['hypers']))
+    learn.opt.load_state_dict(opt)
+    grads = state['grads']
+    for n,p in model.named_parameters(): p.grad = grads[n].to(device) if n in grads else None
     if state['scaler']: learn.scaler.load_state_dict(state['scaler'])
     for o,attrs in zip(others, state['attrs']): _set_attrs(o, attrs)
     for k,v in state['counters'].items(): setattr(learn, k, v)
@@ -184,7 +237,7 @@ class _Watched(GetAttr):
     def __iter__(self): return self.batches(self.dl)
 
 class ResumeCallback(Callback):
-    "Keep what is needed to resume a fit in a file, and resume from it if it is there; a fit that ends removes it."
+    "Keep a fit's state in a file, and resume from it if it is there; a fit that ends removes it."
     order,run_valid = -100,False
     def __init__(self,
         file='resume', # a name under `path/model_dir`: one for each training
@@ -192,34 +245,56 @@ class ResumeCallback(Callback):
     ):
         if every < 1: raise ValueError(f'{every=}: at least 1 batch between two saves')
         store_attr()
-        self._fits,self._on,self._saved,self._paused = 0,False,None,[]
+        self._fits = 0
+        self._on = False
+        self._saved = None
+        self._paused = []
 
     def before_fit(self):
-        self._on = not self.learn.lock.locked() and not hasattr(self.learn, 'lr_finder') # locked: validation or prediction
+        # locked: validation or prediction
+        self._on = not self.learn.lock.locked() and not hasattr(self.learn, 'lr_finder')
         if not self._on: return
-        if self.learn.cbs.filter(lambda cb: isinstance(cb, TimeBudget)): raise TypeError('a schedule by the clock cannot be resumed exactly: use epochs')
-        if num_distrib() > 1: raise TypeError(f'{num_distrib()} processes: ResumeCallback keeps the state of one only')
+        if self.learn.cbs.filter(lambda cb: isinstance(cb, TimeBudget)):
+            raise TypeError('a schedule by the clock cannot be resumed exactly: use epochs')
+        if num_distrib() > 1:
+            raise TypeError(f'{num_distrib()} processes: '
+                            'ResumeCallback keeps the state of one only')
         self._path = join_path_file(self.file, self.learn.path/self.learn.model_dir, ext='.pth')
         self._others = _remembering(self.learn, self)
-        self._given,self._run,self._saved = None,_describe(self.learn, self._others),None
+        self._given = None
+        self._run = _describe(self.learn, self._others)
+        self._saved = None
         if self._path.exists(): self._saved = self._read()
 
     def _read(self):
         "What the file holds, checked."
         try: saved = torch.load(self._path, map_location='cpu', weights_only=True)
-        except Exception as e: raise ValueError(f'{self._path} cannot be read ({type(e).__name__}: {str(e)[:80]}): delete it to start anew, or give another name') from e
-        if not isinstance(saved, dict) or 'run' not in saved: raise ValueError(f'{self._path} was not written by ResumeCallback: give another name')
-        if saved['fit'] > self._fits: return saved
-        if saved['run'].keys() != self._run.keys(): raise ValueError(f'{self._path} comes from another version of fastai_txf and does not say all that makes a run: finish it with that one, or delete the file to start anew')
-        if saved['run'] != self._run: raise ValueError(f'{self._path} holds another run, {_differences(saved["run"], self._run)}: repeat that one, give another name, or delete the file')
+        except Exception as e:
+            raise ValueError(f'{self._path} cannot be read ({type(e).__name__}: {str(e)[:80]}): '
+                             'delete it to start anew, or give another name') from e
+        if not isinstance(saved, dict) or 'run' not in saved:
+            raise ValueError(f'{self._path} was not written by ResumeCallback: give another name')
+        if saved['fit'] <= self._fits: self._check_run(saved['run'])
         return saved
+
+    def _check_run(self, run):
+        "A ValueError unless the file's `run` is this one."
+        if run.keys() != self._run.keys():
+            raise ValueError(f'{self._path} comes from another version of fastai_txf '
+                             'and does not say all that makes a run: '
+                             'finish it with that one, or delete the file to start anew')
+        if run != self._run:
+            raise ValueError(f'{self._path} holds another run, {_differences(run, self._run)}: '
+                             'repeat that one, give another name, or delete the file')
 
     def before_epoch(self):
         self._wake()
         if not self._on or self._saved is None: return
-        if self._saved['fit'] > self._fits: raise CancelFitException()      # as the first fit of `fine_tune`, when the second was cut short
+        # as the first fit of `fine_tune`, when the second was cut short
+        if self._saved['fit'] > self._fits: raise CancelFitException()
         if self.epoch >= self._saved['epoch']: return
-        self._paused = self.learn.cbs.filter(lambda cb: cb.run and not isinstance(cb, (Recorder,ResumeCallback)))
+        def pauses(cb): return cb.run and not isinstance(cb, (Recorder,ResumeCallback))
+        self._paused = self.learn.cbs.filter(pauses)
         for cb in self._paused: cb.run = False
         self.recorder.before_epoch()
         self.recorder.log += self._saved['rows'][self.epoch]
@@ -236,8 +311,7 @@ class ResumeCallback(Callback):
     def _batches(self, dl):
         "Pass over the batches that were done, restore, and go on; save now and then."
         if self._given is None: self._given = [_attrs(o) for o in self._others]
-        if self._saved is not None: set_random_states(**self._saved['start']['random']); _set_dls_state(self.dls, self._saved['start']['dls'])
-        self._start = _plain(dict(random=get_random_states(), dls=_dls_state(self.dls)))
+        self._begin()
         self._iter,batches = 0,iter(dl)
         if self._saved is not None:
             for self._iter in range(1, self._saved['iter']+1): next(batches)
@@ -249,22 +323,40 @@ class ResumeCallback(Callback):
             yield b
             self._iter += 1
 
+    def _begin(self):
+        "Go back to the start of the saved epoch if there is one, and note where this epoch starts."
+        if self._saved is not None:
+            start = self._saved['start']
+            set_random_states(**start['random'])
+            _set_dls_state(self.dls, start['dls'])
+        self._start = _plain(dict(random=get_random_states(), dls=_dls_state(self.dls)))
+
     def _save(self):
-        "Write the file: under another name first, so that a whole one is there whenever the process dies."
+        "Write the file: under another name first, so that a whole one is there if a process dies."
         tmp = self._path.with_suffix('.tmp')
         with tmp.open('wb') as f:
-            torch.save(dict(run=self._run, fit=self._fits, epoch=self.epoch, iter=self._iter, start=self._start, rows=_plain(self.recorder.values), state=_state(self.learn, self._others, self._given)), f)
-            f.flush(); os.fsync(f.fileno())
+            torch.save(self._contents(), f)
+            f.flush()
+            os.fsync(f.fileno())
         os.replace(tmp, self._path)
+
+    def _contents(self):
+        "What goes into the file."
+        return dict(run=self._run, fit=self._fits, epoch=self.epoch, iter=self._iter,
+                    start=self._start, rows=_plain(self.recorder.values),
+                    state=_state(self.learn, self._others, self._given))
 
     def _restore(self):
         "Take over the file's state."
         saved,self._saved = self._saved,None
         _set_state(self.learn, self._others, saved['state'])
-        print(f'{self._path}: resumed at batch {self._iter} of {saved["run"]["batches"]} of epoch {saved["epoch"]}')
+        batches,epoch = saved['run']['batches'], saved['epoch']
+        print(f'{self._path}: resumed at batch {self._iter} of {batches} of epoch {epoch}')
 
     def after_fit(self):
         self._wake()
         if not self._on: return
         if self._saved is None: self._path.unlink(missing_ok=True)
-        self._fits,self._on,self._saved = self._fits+1, False, None
+        self._fits += 1
+        self._on = False
+        self._saved = None

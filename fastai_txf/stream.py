@@ -16,7 +16,8 @@ from fastai.text.data import LMDataLoader, LMTensorText, Numericalize, TensorTex
 from fastai.torch_core import default_device
 from fastcore.basics import ifnone, maps, patch, store_attr
 from fastcore.meta import delegates
-from .data import TextTokenizer, _check_bs, _frame, _one_name, _random_mask, _refuse_keys, _valid_mask, as_texts, check_df, check_dls, text_tokenizer, token_lists
+from .data import (TextTokenizer, _check_bs, _frame, _one_name, _random_mask,
+    _refuse_keys, _valid_mask, as_texts, check_df, check_dls, text_tokenizer, token_lists)
 
 # %% ../nbs/05c_stream.ipynb #5d9b728e
 FlatIds = namedtuple('FlatIds', 'ids ends')
@@ -27,14 +28,16 @@ def flat_ids(
     max_ram:int=2**27, # tokens that are held in memory, four bytes each
 ): # `FlatIds`: all ids `(n_tokens,)`, int32, and the end of each text in them `(n_texts,)`
     "Put texts end to end."
-    ends,new,out,n = array('q'), array('i'), None, 0
+    ends,new = array('q'), array('i')
+    out,n = None, 0
     for ids in lists:
         new.extend(ids)
         ends.append(n + len(new))
         if len(new) <= max_ram: continue
         if out is None: out = tempfile.TemporaryFile() if file is None else open(file, 'wb+')
         new.tofile(out)
-        n,new = n + len(new), array('i')
+        n += len(new)
+        new = array('i')
     ends = np.array(ends, dtype=np.int64)
     if out is None: return FlatIds(np.frombuffer(new, dtype=np.int32), ends)
     with out:
@@ -47,6 +50,18 @@ _windows = ('continuous', 'random')
 
 def _ids_of(item): return (item[0] if isinstance(item, tuple) else item).tolist()
 
+def _flat_of(dataset):
+    "The `FlatIds` of `FlatTexts`, or made of what fastai's loader takes."
+    return dataset.flat if isinstance(dataset, FlatTexts) else flat_ids(map(_ids_of, dataset))
+
+def _check_epoch_len(epoch_len, windows):
+    "A ValueError unless `epoch_len` is None, or a number of batches of random windows."
+    if epoch_len is None: return
+    is_count = isinstance(epoch_len, (int,np.integer)) and epoch_len >= 1
+    if windows == 'random' and is_count: return
+    raise ValueError(f'{epoch_len=} with {windows=}: '
+                     'give a whole number of batches from 1 on, and windows="random"')
+
 class FlatLMDataLoader(LMDataLoader):
     "fastai's `LMDataLoader` over one array of ids."
     def __init__(self,
@@ -56,30 +71,39 @@ class FlatLMDataLoader(LMDataLoader):
         bs:int=64, # rows of a batch
         seq_len:int=72, # tokens of a row
         num_workers:int=0, # processes that make batches
-        windows:str='continuous', # 'continuous' from batch to batch, or 'random' where the loader shuffles
-        epoch_len:int=None, # batches of an epoch of random windows; default: as many as read each token about once
+        windows:str='continuous', # 'continuous' from batch to batch, or 'random' where it shuffles
+        epoch_len:int=None, # batches of an epoch of random windows; default: each token about once
         flat=None, # `FlatIds` of `dataset`, if they are known
         **kwargs
     ):
         if windows not in _windows: raise ValueError(f'{windows=} is none of {_windows}')
         _check_bs(bs=bs)
         if seq_len < 1: raise ValueError(f'{seq_len=}: a row has at least one token')
-        if epoch_len is not None and not (windows == 'random' and isinstance(epoch_len, (int,np.integer)) and epoch_len >= 1): raise ValueError(f'{epoch_len=} with {windows=}: give a whole number of batches from 1 on, and windows="random"')
-        if flat is None: flat = dataset.flat if isinstance(dataset, FlatTexts) else flat_ids(map(_ids_of, dataset))
+        _check_epoch_len(epoch_len, windows)
+        if flat is None: flat = _flat_of(dataset)
         store_attr('seq_len,windows,epoch_len,flat')
-        self.lens,self.order,self.starts,self.n_starts = np.diff(flat.ends, prepend=0), None, None, len(flat.ids)-seq_len
-        if windows == 'random' and len(flat.ids) and self.n_starts < 1: raise ValueError(f'{len(flat.ids)} tokens hold no random window of {seq_len=} and its targets: pass a smaller seq_len')
+        self.lens = np.diff(flat.ends, prepend=0)
+        self.order = None
+        self.starts = None
+        self.n_starts = len(flat.ids)-seq_len
+        if windows == 'random' and len(flat.ids) and self.n_starts < 1:
+            raise ValueError(f'{len(flat.ids)} tokens hold no random window of {seq_len=} '
+                             'and its targets: pass a smaller seq_len')
         self.bl = max(len(flat.ids)-1, 0)//bs # tokens of a stream
         self.n_batches = -(-self.bl//seq_len)
         self.last_len = self.bl - (self.n_batches-1)*seq_len
-        super(LMDataLoader, self).__init__(dataset=dataset, bs=bs, num_workers=num_workers, **kwargs)
+        super(LMDataLoader, self).__init__(dataset=dataset, bs=bs, num_workers=num_workers,
+                                           **kwargs)
         self.n = bs*(ifnone(epoch_len, self.n_batches) if self.shuffle else self.n_batches)
 
     def shuffle_fn(self, idxs):
         "A new order of the texts, or new windows; batches come in their order."
         if self.windows == 'random':
-            n = max(self.n, self.n_starts//self.seq_len)                    # all windows of the text come before one comes again
-            self.starts = np.random.permutation((np.random.randint(self.n_starts) + np.arange(n)*self.seq_len) % self.n_starts)[:self.n]
+            # all windows of the text come before one comes again
+            n = max(self.n, self.n_starts//self.seq_len)
+            first = np.random.randint(self.n_starts)
+            starts = (first + np.arange(n)*self.seq_len) % self.n_starts
+            self.starts = np.random.permutation(starts)[:self.n]
             return idxs
         self.order = ifnone(self.order, list(range(len(self.lens))))
         random.shuffle(self.order)
@@ -89,11 +113,14 @@ class FlatLMDataLoader(LMDataLoader):
     def _take(self, start, end):
         "The ids from `start` to `end` of the texts in their present order."
         if self.order is None: return self.flat.ids[start:end]
-        i,res = int(np.searchsorted(self.ends, start, side='right')), []
+        i = int(np.searchsorted(self.ends, start, side='right'))
+        res = []
         while start < end:
             stop = self.flat.ends[self.order[i]]
-            res.append(self.flat.ids[stop-self.ends[i]+start : min(stop, stop-self.ends[i]+end)])
-            start,i = start+len(res[-1]), i+1
+            shift = stop-self.ends[i]                       # from the present order to the array
+            res.append(self.flat.ids[shift+start : min(stop, shift+end)])
+            start += len(res[-1])
+            i += 1
         return np.concatenate(res)
 
     def create_item(self, seq):
@@ -101,11 +128,13 @@ class FlatLMDataLoader(LMDataLoader):
         seq = ifnone(seq, 0)
         if seq >= self.n: raise IndexError(f'row {seq} of {self.n}')
         batch,row = divmod(seq, self.bs)
-        start,sl = row*self.bl + batch*self.seq_len, self.last_len if batch == self.n_batches-1 else self.seq_len
         if self.starts is not None: start,sl = int(self.starts[seq]), self.seq_len
+        else:
+            start = row*self.bl + batch*self.seq_len
+            sl = self.last_len if batch == self.n_batches-1 else self.seq_len
         ids = self._take(start, start+sl+1)
         ids = torch.from_numpy(ids.astype(np.int64))
-        return ids[:-1].as_subclass(LMTensorText),ids[1:].as_subclass(TensorText)
+        return ids[:-1].as_subclass(LMTensorText), ids[1:].as_subclass(TensorText)
 
     @delegates(LMDataLoader.new)
     def new(self,
@@ -113,7 +142,8 @@ class FlatLMDataLoader(LMDataLoader):
         **kwargs
     ):
         "A loader with other texts or options."
-        kw = {**dict(seq_len=self.seq_len, windows=self.windows, flat=self.flat if dataset is None else None), **kwargs}
+        flat = self.flat if dataset is None else None
+        kw = {**dict(seq_len=self.seq_len, windows=self.windows, flat=flat), **kwargs}
         if kw['windows'] == 'random': kw.setdefault('epoch_len', self.epoch_len)
         return super(LMDataLoader, self).new(dataset=dataset, **kw)
 
@@ -135,7 +165,8 @@ class FlatTexts(TfmdLists):
 
     def __getitem__(self, i):
         "The ids of text `i`."
-        if not isinstance(i, (int, np.integer)): return L(self[j] for j in (range(*i.indices(len(self))) if isinstance(i, slice) else i))
+        if isinstance(i, slice): i = range(*i.indices(len(self)))
+        if not isinstance(i, (int, np.integer)): return L(self[j] for j in i)
         if not -len(self) <= i < len(self): raise IndexError(f'text {i} of {len(self)}')
         i %= len(self)
         ids = self.flat.ids[self.flat.ends[i-1] if i else 0 : self.flat.ends[i]]
@@ -143,15 +174,19 @@ class FlatTexts(TfmdLists):
 
     def _new(self, items, split_idx=None, **kwargs):
         "Other texts, not numbered yet."
-        return TfmdLists(items, self.tfms, do_setup=False, types=self.types, split_idx=ifnone(split_idx, self.split_idx), **kwargs)
+        split_idx = ifnone(split_idx, self.split_idx)
+        return TfmdLists(items, self.tfms, do_setup=False, types=self.types, split_idx=split_idx,
+                         **kwargs)
 
 # %% ../nbs/05c_stream.ipynb #6bfdc62b
 def _only_texts(texts):
     "`texts`, a TypeError for what is none."
-    if isinstance(texts, str): raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
+    if isinstance(texts, str):
+        raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
     _refuse_keys(texts)
     for i,t in enumerate(texts):
-        if not isinstance(t, str): raise TypeError(f'text number {i} is {t!r}: a {type(t).__name__}, not a str')
+        if not isinstance(t, str):
+            raise TypeError(f'text number {i} is {t!r}: a {type(t).__name__}, not a str')
         yield t
 
 def _begun(lists, bos):
@@ -169,7 +204,8 @@ def _counted(toks, starts, min_freq, max_vocab, file):
     index.default_factory = index.__len__
     lists = ([index[t] for t in ts] for ts in toks)
     flat = flat_ids(_begun(lists, index[BOS]) if starts else lists, file)
-    count = sum((np.bincount(o, minlength=len(index)) for o in _parts(flat.ids)), np.zeros(len(index), dtype=int))
+    count = np.zeros(len(index), dtype=int)
+    for o in _parts(flat.ids): count += np.bincount(o, minlength=len(index))
     vocab = make_vocab(Counter(dict(zip(index, count.tolist()))), min_freq, max_vocab)
     number = Numericalize(vocab).o2i
     table = np.array([number.get(t, 0) for t in index], dtype=np.int32)
@@ -178,16 +214,21 @@ def _counted(toks, starts, min_freq, max_vocab, file):
 
 def _numbered(texts, tok, vocab, starts, n_workers):
     "Lists of ids in `vocab`, straight from the tokenizer if it is its own."
-    if hasattr(tok.tok, 'token_ids') and vocab == tok.tok.vocab: lists = tok.tok.token_ids(maps(*tok.rules, texts))
+    if hasattr(tok.tok, 'token_ids') and vocab == tok.tok.vocab:
+        lists = tok.tok.token_ids(maps(*tok.rules, texts))
     else:
         get = {t:i for i,t in reversed([*enumerate(vocab)])}.get
-        lists = ([get(t, 0) for t in ts] for ts in token_lists(texts, tok.tok, tok.rules, n_workers))
+        toks = token_lists(texts, tok.tok, tok.rules, n_workers)
+        lists = ([get(t, 0) for t in ts] for ts in toks)
     return _begun(lists, vocab.index(BOS)) if starts and BOS in vocab else lists
 
 def _set_up(tok, texts):
     "Let a tokenizer learn that has to."
     if not hasattr(tok.tok, 'setup') or getattr(tok.tok, 'tok', None) is not None: return
-    if iter(texts) is texts: raise ValueError(f'{type(tok.tok).__name__} has to learn from the texts before it cuts them, and {type(texts).__name__} gives them only once: pass a list, or train the tokenizer first')
+    if iter(texts) is texts:
+        raise ValueError(f'{type(tok.tok).__name__} has to learn from the texts '
+                         f'before it cuts them, and {type(texts).__name__} gives them only once: '
+                         'pass a list, or train the tokenizer first')
     tok.tok.setup(texts, tok.rules)
 
 class LMDataLoaders(DataLoaders):
@@ -207,8 +248,13 @@ class LMDataLoaders(DataLoaders):
         "Loaders, checked as `check_dls` does."
         val_bs = ifnone(val_bs, bs)
         _check_bs(bs=bs, val_bs=val_bs)
-        train = FlatLMDataLoader(sets[0], bs=bs, seq_len=seq_len, windows=windows, epoch_len=epoch_len, num_workers=num_workers, shuffle=True, drop_last=True)
-        if not len(train): raise ValueError(f'the training set has {len(sets[0].flat.ids)} tokens, fewer than {bs+1}, so there is not one batch of {bs=}: pass a smaller bs')
+        train = FlatLMDataLoader(sets[0], bs=bs, seq_len=seq_len, windows=windows,
+                                 epoch_len=epoch_len, num_workers=num_workers,
+                                 shuffle=True, drop_last=True)
+        if not len(train):
+            raise ValueError(f'the training set has {len(sets[0].flat.ids)} tokens, '
+                             f'fewer than {bs+1}, so there is not one batch of {bs=}: '
+                             'pass a smaller bs')
         valid = train.new(sets[1], bs=val_bs, windows='continuous', shuffle=False, drop_last=False)
         res = cls(train, valid, path=path, device=ifnone(device, default_device()))
         check_dls(res)
@@ -220,9 +266,9 @@ class LMDataLoaders(DataLoaders):
         train, # texts to train on: any iterable of strings
         valid=(), # texts to validate on
         tok_tfm=None, # tokenizer; default: fastai's
-        rules=None, # what rewrites a text before it is cut; default: the tokenizer's own, or fastai's
-        text_vocab:list=None, # tokens; default: the tokenizer's own, or counted in the training texts
-        min_freq:int=None, # rarer tokens become xxunk; default: 1 for a tokenizer that loses nothing (it has `detokenize`), else 3
+        rules=None, # rewrite a text before it is cut; default: the tokenizer's own, or fastai's
+        text_vocab:list=None, # tokens; default: the tokenizer's own, or counted in the training set
+        min_freq:int=None, # rarer is xxunk; default: 1 if the tokenizer has `detokenize`, else 3
         max_vocab:int=60000, # most tokens in a counted vocabulary
         starts:bool=True, # put xxbos before each text that does not begin with it
         folder=None, # where ids go that are too many for memory; default: temporary files
@@ -233,15 +279,19 @@ class LMDataLoaders(DataLoaders):
         "Loaders from two streams of texts, each read once."
         tok = TextTokenizer(ifnone(tok_tfm, WordTokenizer), rules, text_col)
         _set_up(tok, train)
-        file = lambda name: None if folder is None else Path(folder)/f'{name}.ids'
         vocab = ifnone(text_vocab, getattr(tok.tok, 'vocab', None))
-        ids = lambda texts, name: flat_ids(_numbered(_only_texts(texts), tok, vocab, starts, n_workers), file(name))
-        if vocab is None:
+        def file(name): return None if folder is None else Path(folder)/f'{name}.ids'
+        def ids(texts, name):
+            lists = _numbered(_only_texts(texts), tok, vocab, starts, n_workers)
+            return flat_ids(lists, file(name))
+        if vocab is not None: flat = ids(train, 'train')
+        else:
             least = ifnone(min_freq, 1 if hasattr(tok.tok, 'detokenize') else 3)
-            flat,vocab = _counted(token_lists(_only_texts(train), tok.tok, tok.rules, n_workers), starts, least, max_vocab, file('train'))
-        else: flat = ids(train, 'train')
+            toks = token_lists(_only_texts(train), tok.tok, tok.rules, n_workers)
+            flat,vocab = _counted(toks, starts, least, max_vocab, file('train'))
         tfms = [tok, *[TextStart()]*(starts and BOS in vocab), Numericalize(vocab)]
-        return cls.from_sets([FlatTexts(f, tfms, i) for i,f in enumerate((flat, ids(valid, 'valid')))], **kwargs)
+        sets = [FlatTexts(flat, tfms, 0), FlatTexts(ids(valid, 'valid'), tfms, 1)]
+        return cls.from_sets(sets, **kwargs)
 
     @classmethod
     @delegates(from_texts, but=['text_col'])
@@ -253,12 +303,14 @@ class LMDataLoaders(DataLoaders):
         valid_col=None, # column that is true for validation rows
         **kwargs
     ):
-        "Loaders from the rows of `df`. A ValueError names the rows, the column and the remedy where that cannot be."
+        "Loaders from the rows of `df`. A ValueError names rows, column and remedy if it cannot be."
         df = _frame(df)
         col = _one_name(df, text_col)
-        valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
+        if valid_col is None: valid = _random_mask(len(df), valid_pct, seed)
+        else: valid = _valid_mask(df, valid_col)
         check_df(df, col, valid_col=valid if valid_pct or valid_col is not None else None)
-        return cls.from_texts(df[col][~valid].tolist(), df[col][valid].tolist(), text_col=col, **kwargs)
+        texts = df[col]
+        return cls.from_texts(texts[~valid].tolist(), texts[valid].tolist(), text_col=col, **kwargs)
 
     @classmethod
     @delegates(from_df)
@@ -270,8 +322,9 @@ class LMDataLoaders(DataLoaders):
         quoting=csv.QUOTE_MINIMAL, # what quotes mean
         **kwargs
     ):
-        "Loaders from the rows of a csv file. Pandas reads an empty text as missing, and the error says how to keep it."
-        return cls.from_df(pd.read_csv(Path(path)/csv_fname, header=header, delimiter=delimiter, quoting=quoting), path=path, **kwargs)
+        "Loaders from a csv file. Pandas reads empty texts as missing; the error tells the remedy."
+        options = dict(header=header, delimiter=delimiter, quoting=quoting)
+        return cls.from_df(pd.read_csv(Path(path)/csv_fname, **options), path=path, **kwargs)
 
     @classmethod
     @delegates(from_texts)
@@ -296,7 +349,8 @@ class LMDataLoaders(DataLoaders):
     ):
         "Loaders from ids that are there already; a ValueError for ids that are not in `vocab`."
         tfms = [TextTokenizer(ifnone(tok_tfm, WordTokenizer), rules), Numericalize(vocab)]
-        return cls.from_sets([FlatTexts(_checked_ids(ids, vocab), tfms, i) for i,ids in enumerate((train, valid))], **kwargs)
+        flats = [_checked_ids(ids, vocab) for ids in (train, valid)]
+        return cls.from_sets([FlatTexts(f, tfms, i) for i,f in enumerate(flats)], **kwargs)
 
 @patch
 @delegates(DataLoaders.test_dl, but='with_labels')
@@ -305,17 +359,24 @@ def test_dl(self:LMDataLoaders,
     **kwargs
 ):
     "A loader over `test_items`, one behind the other."
-    if isinstance(test_items, pd.DataFrame): test_items = as_texts(test_items, text_tokenizer(self).text_cols)
+    if isinstance(test_items, pd.DataFrame):
+        test_items = as_texts(test_items, text_tokenizer(self).text_cols)
     return super(LMDataLoaders, self).test_dl(test_items, **kwargs)
 
 class _Files:
     "The texts of files, read when they are asked for."
-    def __init__(self, files, encoding): self.files,self.encoding = [files] if isinstance(files, (str,Path)) else list(files),encoding
+    def __init__(self, files, encoding):
+        self.files = [files] if isinstance(files, (str,Path)) else list(files)
+        self.encoding = encoding
     def __iter__(self): return (Path(f).read_text(encoding=self.encoding) for f in self.files)
 
 def _checked_ids(ids, vocab):
     "`ids` as one text."
     if not isinstance(ids, np.ndarray): ids = np.asarray(ids, dtype=None if len(ids) else np.int32)
-    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer): raise ValueError(f'ids of shape {ids.shape} and type {ids.dtype}: give one array of integers')
-    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(vocab): raise ValueError(f'ids from {ids.min()} to {ids.max()} do not fit a vocabulary of {len(vocab)} tokens')
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(f'ids of shape {ids.shape} and type {ids.dtype}: '
+                         'give one array of integers')
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(vocab):
+        raise ValueError(f'ids from {ids.min()} to {ids.max()} do not fit '
+                         f'a vocabulary of {len(vocab)} tokens')
     return FlatIds(ids, np.array([len(ids)][:len(ids)], dtype=np.int64))
