@@ -92,7 +92,7 @@ def confusion_text(
 ): # str
     "A confusion matrix in plain characters."
     table = pd.DataFrame(cm, index=[f'{o} ' for o in labels], columns=list(labels))
-    return textwrap.indent(table.to_string(), '  ')
+    return '  ' + table.to_string().replace('\n', '\n  ')
 
 # %% ../nbs/11_demo.ipynb #e229bf6a
 def report_classifier(
