@@ -16,7 +16,8 @@ from .learner import transformer_classifier_learner, transformer_lm_learner
 # %% ../nbs/11_demo.ipynb #9fba8412
 FULL  = dict(data=dict(max_per_class=500, max_words=80), lr=3e-3, clf_epochs=3, lm_epochs=2,
              clf=dict(d_model=64, n_layers=1, token_p=0.3), lm=dict(d_model=64, n_layers=2))
-QUICK = dict(data=dict(packages=('torch','pandas','matplotlib'), max_per_class=300, max_words=50), lr=3e-3, clf_epochs=3, lm_epochs=3,
+QUICK = dict(data=dict(packages=('torch','pandas','matplotlib'), max_per_class=300, max_words=50),
+             lr=3e-3, clf_epochs=3, lm_epochs=3,
              clf=dict(d_model=64, n_layers=1, token_p=0.3), lm=dict(d_model=64, n_layers=1))
 
 # %% ../nbs/11_demo.ipynb #dadac805
@@ -26,7 +27,9 @@ def read_docs(
     "The docstrings, and a line about how many there are."
     df = docstrings_df(mask_names=True, **size['data'])
     n = df.is_valid.sum()
-    print(f'{len(df):,} docstrings of {", ".join(sorted(df.label.unique()))}: {len(df)-n:,} to train on, {n:,} for validation (from other files)')
+    labels = ', '.join(sorted(df.label.unique()))
+    print(f'{len(df):,} docstrings of {labels}: {len(df)-n:,} to train on, '
+          f'{n:,} for validation (from other files)')
     return df
 
 def text_loaders(
@@ -34,7 +37,8 @@ def text_loaders(
     **kwargs
 ): # `TransformerDataLoaders`
     "Loaders that do everything in this process."
-    return TransformerDataLoaders.from_df(df, text_col='text', valid_col='is_valid', num_workers=0, n_workers=0, **kwargs)
+    return TransformerDataLoaders.from_df(df, text_col='text', valid_col='is_valid', num_workers=0,
+                                          n_workers=0, **kwargs)
 
 # %% ../nbs/11_demo.ipynb #201797e8
 def one_line(
@@ -49,7 +53,8 @@ def print_batch(
     n:int=4, # texts
 ):
     "What `show_batch` shows, for a terminal."
-    for text,label in dls.train.show_batch(max_n=n, show=False)[2]: print(f'  {label:12}{one_line(text)}')
+    for text,label in dls.train.show_batch(max_n=n, show=False)[2]:
+        print(f'  {label:12}{one_line(text)}')
 
 # %% ../nbs/11_demo.ipynb #af851402
 def plain_rows(
@@ -57,7 +62,10 @@ def plain_rows(
 ): # `learn`
     "Print a row for each epoch in place of bars, unless stdout is a terminal."
     if sys.stdout.isatty(): return learn
-    def row(values): print('  ' + '  '.join(f'{k} {v:.3f}' if isinstance(v, float) else f'{k} {v}' for k,v in zip(learn.recorder.metric_names, values)), flush=True)
+    def cell(k, v): return f'{k} {v:.3f}' if isinstance(v, float) else f'{k} {v}'
+    def row(values):
+        cells = map(cell, learn.recorder.metric_names, values)
+        print('  ' + '  '.join(cells), flush=True)
     learn.remove_cb(ProgressCallback).logger = row
     return learn
 
@@ -83,7 +91,8 @@ def confusion_text(
     labels, # their names
 ): # str
     "A confusion matrix in plain characters."
-    return '  ' + pd.DataFrame(cm, index=[f'{o} ' for o in labels], columns=list(labels)).to_string().replace('\n', '\n  ')
+    table = pd.DataFrame(cm, index=[f'{o} ' for o in labels], columns=list(labels))
+    return '  ' + table.to_string().replace('\n', '\n  ')
 
 # %% ../nbs/11_demo.ipynb #e229bf6a
 def report_classifier(
@@ -93,23 +102,28 @@ def report_classifier(
 ): # accuracy and the majority's
     "Print what the classifier can do on the validation set."
     interp = ClassificationInterpretation.from_learner(learn)
-    cm,majority = interp.confusion_matrix(),majority_accuracy(df)
+    cm = interp.confusion_matrix()
+    majority = majority_accuracy(df)
     acc = float(cm.trace()/cm.sum())
-    print(f'accuracy {acc:.1%}; the largest class alone gives {majority:.1%}\n\ntrue package in rows, predicted in columns:\n{confusion_text(cm, interp.vocab)}\n')
+    print(f'accuracy {acc:.1%}; the largest class alone gives {majority:.1%}\n\n'
+          f'true package in rows, predicted in columns:\n{confusion_text(cm, interp.vocab)}\n')
     valid = df[df.is_valid][:n]
     labels,_,probs = learn.predict(valid)
     for text,true,label,p in zip(valid.text, valid.label, labels, probs):
-        print(f'  {label:12}{p.max():4.0%}  {"right" if label==true else f"wrong, it is {true}"}: {one_line(text, 70)}')
+        comment = 'right' if label==true else f'wrong, it is {true}'
+        print(f'  {label:12}{p.max():4.0%}  {comment}: {one_line(text, 70)}')
     return acc, majority
 
 # %% ../nbs/11_demo.ipynb #54cc4d38
 class Unigram(Module):
-    "The same logits for each next token: the logarithm of how often it comes in the training text, plus one."
+    """The same logits for each next token:
+    the logarithm of how often it comes in the training text, plus one."""
     def __init__(self,
         dls, # loaders of a language model
     ):
         y = torch.cat([y.as_subclass(torch.Tensor).flatten() for _,y in dls.train])
-        self.logits = nn.Parameter(torch.bincount(y, minlength=len(text_vocab(dls))).add(1.).log(), requires_grad=False)
+        counts = torch.bincount(y, minlength=len(text_vocab(dls)))
+        self.logits = nn.Parameter(counts.add(1.).log(), requires_grad=False)
     def forward(self,
         x, # token ids, `(bs, sl)`
     ): # `(bs, sl, vocab_sz)`
@@ -141,9 +155,13 @@ def report_lm(
     n_words:int=20, # to add to each prompt
 ): # its validation loss and the unigram model's
     "Print how well the model predicts, and what it writes."
-    loss,unigram = learn.recorder.values[-1][1],unigram_loss(learn.dls)
-    print(f'validation loss {loss:.2f} per token (perplexity {math.exp(loss):.0f}); a unigram model has {unigram:.2f} ({math.exp(unigram):.0f})\n')
-    for o in PROMPTS: print(f'  {o} → {one_line(learn.predict(o, n_words, temperature=0.7, seed=42)[len(o):], 160)}')
+    loss = learn.recorder.values[-1][1]
+    unigram = unigram_loss(learn.dls)
+    print(f'validation loss {loss:.2f} per token (perplexity {math.exp(loss):.0f}); '
+          f'a unigram model has {unigram:.2f} ({math.exp(unigram):.0f})\n')
+    for o in PROMPTS:
+        text = learn.predict(o, n_words, temperature=0.7, seed=42)
+        print(f'  {o} → {one_line(text[len(o):], 160)}')
     return loss, unigram
 
 # %% ../nbs/11_demo.ipynb #3475bcc1
@@ -155,8 +173,12 @@ def failures(
 ): # list of str, empty if all is well
     "What is not as good as it must be; NaN is not."
     found = []
-    if not acc - majority >= 0.3: found.append(f'the classifier, {acc:.1%}, is not 30 points above the largest class, {majority:.1%}')
-    if not loss < unigram: found.append(f'the language model, {loss:.2f}, is not below the unigram model, {unigram:.2f}')
+    if not acc - majority >= 0.3:
+        found.append(f'the classifier, {acc:.1%}, is not 30 points above '
+                     f'the largest class, {majority:.1%}')
+    if not loss < unigram:
+        found.append(f'the language model, {loss:.2f}, is not below '
+                     f'the unigram model, {unigram:.2f}')
     return found
 
 # %% ../nbs/11_demo.ipynb #89fb0b9c
@@ -177,7 +199,9 @@ def verdict(
     "Print whether the demo is a success, and what to do next."
     found = failures(*scores)
     for o in found: print(f'FAILED: {o}')
-    if not found: print(f'Both are as good as they must be: 30 points above the largest class, and below the unigram model.\n{NEXT}')
+    if not found:
+        print('Both are as good as they must be: 30 points above the largest class, '
+              f'and below the unigram model.\n{NEXT}')
     return int(bool(found))
 
 # %% ../nbs/11_demo.ipynb #c37d7ba6
@@ -207,9 +231,14 @@ def main(
     args=None, # command line; default: `sys.argv`
 ): # exit status
     "Run the demo."
-    parser = argparse.ArgumentParser(prog='python -m fastai_txf.demo', description='Train a classifier and a language model on the docstrings of installed packages.')
-    parser.add_argument('--quick', action='store_true', help='three packages and smaller models; the same demands')
-    size,t = QUICK if parser.parse_args(args).quick else FULL,time.perf_counter()
+    parser = argparse.ArgumentParser(
+        prog='python -m fastai_txf.demo',
+        description='Train a classifier and a language model '
+                    'on the docstrings of installed packages.')
+    parser.add_argument('--quick', action='store_true',
+                        help='three packages and smaller models; the same demands')
+    size = QUICK if parser.parse_args(args).quick else FULL
+    t = time.perf_counter()
     torch.set_num_threads(1)
     set_seed(42)
     status = run(size)

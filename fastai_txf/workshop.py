@@ -11,11 +11,13 @@ __all__ = ['WrongAnswer', 'check_dot_products', 'check_softmax', 'check_self_att
            'check_fastai_classifier', 'earlier', 'exercise_source', 'exercise_notebook', 'write_exercises', 'main']
 
 # %% ../nbs/12_workshop.ipynb #03a3db50
-import argparse, ast, functools, json, math, os, re, sys, torch, torch.nn as nn, torch.nn.functional as F
+import argparse, ast, functools, json, math, os, re, sys
+import torch, torch.nn as nn, torch.nn.functional as F
 from contextlib import chdir
 from pathlib import Path
 from types import ModuleType
-from .attention import MultiHeadAttention, PerHeadLinear, SelfAttention, causal_mask, concat_heads, self_attention, split_heads
+from .attention import MultiHeadAttention, PerHeadLinear, SelfAttention
+from .attention import causal_mask, concat_heads, self_attention, split_heads
 from .interop import from_former
 from .layers import FeedForward, PostNorm, TransformerBlock
 from .models import TransformerConfig, compact
@@ -25,29 +27,41 @@ from .positions import sinusoids
 class WrongAnswer(AssertionError):
     "The answer to an exercise is not right; the message says why."
 
-def _same(a, b): return a.shape == b.shape and torch.allclose(a, b, atol=1e-5, rtol=1e-4, equal_nan=True)
+def _same(a, b):
+    return a.shape == b.shape and torch.allclose(a, b, atol=1e-5, rtol=1e-4, equal_nan=True)
 
 def _compare(got, want, mistakes={}, what='the result'):
-    "Nothing if `got` is `want`; otherwise a `WrongAnswer` with the sentence of the mistake that gives `got`, or with how the two differ."
-    if not isinstance(got, torch.Tensor): raise WrongAnswer(f'{what} is {"None: is the `return` missing?" if got is None else f"a {type(got).__name__}: it should be a tensor"}')
+    """Nothing if `got` is `want`; otherwise a `WrongAnswer` with the sentence of the mistake
+    that gives `got`, or with how the two differ."""
+    if got is None: raise WrongAnswer(f'{what} is None: is the `return` missing?')
+    if not isinstance(got, torch.Tensor):
+        raise WrongAnswer(f'{what} is a {type(got).__name__}: it should be a tensor')
     got,want = got.float(), want.float()
     if _same(got, want): return
     for sentence,wrong in mistakes.items():
         if _same(got, wrong.float()): raise WrongAnswer(sentence)
-    if got.shape != want.shape: raise WrongAnswer(f'{what} has the shape {tuple(got.shape)}, but should have {tuple(want.shape)}')
-    if (new := got.isnan() & ~want.isnan()).any(): raise WrongAnswer(f'{what} holds NaN in {int(new.sum())} of {got.numel()} places')
-    at = tuple(((got != want) & (got-want).abs().nan_to_num(math.inf).gt(1e-5)).nonzero()[0].tolist())
-    raise WrongAnswer(f'{what} has the right shape, but other numbers than expected: at {list(at)} it is {got[at]:.4g} instead of {want[at]:.4g}')
+    if got.shape != want.shape:
+        raise WrongAnswer(f'{what} has the shape {tuple(got.shape)}, '
+                          f'but should have {tuple(want.shape)}')
+    if (new := got.isnan() & ~want.isnan()).any():
+        raise WrongAnswer(f'{what} holds NaN in {int(new.sum())} of {got.numel()} places')
+    far = (got-want).abs().nan_to_num(math.inf).gt(1e-5)
+    at = tuple(((got != want) & far).nonzero()[0].tolist())
+    raise WrongAnswer(f'{what} has the right shape, but other numbers than expected: '
+                      f'at {list(at)} it is {got[at]:.4g} instead of {want[at]:.4g}')
 
 # %% ../nbs/12_workshop.ipynb #234b1e0a
 def _run(f, *args, hint=''):
     "`f(*args)`; a `WrongAnswer` if that stops with an error, unless the code is not written yet."
     try: return f(*args)
     except (NotImplementedError, WrongAnswer): raise
-    except Exception as e: raise WrongAnswer(f'the code stops with {type(e).__name__}: {e}' + (f'\n{hint}' if hint else '')) from e
+    except Exception as e:
+        told = f'the code stops with {type(e).__name__}: {e}'
+        raise WrongAnswer(f'{told}\n{hint}' if hint else told) from e
 
 def _check(f):
-    "Decorator of a check: the same random numbers every time, torch's own left alone, no gradients, and a word when all is right."
+    """Decorator of a check: the same random numbers every time, torch's own left alone,
+    no gradients, and a word when all is right."""
     @functools.wraps(f)
     def _inner(*args, **kwargs):
         with torch.random.fork_rng(), torch.no_grad():
@@ -60,24 +74,35 @@ def _check(f):
 def _part(module, name, typ):
     "`module.name`; a `WrongAnswer` unless it is a `typ`."
     f = getattr(module, name, None)
-    if not isinstance(f, typ): raise WrongAnswer(f'`self.{name}` is {"missing" if f is None else f"a {type(f).__name__}"}: it should be an nn.{typ.__name__}')
+    if not isinstance(f, typ):
+        raise WrongAnswer(f'`self.{name}` is '
+                          f'{"missing" if f is None else f"a {type(f).__name__}"}: '
+                          f'it should be an nn.{typ.__name__}')
     return f
 
 def _linear(f, name, n_in, n_out, bias, widths={}):
-    "A `WrongAnswer` unless `f` is an `nn.Linear` of these widths; `widths` has sentences for outputs of other widths."
+    """A `WrongAnswer` unless `f` is an `nn.Linear` of these widths;
+    `widths` has sentences for outputs of other widths."""
     if (f.in_features,f.out_features) != (n_in,n_out):
-        raise WrongAnswer(f'`{name}` maps width {f.in_features} to {f.out_features}: it should map {n_in} to {n_out}' + widths.get(f.out_features, ''))
-    if (f.bias is None) == bias: raise WrongAnswer(f'`{name}` {"has no bias: it should have one" if bias else "has a bias: leave it out with bias=False"}')
+        raise WrongAnswer(f'`{name}` maps width {f.in_features} to {f.out_features}: '
+                          f'it should map {n_in} to {n_out}' + widths.get(f.out_features, ''))
+    if bias and f.bias is None: raise WrongAnswer(f'`{name}` has no bias: it should have one')
+    if f.bias is not None and not bias:
+        raise WrongAnswer(f'`{name}` has a bias: leave it out with bias=False')
 
 def _embedding(module, name, n, k, counts):
-    "A `WrongAnswer` unless `module.name` is an `nn.Embedding` of `n` vectors, which `counts` describes."
+    """A `WrongAnswer` unless `module.name` is an `nn.Embedding` of `n` vectors,
+    which `counts` describes."""
     f = _part(module, name, nn.Embedding)
-    if f.weight.shape != (n,k): raise WrongAnswer(f'`{name}` holds {len(f.weight)} vectors of width {f.weight.shape[1]}: it should hold {n} of width {k}, one for each {counts}')
+    if f.weight.shape != (n,k):
+        raise WrongAnswer(f'`{name}` holds {len(f.weight)} vectors of width {f.weight.shape[1]}: '
+                          f'it should hold {n} of width {k}, one for each {counts}')
 
 def _make(cls, *args):
     "An instance with larger weights."
     module = _run(cls, *args, hint='Is `__init__` complete, and is the class a Module?')
-    if not isinstance(module, nn.Module): raise WrongAnswer(f'{cls.__name__} makes a {type(module).__name__}: it should be a Module')
+    if not isinstance(module, nn.Module):
+        raise WrongAnswer(f'{cls.__name__} makes a {type(module).__name__}: it should be a Module')
     for p in module.parameters(): p.add_(0.3*torch.randn_like(p))
     return module.eval()
 
@@ -88,7 +113,8 @@ def check_dot_products(
 ):
     "Is this the dot product of every vector with every other of its text?"
     x = torch.randn(2, 4, 4)
-    hint = 'A batched product needs (b, n, m) and (b, m, p): which two dimensions are to be swapped in the second factor?'
+    hint = ('A batched product needs (b, n, m) and (b, m, p): '
+            'which two dimensions are to be swapped in the second factor?')
     _compare(_run(fn, x, hint=hint), x @ x.mT, {
         'this is x times x: the second factor is not transposed': x @ x,
         'this is xᵀx, which compares features: the transposed factor stands second': x.mT @ x,
@@ -104,12 +130,19 @@ def check_softmax(
     "Are these weights, all positive, that sum to 1 for each token that attends?"
     dots = torch.randn(3, 3, 3)
     _compare(_run(fn, dots), dots.softmax(2), {
-        'the columns sum to 1, not the rows: the softmax runs over the tokens that attend. It should run over those attended to, the last dimension': dots.softmax(1),
-        'the softmax runs over the batch, so texts share their weights: use the last dimension': dots.softmax(0),
-        'each whole matrix sums to 1: every row should, so give the softmax a dimension': dots.flatten(1).softmax(1).view_as(dots),
-        'all texts together sum to 1: give the softmax a dimension': dots.flatten().softmax(0).view_as(dots),
+        'the columns sum to 1, not the rows: the softmax runs over the tokens that attend. '
+        'It should run over those attended to, the last dimension':
+            dots.softmax(1),
+        'the softmax runs over the batch, so texts share their weights: use the last dimension':
+            dots.softmax(0),
+        'each whole matrix sums to 1: every row should, so give the softmax a dimension':
+            dots.flatten(1).softmax(1).view_as(dots),
+        'all texts together sum to 1: give the softmax a dimension':
+            dots.flatten().softmax(0).view_as(dots),
         'these are exponentials that are not divided by their sum': dots.exp(),
-        'the dot products are divided by their sum, without an exponential: weights must not be negative': dots / dots.sum(2, keepdim=True),
+        'the dot products are divided by their sum, without an exponential: '
+        'weights must not be negative':
+            dots / dots.sum(2, keepdim=True),
         'this is the logarithm of the weights': dots.log_softmax(2)})
 
 @_check
@@ -122,7 +155,9 @@ def check_self_attention(
     _compare(_run(fn, x), self_attention(x), {
         'these are the weights: they have still to be multiplied with x': w,
         'there is no softmax between the two products': x @ x.mT @ x,
-        'the columns of the weights sum to 1, not the rows: the softmax runs over the wrong axis, or the weights are transposed': w.mT @ x,
+        'the columns of the weights sum to 1, not the rows: '
+        'the softmax runs over the wrong axis, or the weights are transposed':
+            w.mT @ x,
         'x stands before the weights: the weights come first': x @ w,
         'there are two softmaxes: `weights` has one already': w.softmax(2) @ x})
     x = torch.randn(3, 5, 2)
@@ -133,9 +168,12 @@ _projections = 'toqueries','tokeys','tovalues'
 
 def _check_projections(m, k, h):
     "A `WrongAnswer` unless `m` has three maps of its own from `k` to `h*k` without a bias."
-    widths = {k:', for every head has its own k outputs', k//h:', for a wide head keeps the whole width'}
+    widths = {k:', for every head has its own k outputs',
+              k//h:', for a wide head keeps the whole width'}
     for name in _projections: _linear(_part(m, name, nn.Linear), name, k, h*k, False, widths)
-    if len({id(getattr(m, name).weight) for name in _projections}) < 3: raise WrongAnswer('two of the three maps are one and the same: make a new nn.Linear for each')
+    if len({id(getattr(m, name).weight) for name in _projections}) < 3:
+        raise WrongAnswer('two of the three maps are one and the same: '
+                          'make a new nn.Linear for each')
 
 @_check
 def check_projections(
@@ -151,11 +189,15 @@ def check_attention(
     "Do queries meet keys, and do the weights fetch values?"
     q,k,v = torch.randn(3, 2, 4, 4).unbind()
     _compare(_run(fn, q, k, v), (q @ k.mT).softmax(-1) @ v, {
-        'queries and keys are swapped: rows belong to the queries, columns to the keys': (k @ q.mT).softmax(-1) @ v,
+        'queries and keys are swapped: rows belong to the queries, columns to the keys':
+            (k @ q.mT).softmax(-1) @ v,
         'the weights fetch the keys: the values are what is handed out': (q @ k.mT).softmax(-1) @ k,
-        'the weights fetch the queries: the values are what is handed out': (q @ k.mT).softmax(-1) @ q,
+        'the weights fetch the queries: the values are what is handed out':
+            (q @ k.mT).softmax(-1) @ q,
         'queries meet values: they should be compared with the keys': (q @ v.mT).softmax(-1) @ v,
-        'the softmax runs over the queries: each query spreads its weight over the keys, so use the last dimension': (q @ k.mT).softmax(1) @ v,
+        'the softmax runs over the queries: '
+        'each query spreads its weight over the keys, so use the last dimension':
+            (q @ k.mT).softmax(1) @ v,
         'there is no softmax': q @ k.mT @ v,
         'the keys are not transposed': (q @ k).softmax(-1) @ v})
 
@@ -168,10 +210,16 @@ def check_dot_std(
     ks = torch.tensor([4, 9, 64, 256])
     got = torch.tensor([_run(lambda: float(fn(int(k)))) for k in ks])
     _compare(got, ks**0.5, {
-        'this is the variance: k products of variance 1 add up to k. The standard deviation is its root': ks,
-        'this is the fourth root: it is what each of the two factors is divided by, not their product': ks**0.25,
-        'this is what the dot product is multiplied by afterwards: its own spread is the inverse': ks**-0.5,
-        'the spread does not stay 1: every further feature adds variance': torch.ones(4)}, 'the list of standard deviations')
+        'this is the variance: k products of variance 1 add up to k. '
+        'The standard deviation is its root':
+            ks,
+        'this is the fourth root: it is what each of the two factors is divided by, '
+        'not their product':
+            ks**0.25,
+        'this is what the dot product is multiplied by afterwards: its own spread is the inverse':
+            ks**-0.5,
+        'the spread does not stay 1: every further feature adds variance':
+            torch.ones(4)}, 'the list of standard deviations')
 
 @_check
 def check_scaled_dots(
@@ -182,15 +230,17 @@ def check_scaled_dots(
     dots = q @ k.mT
     _compare(_run(fn, q, k), dots/3, {
         'the dot products are not scaled': dots,
-        'queries and keys are each divided by √k, so the dot product by k: take the fourth root': dots/9,
+        'queries and keys are each divided by √k, so the dot product by k: take the fourth root':
+            dots/9,
         'only one of the two is divided by the fourth root of k': dots/9**0.25,
         'queries and keys are multiplied by the fourth root: divide': dots*3,
         '`k**1/4` is (k**1)/4, for powers come first: write k**(1/4)': dots/(9/4)**2,
         'this uses the number of tokens: k is the width, the last dimension': dots/5**0.5})
 
 # %% ../nbs/12_workshop.ipynb #cb7c2be5
-def _fold(x, h): return split_heads(x, h).flatten(0, 1)                      # (b, t, h*k) to (b*h, t, k)
-def _unfold(x, h): return concat_heads(x.unflatten(0, (-1,h)))               # and back
+def _fold(x, h): return split_heads(x, h).flatten(0, 1)          # (b, t, h*k) to (b*h, t, k)
+def _unfold(x, h): return concat_heads(x.unflatten(0, (-1,h)))   # and back
+_use_reshape = '`view` needs a contiguous tensor: after a transpose use `reshape`'
 
 @_check
 def check_split_heads(
@@ -198,14 +248,19 @@ def check_split_heads(
 ):
     "Is each head a slice of the vectors, folded into the batch?"
     h = 3
+    viewed = ('a view alone mixes tokens and heads: '
+              'view as (b, t, heads, k), then swap tokens and heads, then fold')
     x = torch.randn(2, 3, 3*h)
-    _compare(_run(fn, x, h, hint='`view` needs a contiguous tensor: after a transpose use `reshape`'), _fold(x, h), {
-        'a view alone mixes tokens and heads: view as (b, t, heads, k), then swap tokens and heads, then fold': x.reshape(2*h, 3, 3),
-        'the heads are not slices of the vector: view the last dimension as (heads, k), not (k, heads)': x.unflatten(-1, (3,h)).permute(0,3,1,2).flatten(0, 1),
-        'the heads come before the texts: fold (b, heads) in this order': _fold(x, h).unflatten(0, (2,h)).transpose(0, 1).flatten(0, 1),
+    _compare(_run(fn, x, h, hint=_use_reshape), _fold(x, h), {
+        viewed: x.reshape(2*h, 3, 3),
+        'the heads are not slices of the vector: '
+        'view the last dimension as (heads, k), not (k, heads)':
+            x.unflatten(-1, (3,h)).permute(0,3,1,2).flatten(0, 1),
+        'the heads come before the texts: fold (b, heads) in this order':
+            _fold(x, h).unflatten(0, (2,h)).transpose(0, 1).flatten(0, 1),
         'the heads are split off, but not folded into the batch': split_heads(x, h)})
     x = torch.randn(2, 4, 5*h)
-    _compare(_run(fn, x, h), _fold(x, h), {'a view alone mixes tokens and heads: view as (b, t, heads, k), then swap tokens and heads, then fold': x.reshape(2*h, 4, 5)})
+    _compare(_run(fn, x, h), _fold(x, h), {viewed: x.reshape(2*h, 4, 5)})
 
 @_check
 def check_merge_heads(
@@ -214,10 +269,14 @@ def check_merge_heads(
     "Are the heads side by side again?"
     h = 3
     x = torch.randn(2*h, 4, 5)
-    _compare(_run(fn, x, h, hint='`view` needs a contiguous tensor: after a transpose use `reshape`'), _unfold(x, h), {
-        'a reshape alone mixes tokens and heads: unfold to (b, heads, t, k), swap heads and tokens, then join': x.reshape(2, 4, h*5),
-        'the heads are interleaved: join (heads, k), not (k, heads)': x.unflatten(0, (2,h)).permute(0,2,3,1).flatten(2),
-        'the batch was unfolded as (heads, b): it was folded as (b, heads)': x.unflatten(0, (h,2)).permute(1,2,0,3).flatten(2),
+    _compare(_run(fn, x, h, hint=_use_reshape), _unfold(x, h), {
+        'a reshape alone mixes tokens and heads: '
+        'unfold to (b, heads, t, k), swap heads and tokens, then join':
+            x.reshape(2, 4, h*5),
+        'the heads are interleaved: join (heads, k), not (k, heads)':
+            x.unflatten(0, (2,h)).permute(0,2,3,1).flatten(2),
+        'the batch was unfolded as (heads, b): it was folded as (b, heads)':
+            x.unflatten(0, (h,2)).permute(1,2,0,3).flatten(2),
         'the heads are averaged: they should stand side by side': x.unflatten(0, (2,h)).mean(1),
         'the heads are added up: they should stand side by side': x.unflatten(0, (2,h)).sum(1),
         'the heads are unfolded, but not joined': x.unflatten(0, (2,h)).transpose(1, 2)})
@@ -226,13 +285,18 @@ def check_merge_heads(
 def _library_attention(m, k, h, **kwargs):
     "The library's wide self-attention with the weights of `m`."
     res = SelfAttention(k, h, mode='wide', **kwargs)
-    res.load_state_dict({'qkv.weight':torch.cat([getattr(m, n).weight for n in _projections]), 'out.weight':m.unifyheads.weight, 'out.bias':m.unifyheads.bias})
+    qkv = torch.cat([getattr(m, n).weight for n in _projections])
+    out = m.unifyheads
+    res.load_state_dict({'qkv.weight':qkv, 'out.weight':out.weight, 'out.bias':out.bias})
     return res
 
-def _by_hand(m, x, h, context=None, names=_projections, sources='xcc', dim=-1, div=None, fold=_fold, unfold=_unfold, hide=None, forget=None):
-    "Wide attention from `x` to `context` (default: `x`), as the arguments say: `hide` is a mask before the softmax, `forget` one after it."
+def _by_hand(m, x, h, context=None, names=_projections, sources='xcc', dim=-1, div=None,
+             fold=_fold, unfold=_unfold, hide=None, forget=None):
+    """Wide attention from `x` to `context` (default: `x`), as the arguments say:
+    `hide` is a mask before the softmax, `forget` one after it."""
     given = dict(x=x, c=x if context is None else context)
-    q,k,v = [fold(getattr(m, n)(given[s]), h) for n,s in zip(names, sources)]
+    def mapped(name, source): return fold(getattr(m, name)(given[source]), h)
+    q,k,v = map(mapped, names, sources)
     dots = q @ k.mT / (div or x.shape[-1]**0.5)
     if hide is not None: dots = dots.masked_fill(hide, -math.inf)
     w = dots.softmax(dim)
@@ -244,11 +308,16 @@ def _attention_mistakes(m, x, h):
     k = x.shape[-1]
     return {
         'the dot products are not scaled': _by_hand(m, x, h, div=1),
-        'the dot products are divided by k: by √k in all, so each factor by the fourth root': _by_hand(m, x, h, div=k),
-        'the scale uses the width of all heads together: k is the width of one': _by_hand(m, x, h, div=(h*k)**0.5),
-        'the softmax runs over the queries: each query spreads its weight over the keys': _by_hand(m, x, h, dim=1),
-        'the heads were cut with a view alone: tokens and heads have to be swapped': _by_hand(m, x, h, fold=lambda t,h: t.reshape(-1, t.shape[1], t.shape[2]//h)),
-        'the heads were joined with a reshape alone: heads and tokens have to be swapped back': _by_hand(m, x, h, unfold=lambda t,h: t.reshape(len(t)//h, t.shape[1], -1)),
+        'the dot products are divided by k: by √k in all, so each factor by the fourth root':
+            _by_hand(m, x, h, div=k),
+        'the scale uses the width of all heads together: k is the width of one':
+            _by_hand(m, x, h, div=(h*k)**0.5),
+        'the softmax runs over the queries: each query spreads its weight over the keys':
+            _by_hand(m, x, h, dim=1),
+        'the heads were cut with a view alone: tokens and heads have to be swapped':
+            _by_hand(m, x, h, fold=lambda t,h: t.reshape(-1, t.shape[1], t.shape[2]//h)),
+        'the heads were joined with a reshape alone: heads and tokens have to be swapped back':
+            _by_hand(m, x, h, unfold=lambda t,h: t.reshape(len(t)//h, t.shape[1], -1)),
         'queries and keys are swapped': _by_hand(m, x, h, names=('tokeys','toqueries','tovalues'))}
 
 def _check_heads(m, k, h):
@@ -256,17 +325,20 @@ def _check_heads(m, k, h):
     _check_projections(m, k, h)
     _linear(_part(m, 'unifyheads', nn.Linear), 'unifyheads', h*k, k, True)
 
-def _united(m, mistakes): return {sentence:m.unifyheads(wrong) for sentence,wrong in mistakes.items()}
+def _united(m, mistakes):
+    return {sentence:m.unifyheads(wrong) for sentence,wrong in mistakes.items()}
 
 @_check
 def check_multi_head(
     cls, # class, called as `cls(k, heads)`; its modules map `(b, t, k)` to `(b, t, k)`
 ):
     "Is this wide multi-head self-attention, its heads united by a map with a bias?"
-    k,h,x = 6, 3, torch.randn(2, 4, 6)
+    k,h = 6, 3
+    x = torch.randn(2, 4, 6)
     m = _make(cls, k, h)
     _check_heads(m, k, h)
-    _compare(_run(m, x), _library_attention(m, k, h)(x), {**_united(m, _attention_mistakes(m, x, h)),
+    _compare(_run(m, x), _library_attention(m, k, h)(x), {
+        **_united(m, _attention_mistakes(m, x, h)),
         'the heads are joined, but not united: send them through `unifyheads`': _by_hand(m, x, h)})
 
 @_check
@@ -274,7 +346,8 @@ def check_narrow(
     fn, # from `(b, t, k)` and weights `(heads, s, s)`, s = k/heads, to `(b, heads, t, s)`
 ):
     "Does each head map its own slice with its own matrix?"
-    h,s,x = 3, 3, torch.randn(2, 3, 9)
+    h,s = 3, 3
+    x = torch.randn(2, 3, 9)
     w = torch.randn(h, s, s)
     ref = PerHeadLinear(9, h, n_maps=1)
     ref.weight.copy_(w[None])
@@ -282,44 +355,61 @@ def check_narrow(
     _compare(_run(fn, x, w), split_heads(ref(x), h), {
         'all heads use the first matrix: head i has weight[i]': parts @ w[0].mT,
         'the matrices are not transposed: a linear map is x Wᵀ': parts @ w,
-        'the slices are interleaved: view the last dimension as (heads, s), not (s, heads)': x.unflatten(-1, (s,h)).permute(0,3,1,2) @ w.mT,
+        'the slices are interleaved: view the last dimension as (heads, s), not (s, heads)':
+            x.unflatten(-1, (s,h)).permute(0,3,1,2) @ w.mT,
         'tokens come before heads in the result: swap them': (parts @ w.mT).transpose(1, 2),
-        'matrices and tokens are matched, not matrices and heads: swap tokens and heads first': x.unflatten(-1, (h,s)) @ w.mT,
+        'matrices and tokens are matched, not matrices and heads: swap tokens and heads first':
+            x.unflatten(-1, (h,s)) @ w.mT,
         'these are the slices: they have still to be mapped': parts})
 
 # %% ../nbs/12_workshop.ipynb #aa5c6dd1
 def _library_model(state, h, **kwargs):
     "The library's equivalent of these weights."
     try: return from_former(state, h, **kwargs).eval()
-    except (ValueError, RuntimeError) as e: raise WrongAnswer(f'the weights do not have the names or sizes of this step: {e}') from e
+    except (ValueError, RuntimeError) as e:
+        raise WrongAnswer(f'the weights do not have the names or sizes of this step: {e}') from e
 
 def _library_block(m, k, h):
     "The library's equivalent of a block."
     frame = {n:torch.zeros(1, k) for n in ('token_emb.weight','pos_emb.weight','toprobs.weight')}
-    state = {**frame, 'toprobs.bias':torch.zeros(1), **{f'tblocks.0.{n}':p for n,p in m.state_dict().items()}}
+    block = {f'tblocks.0.{n}':p for n,p in m.state_dict().items()}
+    state = {**frame, 'toprobs.bias':torch.zeros(1), **block}
     return _library_model(state, h, lm=False).encoder.blocks[0]
 
 def _norms(m, k, *names):
     "A `WrongAnswer` unless `m` has these `nn.LayerNorm`s, all different."
     norms = [_part(m, n, nn.LayerNorm) for n in names]
     for n,f in zip(names, norms):
-        if tuple(f.normalized_shape) != (k,): raise WrongAnswer(f'`{n}` normalises the shape {tuple(f.normalized_shape)}: it should be the width of one token, {k}')
-    if len({id(f) for f in norms}) < len(names): raise WrongAnswer('one norm is used in several places: each place has its own, with its own weights')
+        if tuple(f.normalized_shape) != (k,):
+            raise WrongAnswer(f'`{n}` normalises the shape {tuple(f.normalized_shape)}: '
+                              f'it should be the width of one token, {k}')
+    if len({id(f) for f in norms}) < len(names):
+        raise WrongAnswer('one norm is used in several places: '
+                          'each place has its own, with its own weights')
 
 def _feed_forward(m, k):
     "A `WrongAnswer` unless `m.ff` is k → 4k, ReLU, 4k → k."
     ff = _part(m, 'ff', nn.Sequential)
     types = [type(f) for f in ff]
-    if types == [nn.Linear, nn.Linear]: raise WrongAnswer('`ff` has nothing between its two maps, which makes them one: put nn.ReLU() there')
-    if types != [nn.Linear, nn.ReLU, nn.Linear]: raise WrongAnswer(f'`ff` is made of {[t.__name__ for t in types]}: it should be Linear, ReLU, Linear')
-    _linear(ff[0], 'ff[0]', k, 4*k, True); _linear(ff[2], 'ff[2]', 4*k, k, True)
+    if types == [nn.Linear, nn.Linear]:
+        raise WrongAnswer('`ff` has nothing between its two maps, which makes them one: '
+                          'put nn.ReLU() there')
+    if types != [nn.Linear, nn.ReLU, nn.Linear]:
+        raise WrongAnswer(f'`ff` is made of {[t.__name__ for t in types]}: '
+                          'it should be Linear, ReLU, Linear')
+    _linear(ff[0], 'ff[0]', k, 4*k, True)
+    _linear(ff[2], 'ff[2]', 4*k, k, True)
 
 def _check_parts(m, x, h):
     "A `WrongAnswer` unless `m` has the parts of a block."
     shape = tuple(_run(_part(m, 'attention', nn.Module), x).shape)
-    if shape != x.shape: raise WrongAnswer(f'`attention` turns the shape {tuple(x.shape)} into {shape}: it should keep it')
+    if shape != x.shape:
+        raise WrongAnswer(f'`attention` turns the shape {tuple(x.shape)} into {shape}: '
+                          'it should keep it')
     heads = getattr(m.attention, 'heads', h)
-    if isinstance(heads, int) and heads != h: raise WrongAnswer(f'`attention` has {heads} heads, but the block was asked for {h}: pass `heads` on')
+    if isinstance(heads, int) and heads != h:
+        raise WrongAnswer(f'`attention` has {heads} heads, but the block was asked for {h}: '
+                          'pass `heads` on')
     _norms(m, x.shape[-1], 'norm1', 'norm2')
     _feed_forward(m, x.shape[-1])
 
@@ -335,27 +425,36 @@ def check_block(
     cls, # class, called as `cls(k, heads)`; its modules map `(b, t, k)` to `(b, t, k)`
 ):
     "Are both residual sums there, each followed by its norm?"
-    k,h,x = 6, 3, torch.randn(2, 4, 6)
+    k,h = 6, 3
+    x = torch.randn(2, 4, 6)
     m = _make(cls, k, h)
     _check_parts(m, x, h)
-    a,n1,n2,f = m.attention, m.norm1, m.norm2, m.ff
+    a,f = m.attention, m.ff
+    n1,n2 = m.norm1, m.norm2
     y = n1(a(x) + x)
     _compare(_run(m, x), _library_block(m, k, h)(x), {
-        'the first residual sum is missing: what attention returns is added to its input': n2(f(z := n1(a(x))) + z),
-        'the second residual sum is missing: what the feed-forward returns is added to its input': n2(f(y)),
+        'the first residual sum is missing: what attention returns is added to its input':
+            n2(f(z := n1(a(x))) + z),
+        'the second residual sum is missing: what the feed-forward returns is added to its input':
+            n2(f(y)),
         'both residual sums are missing': n2(f(n1(a(x)))),
-        'the second sum adds the input of the block: it should add that of the feed-forward': n2(f(y) + x),
+        'the second sum adds the input of the block: it should add that of the feed-forward':
+            n2(f(y) + x),
         'norm1 is used twice: after the second sum comes norm2': n1(f(y) + y),
-        'the norms come before the parts (pre-norm): here each comes after its sum': (z := x + a(n1(x))) + f(n2(z)),
-        'the norms are applied inside the sums: add first, then normalise': (z := x + n1(a(x))) + n2(f(z)),
+        'the norms come before the parts (pre-norm): here each comes after its sum':
+            (z := x + a(n1(x))) + f(n2(z)),
+        'the norms are applied inside the sums: add first, then normalise':
+            (z := x + n1(a(x))) + n2(f(z)),
         'the norms are not used': (z := x + a(x)) + f(z)})
 
 # %% ../nbs/12_workshop.ipynb #6114747b
-_k,_heads,_n_tokens,_seq_length = 6, 3, 11, 7                               # sizes of the models that are checked
+# sizes of the models that are checked
+_k,_heads = 6, 3
+_n_tokens,_seq_length = 11, 7
 
 @_check
 def check_embeddings(
-    cls, # class, called as `cls(k, num_tokens, seq_length)`; its modules map token ids `(b, t)` to `(b, t, k)`
+    cls, # called as `cls(k, num_tokens, seq_length)`; its modules map ids `(b, t)` to `(b, t, k)`
 ):
     "Does every token get the sum of its own vector and its position's?"
     m = _make(cls, _k, _n_tokens, _seq_length)
@@ -364,16 +463,20 @@ def check_embeddings(
     x = torch.randint(0, _seq_length, (5,5))
     tok,pos = m.token_emb(x), m.pos_emb.weight
     _compare(_run(m, x), tok + pos[:5], {
-        'the position is that of the text in the batch: it should be that of the token in its text': tok + pos[:5,None],
-        'the positions are looked up by token: they depend on the place alone, arange(t)': tok + pos[x],
+        'the position is that of the text in the batch: it should be that of the token in its text':
+            tok + pos[:5,None],
+        'the positions are looked up by token: they depend on the place alone, arange(t)':
+            tok + pos[x],
         'the positions are missing: the sum of both is wanted': tok,
         'the tokens are missing: the sum of both is wanted': pos[:5].expand(5, 5, _k),
         'the positions count from 1: the first is 0': tok + pos[1:6],
         'every token gets the vector of the last position': tok + pos[4],
-        'both vectors stand side by side: add them': torch.cat([tok, pos[:5].expand(5, 5, _k)], -1)})
+        'both vectors stand side by side: add them':
+            torch.cat([tok, pos[:5].expand(5, 5, _k)], -1)})
     x = torch.randint(0, _n_tokens, (3,4))
-    _compare(_run(m, x, hint='The positions count the tokens, x.shape[1], not the texts of the batch, x.shape[0], and not all positions that there are.'),
-             m.token_emb(x) + pos[:4])
+    hint = ('The positions count the tokens, x.shape[1], not the texts of the batch, x.shape[0], '
+            'and not all positions that there are.')
+    _compare(_run(m, x, hint=hint), m.token_emb(x) + pos[:4])
 
 @_check
 def check_sinusoids(
@@ -381,58 +484,81 @@ def check_sinusoids(
 ):
     "Are these sines and cosines of t, with wavelengths that grow by 10,000 over the width?"
     t,k = 8, 6
-    pos,i,col = torch.arange(t)[:,None], torch.arange(k//2), torch.arange(k)
-    angles,own = pos / 10_000**(2*i/k), pos / 10_000**(col/k)
+    pos = torch.arange(t)[:,None]
+    i,col = torch.arange(k//2), torch.arange(k)
+    angles = pos / 10_000**(2*i/k)
+    own = pos / 10_000**(col/k)
     weave = lambda a, b: torch.stack([a, b], -1).flatten(1)
     _compare(_run(fn, t, k), sinusoids(torch.arange(t), k), {
-        'all sines come first: sine and cosine take turns, in columns 2i and 2i+1': torch.cat([angles.sin(), angles.cos()], 1),
-        'sine and cosine have changed places: the sine has the even columns': weave(angles.cos(), angles.sin()),
-        'the exponent is i/k: it is 2i/k, where i numbers the pairs': weave((a := pos / 10_000**(i/k)).sin(), a.cos()),
-        'the position is multiplied by the power: divide, or the waves get shorter instead of longer': weave((a := pos * 10_000**(2*i/k)).sin(), a.cos()),
-        'positions and width are swapped: each row belongs to a position': weave(angles.sin(), angles.cos()).T,
-        'sine and cosine of a pair have different wavelengths: column 2i+1 uses 2i too': torch.where(col%2 == 0, own.sin(), own.cos())})
+        'all sines come first: sine and cosine take turns, in columns 2i and 2i+1':
+            torch.cat([angles.sin(), angles.cos()], 1),
+        'sine and cosine have changed places: the sine has the even columns':
+            weave(angles.cos(), angles.sin()),
+        'the exponent is i/k: it is 2i/k, where i numbers the pairs':
+            weave((a := pos / 10_000**(i/k)).sin(), a.cos()),
+        'the position is multiplied by the power: '
+        'divide, or the waves get shorter instead of longer':
+            weave((a := pos * 10_000**(2*i/k)).sin(), a.cos()),
+        'positions and width are swapped: each row belongs to a position':
+            weave(angles.sin(), angles.cos()).T,
+        'sine and cosine of a pair have different wavelengths: column 2i+1 uses 2i too':
+            torch.where(col%2 == 0, own.sin(), own.cos())})
 
 # %% ../nbs/12_workshop.ipynb #3b00860d
 def _check_blocks(m, depth):
-    "The blocks of `m`; a `WrongAnswer` unless there are `depth` different ones that torch knows of."
+    "The blocks of `m`; a `WrongAnswer` unless torch knows of `depth` different ones."
     blocks = getattr(m, 'tblocks', None)
-    if isinstance(blocks, (list,tuple)): raise WrongAnswer('`tblocks` is a plain list, so torch does not see its weights and would not train them: use nn.Sequential')
+    if isinstance(blocks, (list,tuple)):
+        raise WrongAnswer('`tblocks` is a plain list, so torch does not see its weights and would '
+                          'not train them: use nn.Sequential')
     blocks = _part(m, 'tblocks', nn.Sequential)
-    if len(blocks) != depth: raise WrongAnswer(f'`tblocks` holds {len(blocks)} blocks, but `depth` is {depth}')
-    if len({id(b) for b in blocks}) < depth: raise WrongAnswer('the same block stands in all places: `[block]*depth` repeats one object, a comprehension makes new ones')
+    if len(blocks) != depth:
+        raise WrongAnswer(f'`tblocks` holds {len(blocks)} blocks, but `depth` is {depth}')
+    if len({id(b) for b in blocks}) < depth:
+        raise WrongAnswer('the same block stands in all places: '
+                          '`[block]*depth` repeats one object, a comprehension makes new ones')
     return blocks
 
 @_check
 def check_stack(
-    cls, # class, called as `cls(k, heads, depth, seq_length, num_tokens)`; its modules map token ids `(b, t)` to `(b, t, k)`
+    cls, # `cls(k, heads, depth, seq_length, num_tokens)`: token ids `(b, t)` to `(b, t, k)`
 ):
     "Do `depth` different blocks run one after the other on the embeddings?"
-    m,x = _make(cls, _k, _heads, 3, _seq_length, _n_tokens), torch.randint(0, _n_tokens, (2,5))
+    m = _make(cls, _k, _heads, 3, _seq_length, _n_tokens)
+    x = torch.randint(0, _n_tokens, (2,5))
     blocks = _check_blocks(m, 3)
-    ref = _library_model({**m.state_dict(), 'toprobs.weight':torch.zeros(1, _k), 'toprobs.bias':torch.zeros(1)}, _heads, lm=False).encoder
+    head = {'toprobs.weight':torch.zeros(1, _k), 'toprobs.bias':torch.zeros(1)}
+    ref = _library_model({**m.state_dict(), **head}, _heads, lm=False).encoder
     tok = m.token_emb(x)
     emb = tok + m.pos_emb.weight[:5]
     _compare(_run(m, x), ref(x), {
         'the blocks are not run: these are the embeddings': emb,
         'only the first block is run': blocks[0](emb),
-        'only the last block has an effect: each takes what the one before has returned': blocks[2](emb),
+        'only the last block has an effect: each takes what the one before has returned':
+            blocks[2](emb),
         'the blocks run in reverse order': blocks[0](blocks[1](blocks[2](emb))),
-        'every block sees the embeddings, and their outputs are added: run them one after the other': sum(b(emb) for b in blocks),
+        'every block sees the embeddings, and their outputs are added: '
+        'run them one after the other':
+            sum(b(emb) for b in blocks),
         'the positions are missing: use the embeddings of step 6': blocks(tok)})
 
 def _log_probs_mistakes(h, head):
     "What a classifier gives that has its ending wrong."
     mean = h.mean(1)
     return {
-        'the mean runs over the texts: it should run over the tokens, dimension 1': head(h.mean(0)).log_softmax(-1),
+        'the mean runs over the texts: it should run over the tokens, dimension 1':
+            head(h.mean(0)).log_softmax(-1),
         'these are logits: the log-softmax is missing': head(mean),
         'these are probabilities: their logarithm is wanted, F.log_softmax': head(mean).softmax(-1),
-        'the log-softmax runs over the texts: each text spreads its probability over the classes, dim=1': head(mean).log_softmax(0),
+        'the log-softmax runs over the texts: '
+        'each text spreads its probability over the classes, dim=1':
+            head(mean).log_softmax(0),
         'this is the maximum over the tokens, not their mean': head(h.amax(1)).log_softmax(-1),
         'this is the sum over the tokens, not their mean': head(h.sum(1)).log_softmax(-1),
         'only the first token is used: take the mean over all': head(h[:,0]).log_softmax(-1),
         'only the last token is used: take the mean over all': head(h[:,-1]).log_softmax(-1),
-        'each token is classified on its own: take the mean over the tokens first': head(h).log_softmax(-1)}
+        'each token is classified on its own: take the mean over the tokens first':
+            head(h).log_softmax(-1)}
 
 @_check
 def check_log_probs(
@@ -440,15 +566,19 @@ def check_log_probs(
 ):
     "Is this the log-softmax of the scores of the tokens' mean?"
     h,head = torch.randn(3, 3, _k), nn.Linear(_k, 4)
-    _compare(_run(fn, h, head, hint='`toprobs` takes vectors of width k, and the mean is over the tokens.'), head(h.mean(1)).log_softmax(-1), _log_probs_mistakes(h, head))
+    hint = '`toprobs` takes vectors of width k, and the mean is over the tokens.'
+    got = _run(fn, h, head, hint=hint)
+    _compare(got, head(h.mean(1)).log_softmax(-1), _log_probs_mistakes(h, head))
 
 @_check
 def check_classifier(
-    cls, # class, called as `cls(k, heads, depth, seq_length, num_tokens, num_classes)`; its modules map token ids `(b, t)` to `(b, num_classes)`
+    cls, # `cls(k, heads, depth, seq_length, num_tokens, num_classes)`: ids to `(b, num_classes)`
 ):
     "Is this the library's classifier?"
-    m,x = _make(cls, _k, _heads, 2, _seq_length, _n_tokens, 4), torch.randint(0, _n_tokens, (3,3))
-    _linear(_part(m, 'toprobs', nn.Linear), 'toprobs', _k, 4, True, {_n_tokens:', for it scores classes and not tokens'})
+    m = _make(cls, _k, _heads, 2, _seq_length, _n_tokens, 4)
+    x = torch.randint(0, _n_tokens, (3,3))
+    widths = {_n_tokens:', for it scores classes and not tokens'}
+    _linear(_part(m, 'toprobs', nn.Linear), 'toprobs', _k, 4, True, widths)
     ref = _library_model(m.state_dict(), _heads, lm=False)
     _compare(_run(m, x), ref(x).log_softmax(-1), _log_probs_mistakes(ref.encoder(x), ref.head))
 
@@ -458,17 +588,23 @@ def check_mask(
     fn, # from dot products `(b, t, t)` to the same with −∞ where a token would see the future
 ):
     "Is exactly the future hidden, after the softmax?"
-    dots,above,same = torch.randn(2, 4, 4), ~causal_mask(4), torch.eye(4, dtype=torch.bool)
-    want,got = dots.masked_fill(above, -math.inf), _run(fn, dots.clone())
+    dots = torch.randn(2, 4, 4)
+    above,same = ~causal_mask(4), torch.eye(4, dtype=torch.bool)
+    want = dots.masked_fill(above, -math.inf)
+    got = _run(fn, dots.clone())
     if not isinstance(got, torch.Tensor) or got.shape != dots.shape: _compare(got, want)
     weights = lambda hidden, value=-math.inf: dots.masked_fill(hidden, value).softmax(-1)
     _compare(got.softmax(-1), want.softmax(-1), {
         'nothing is hidden': dots.softmax(-1),
-        'the diagonal is hidden too: a token may see itself, so the triangle begins at offset 1 (the first row has nothing left, hence NaN)': weights(above | same),
-        'the past is hidden, and the future can be seen: hide what stands above the diagonal': weights(above.mT),
+        'the diagonal is hidden too: a token may see itself, '
+        'so the triangle begins at offset 1 (the first row has nothing left, hence NaN)':
+            weights(above | same),
+        'the past is hidden, and the future can be seen: hide what stands above the diagonal':
+            weights(above.mT),
         'past and diagonal are hidden: hide what stands above the diagonal': weights(~above),
         'the future is 0 before the softmax, so it keeps a weight: use −∞': weights(above, 0.),
-        'all but the diagonal is hidden: the past may be seen': weights(~same)}, 'the softmax of the result')
+        'all but the diagonal is hidden: the past may be seen':
+            weights(~same)}, 'the softmax of the result')
 
 @_check
 def check_may_see(
@@ -489,30 +625,41 @@ def check_causal(
     cls, # class, called as `cls(k, heads)`; its modules map `(b, t, k)` to `(b, t, k)`
 ):
     "Is this multi-head self-attention that hides the future?"
-    k,h,x = _k, _heads, torch.randn(2, 4, _k)
+    k,h = _k, _heads
+    x = torch.randn(2, 4, _k)
     m,above = _make(cls, k, h), ~causal_mask(4)
     _check_heads(m, k, h)
     _compare(_run(m, x), _library_attention(m, k, h, causal=True)(x), _united(m, {
         'the future is not hidden': _by_hand(m, x, h),
-        'the mask comes after the softmax, so the rows no longer sum to 1: hide before it': _by_hand(m, x, h, forget=above),
+        'the mask comes after the softmax, so the rows no longer sum to 1: hide before it':
+            _by_hand(m, x, h, forget=above),
         'the past is hidden instead of the future': _by_hand(m, x, h, hide=above.mT),
-        'the diagonal is hidden too: a token may see itself': _by_hand(m, x, h, hide=above | torch.eye(4, dtype=torch.bool)),
+        'the diagonal is hidden too: a token may see itself':
+            _by_hand(m, x, h, hide=above | torch.eye(4, dtype=torch.bool)),
         'the dot products are no longer scaled': _by_hand(m, x, h, hide=above, div=1)}))
 
 @_check
 def check_language_model(
-    cls, # class, called as `cls(k, heads, depth, seq_length, num_tokens)`; its modules map token ids `(b, t)` to `(b, t, num_tokens)`
+    cls, # `cls(k, heads, depth, seq_length, num_tokens)`: ids `(b, t)` to `(b, t, num_tokens)`
 ):
     "Is this the library's language model?"
-    m,x = _make(cls, _k, _heads, 2, _seq_length, _n_tokens), torch.randint(0, _n_tokens, (3,3))
-    _linear(_part(m, 'toprobs', nn.Linear), 'toprobs', _k, _n_tokens, True, {_k:', for it scores every token of the vocabulary'})
+    m = _make(cls, _k, _heads, 2, _seq_length, _n_tokens)
+    x = torch.randint(0, _n_tokens, (3,3))
+    widths = {_k:', for it scores every token of the vocabulary'}
+    _linear(_part(m, 'toprobs', nn.Linear), 'toprobs', _k, _n_tokens, True, widths)
     lm,seer = [_library_model(m.state_dict(), _heads, lm=o) for o in (True,False)]
     _compare(_run(m, x), lm(x).log_softmax(-1), {
-        'the future can be seen: build the blocks with the causal attention': seer.head(seer.encoder(x)).log_softmax(-1),
-        'the tokens are averaged, as in the classifier: every token predicts its own successor': lm.head(lm.hidden(x).mean(1)).log_softmax(-1),
+        'the future can be seen: build the blocks with the causal attention':
+            seer.head(seer.encoder(x)).log_softmax(-1),
+        'the tokens are averaged, as in the classifier: every token predicts its own successor':
+            lm.head(lm.hidden(x).mean(1)).log_softmax(-1),
         'these are logits: the log-softmax is missing': lm(x),
-        'the log-softmax runs over the tokens of the text: it should run over the vocabulary, the last dimension': lm(x).log_softmax(1),
-        'the log-softmax runs over the texts: it should run over the vocabulary, the last dimension': lm(x).log_softmax(0),
+        'the log-softmax runs over the tokens of the text: '
+        'it should run over the vocabulary, the last dimension':
+            lm(x).log_softmax(1),
+        'the log-softmax runs over the texts: '
+        'it should run over the vocabulary, the last dimension':
+            lm(x).log_softmax(0),
         'these are probabilities: their logarithm is wanted, F.log_softmax': lm(x).softmax(-1)})
 
 @_check
@@ -522,23 +669,33 @@ def check_shift(
     "Is the target the input one token later?"
     x = torch.randperm(16).view(4, 4)
     res = _run(fn, x)
-    if not isinstance(res, tuple) or len(res) != 2: raise WrongAnswer(f'the result is a {type(res).__name__}: return two tensors, inputs and targets')
+    if not isinstance(res, tuple) or len(res) != 2:
+        raise WrongAnswer(f'the result is a {type(res).__name__}: '
+                          'return two tensors, inputs and targets')
     xb,yb = res
-    if xb.shape != yb.shape: raise WrongAnswer(f'the input has the shape {tuple(xb.shape)} and the target {tuple(yb.shape)}: each token of the input has one target, its successor')
+    if xb.shape != yb.shape:
+        raise WrongAnswer(f'the input has the shape {tuple(xb.shape)} and the target '
+                          f'{tuple(yb.shape)}: each token of the input has one target, '
+                          'its successor')
     pair = lambda a, b: torch.cat([a, b], -1)
     _compare(pair(xb, yb), pair(x[:,:-1], x[:,1:]), {
         'the target is not shifted: the model would only have to repeat what it sees': pair(x, x),
         'the target is not shifted: both have lost their last token': pair(x[:,:-1], x[:,:-1]),
-        'the target is rolled round: the last place is asked for the first token of the text. Drop a token at each end instead': pair(x, x.roll(-1, 1)),
+        'the target is rolled round: the last place is asked for the first token of the text. '
+        'Drop a token at each end instead':
+            pair(x, x.roll(-1, 1)),
         'input and target are swapped: the target is the later one': pair(x[:,1:], x[:,:-1]),
         'the target is two tokens later: shift by one': pair(x[:,:-2], x[:,2:]),
-        'the shift runs over the texts of the batch: tokens are dimension 1': pair(x[:-1], x[1:])}, 'input and target, side by side,')
+        'the shift runs over the texts of the batch: tokens are dimension 1':
+            pair(x[:-1], x[1:])}, 'input and target, side by side,')
 
 # %% ../nbs/12_workshop.ipynb #ddbe5e18
 def _frequencies(fn, logits, temperature, n=3000):
     "How often each token was drawn."
     drawn = torch.tensor([_run(lambda: int(fn(logits, temperature))) for _ in range(n)])
-    if drawn.min() < 0 or drawn.max() >= len(logits): raise WrongAnswer(f'the token {drawn.max().item()} was drawn of a vocabulary of {len(logits)}')
+    if drawn.min() < 0 or drawn.max() >= len(logits):
+        raise WrongAnswer(f'the token {drawn.max().item()} was drawn of a vocabulary of '
+                          f'{len(logits)}')
     return torch.bincount(drawn, minlength=len(logits))/n
 
 @_check
@@ -546,37 +703,51 @@ def check_sample(
     fn, # from logits `(num_tokens,)` and a temperature to a token id
 ):
     "Is the token drawn from the softmax of logits/temperature, and the likeliest at temperature 0?"
-    logits,right = torch.tensor([0., 3., 1., -1.]), ''
+    logits = torch.tensor([0., 3., 1., -1.])
+    right = ''
     dists = {right: (logits/2).softmax(0),
-        'the logits are multiplied by the temperature: divide, so that a high one flattens': (logits*2).softmax(0),
+        'the logits are multiplied by the temperature: divide, so that a high one flattens':
+            (logits*2).softmax(0),
         'the temperature changes nothing': logits.softmax(0),
-        'the probabilities are divided by the temperature: divide the logits': (logits.softmax(0)/2).softmax(0),
+        'the probabilities are divided by the temperature: divide the logits':
+            (logits.softmax(0)/2).softmax(0),
         'all tokens are equally likely: draw with the probabilities': torch.full((4,), 0.25)}
     freq = _frequencies(fn, logits, 2.)
     if freq.max() == 1: raise WrongAnswer('the same token comes always: draw from the distribution')
     far = {sentence:(freq-d).abs().sum().item()/2 for sentence,d in dists.items()}
     nearest = min(far, key=far.get)
-    if nearest != right or far[right] > 0.05: raise WrongAnswer(nearest or f'at temperature 2 the frequencies should be near {dists[right].tolist()}, but are {freq.tolist()}')
+    if nearest != right: raise WrongAnswer(nearest)
+    if far[right] > 0.05:
+        raise WrongAnswer('at temperature 2 the frequencies should be near '
+                          f'{dists[right].tolist()}, but are {freq.tolist()}')
     try: cold = _frequencies(fn, logits, 0., 50)
-    except WrongAnswer as e: raise WrongAnswer('temperature 0 cannot be divided by: return the likeliest token there') from e
+    except WrongAnswer as e:
+        raise WrongAnswer('temperature 0 cannot be divided by: '
+                          'return the likeliest token there') from e
     if cold[1] < 1: raise WrongAnswer('at temperature 0 another token than the likeliest was drawn')
 
 def _count_up(x, seq_length=3):
     "A language model of ten tokens that is sure of the next digit."
-    if x.ndim != 2: raise ValueError(f'the model takes ids (b, t), but got the shape {tuple(x.shape)}: a batch of one text is tokens[None]')
-    if x.shape[1] > seq_length: raise IndexError(f'{x.shape[1]} tokens, but there are only {seq_length} positions: show the model the last {seq_length}')
+    if x.ndim != 2:
+        raise ValueError(f'the model takes ids (b, t), but got the shape {tuple(x.shape)}: '
+                         'a batch of one text is tokens[None]')
+    if x.shape[1] > seq_length:
+        raise IndexError(f'{x.shape[1]} tokens, but there are only {seq_length} positions: '
+                         f'show the model the last {seq_length}')
     return (100.*F.one_hot((x+1) % 10, 10)).log_softmax(-1)
 
 @_check
 def check_generate(
-    fn, # from a model, token ids `(t,)`, the number of tokens to add, `seq_length` and a temperature to token ids `(t+n,)`
+    fn, # from a model, ids `(t,)`, the number n to add, `seq_length`, a temperature to ids `(t+n,)`
 ):
     "Is each drawn token appended, and the end of the text shown to the model?"
     digits = lambda *new: torch.tensor([3, 7, *new])
     _compare(_run(fn, _count_up, digits(), 4, 3, 1.), digits(8,9,0,1), {
         'only the new tokens are returned: append them to the text': torch.tensor([8,9,0,1]),
-        'the prediction of the first token is used: what comes next stands at the last': digits(4,4,8,5),
-        'the model always sees the same text: append each token before the next is drawn': digits(8,8,8,8),
+        'the prediction of the first token is used: what comes next stands at the last':
+            digits(4,4,8,5),
+        'the model always sees the same text: append each token before the next is drawn':
+            digits(8,8,8,8),
         'of a long text the model sees the beginning: show it the end': digits(8,9,9,9),
         'one token too many was drawn': digits(8,9,0,1,2),
         'one token too few was drawn': digits(8,9,0),
@@ -586,51 +757,66 @@ def check_generate(
 def _library_cross(m, k, h):
     "The library's cross-attention with the weights of `m`."
     res = MultiHeadAttention(k, h, d_head=k)
-    for name,f in zip(_projections, (res.q,res.k,res.v)): f.weight.copy_(getattr(m, name).weight); f.bias.zero_()
+    for name,f in zip(_projections, (res.q,res.k,res.v)):
+        f.weight.copy_(getattr(m, name).weight)
+        f.bias.zero_()
     res.out.load_state_dict(m.unifyheads.state_dict())
     return res
 
 @_check
 def check_cross_attention(
-    cls, # class, called as `cls(k, heads)`; its modules map `(b, t, k)` and a context `(b, s, k)` to `(b, t, k)`
+    cls, # called as `cls(k, heads)`; maps `(b, t, k)` and a context `(b, s, k)` to `(b, t, k)`
 ):
     "Do the queries come from the text that is written, keys and values from the context?"
-    m,x,context = _make(cls, _k, _heads), torch.randn(2, 4, _k), torch.randn(2, 4, _k)
+    m = _make(cls, _k, _heads)
+    x,context = torch.randn(2, 4, _k), torch.randn(2, 4, _k)
     _check_heads(m, _k, _heads)
-    ref,turn = _library_cross(m, _k, _heads), functools.partial(_by_hand, m, x, _heads, context)
+    ref = _library_cross(m, _k, _heads)
+    turn = functools.partial(_by_hand, m, x, _heads, context)
     _compare(_run(m, x, context), ref(x, context), _united(m, {
         'the context is not used: this is self-attention': turn(sources='xxx'),
-        'the two texts are swapped: queries come from x, keys and values from the context': turn(sources='cxx'),
+        'the two texts are swapped: queries come from x, keys and values from the context':
+            turn(sources='cxx'),
         'x is not used: this is self-attention of the context': turn(sources='ccc'),
         'the values come from x: what is fetched is in the context': turn(sources='xcx'),
-        'the keys come from x: what the queries are compared with is in the context': turn(sources='xxc'),
+        'the keys come from x: what the queries are compared with is in the context':
+            turn(sources='xxc'),
         'the future of the context is hidden: all of it may be seen': turn(hide=~causal_mask(4)),
-        'the softmax runs over the queries: each query spreads its weight over the context': turn(dim=1)}))
+        'the softmax runs over the queries: each query spreads its weight over the context':
+            turn(dim=1)}))
     longer = torch.randn(2, 5, _k)
     _compare(_run(m, x, longer, hint='The context may have another length than x.'), ref(x, longer))
 
 def _library_decoder_block(m, causal):
     "The library's block with cross-attention and the weights of `m`."
-    res = TransformerBlock(_k, _heads, mode='wide', causal=causal, cross=True, d_head=_k, wiring=PostNorm, ff=functools.partial(FeedForward, act=nn.ReLU))
-    res.attn.fn,res.cross.fn = _library_attention(m.attention, _k, _heads, causal=causal), _library_cross(m.cross, _k, _heads)
-    for part,norm in zip((res.attn,res.cross,res.ff), (m.norm1,m.norm2,m.norm3)): part.norm.load_state_dict(norm.state_dict())
-    for ours,theirs in ((res.ff.fn.up,m.ff[0]), (res.ff.fn.out,m.ff[2])): ours.load_state_dict(theirs.state_dict())
+    res = TransformerBlock(_k, _heads, mode='wide', causal=causal, cross=True, d_head=_k,
+                           wiring=PostNorm, ff=functools.partial(FeedForward, act=nn.ReLU))
+    res.attn.fn = _library_attention(m.attention, _k, _heads, causal=causal)
+    res.cross.fn = _library_cross(m.cross, _k, _heads)
+    pairs = [(res.attn.norm, m.norm1), (res.cross.norm, m.norm2), (res.ff.norm, m.norm3),
+             (res.ff.fn.up, m.ff[0]), (res.ff.fn.out, m.ff[2])]
+    for ours,theirs in pairs: ours.load_state_dict(theirs.state_dict())
     return res.eval()
 
 @_check
 def check_decoder_block(
-    cls, # class, called as `cls(k, heads)`; its modules map `(b, t, k)` and a context `(b, s, k)` to `(b, t, k)`
+    cls, # called as `cls(k, heads)`; maps `(b, t, k)` and a context `(b, s, k)` to `(b, t, k)`
 ):
     "Causal self-attention, cross-attention, feed-forward, each with its sum and norm?"
-    m,x,context = _make(cls, _k, _heads), torch.randn(2, 4, _k), torch.randn(2, 4, _k)
+    m = _make(cls, _k, _heads)
+    x,context = torch.randn(2, 4, _k), torch.randn(2, 4, _k)
     for name in ('attention','cross'): _check_heads(_part(m, name, nn.Module), _k, _heads)
     _norms(m, _k, 'norm1', 'norm2', 'norm3')
     _feed_forward(m, _k)
     good,seer = [_library_decoder_block(m, o) for o in (True,False)]
-    a,f,cross = good.attn, good.ff, lambda y: good.cross(y, context)
+    a,f = good.attn, good.ff
+    def cross(y): return good.cross(y, context)
     _compare(_run(m, x, context), good(x, context=context), {
-        'the decoder sees its own future: its self-attention has to be causal': seer(x, context=context),
-        'cross-attention comes before self-attention: look at the own text first, then at the context': f(a(cross(x))),
+        'the decoder sees its own future: its self-attention has to be causal':
+            seer(x, context=context),
+        'cross-attention comes before self-attention: '
+        'look at the own text first, then at the context':
+            f(a(cross(x))),
         'cross-attention is missing': f(a(x)),
         'cross-attention looks at x: give it the context': f(good.cross(y := a(x), y)),
         'the feed-forward is missing': cross(a(x)),
@@ -641,7 +827,8 @@ def check_decoder_block(
 # %% ../nbs/12_workshop.ipynb #1e5684fe
 def _check_sizes(m, c):
     "A `WrongAnswer` unless the classifier `m` is as large as the configuration says."
-    _embedding(m, 'token_emb', c.vocab_sz, c.d_model, 'token of the vocabulary (config.vocab_sz, config.d_model)')
+    _embedding(m, 'token_emb', c.vocab_sz, c.d_model,
+               'token of the vocabulary (config.vocab_sz, config.d_model)')
     _embedding(m, 'pos_emb', c.max_len, c.d_model, 'position (config.max_len)')
     blocks = _check_blocks(m, c.n_layers)
     _check_projections(_part(blocks[0], 'attention', nn.Module), c.d_model, c.n_heads)
@@ -649,21 +836,30 @@ def _check_sizes(m, c):
 
 @_check
 def check_fastai_classifier(
-    cls, # class, called as `cls(config)`; its modules map token ids `(b, t)` of any length to `(b, n_out)`
+    cls, # called as `cls(config)`; maps token ids `(b, t)` of any length to `(b, n_out)`
 ):
     "Does it take its sizes from the configuration, and fastai's batches as they are?"
-    c = TransformerConfig(vocab_sz=30, d_model=6, n_heads=3, n_layers=2, max_len=4, n_out=5, pad_idx=1)
+    c = TransformerConfig(vocab_sz=30, d_model=6, n_heads=3, n_layers=2, max_len=4, n_out=5,
+                          pad_idx=1)
     m = _make(cls, c)
     _check_sizes(m, c)
     x = torch.randint(2, 30, (3,9))
-    x[0,:6] = 1; x[1,:3] = 1; x[1,-2:] = 1
-    ref,text = _library_model(m.state_dict(), c.n_heads, lm=False), compact(x)[0]
+    x[0,:6] = 1
+    x[1,:3] = x[1,-2:] = 1
+    ref = _library_model(m.state_dict(), c.n_heads, lm=False)
+    text = compact(x)[0]
     want = lambda ids: ref(ids).log_softmax(-1)
-    got = _run(m, x, hint='A batch may be longer than config.max_len: cut it to as many positions as there are.')
+    got = _run(m, x, hint='A batch may be longer than config.max_len: '
+                          'cut it to as many positions as there are.')
     _compare(got.log_softmax(-1) if isinstance(got, torch.Tensor) else got, want(text[:,:4]), {
-        'the batch is cut before padding is moved behind: of a short text with padding in front nothing is left': want(x[:,:4]),
-        'the batch is cut at its front: of a text with padding behind little is left. Compact it, then keep the first tokens': want(x[:,-4:]),
-        'padding is moved behind the text, but then the last tokens are kept: keep the first': want(text[:,-4:])}, 'the log-softmax of the result')
+        'the batch is cut before padding is moved behind: '
+        'of a short text with padding in front nothing is left':
+            want(x[:,:4]),
+        'the batch is cut at its front: of a text with padding behind little is left. '
+        'Compact it, then keep the first tokens':
+            want(x[:,-4:]),
+        'padding is moved behind the text, but then the last tokens are kept: keep the first':
+            want(text[:,-4:])}, 'the log-softmax of the result')
 
 # %% ../nbs/12_workshop.ipynb #910cf261
 _defines = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef
@@ -671,7 +867,8 @@ _defines = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef
 def _code(nb):
     "The sources of the code cells of the notebook file `nb`, without lines for IPython."
     cells = json.loads(Path(nb).read_text(encoding='utf-8'))['cells']
-    return [re.sub(r'^[%!].*$', '', ''.join(c['source']), flags=re.M) for c in cells if c['cell_type']=='code']
+    code = [''.join(c['source']) for c in cells if c['cell_type']=='code']
+    return [re.sub(r'^[%!].*$', '', src, flags=re.M) for src in code]
 
 def _is_definition(node):
     "An import, a function, a class, or a name for something from an earlier step?"
@@ -685,12 +882,17 @@ def earlier(
 ): # the function or class; a list if there are several names
     "What an earlier step defines, without running the rest of it."
     path = Path(folder)/f'{step}.ipynb'
-    if not path.exists(): raise FileNotFoundError(f'there is no {path}: the notebooks there are {sorted(o.stem for o in path.parent.glob("*.ipynb"))}, and folder= names another place')
+    if not path.exists():
+        there = sorted(o.stem for o in path.parent.glob('*.ipynb'))
+        raise FileNotFoundError(f'there is no {path}: the notebooks there are {there}, '
+                                'and folder= names another place')
     nodes = [node for src in _code(path) for node in ast.parse(src).body if _is_definition(node)]
     ns = vars(ModuleType(step))
     with chdir(path.parent): exec(compile(ast.Module(nodes, []), str(path), 'exec'), ns)
     missing = [n for n in names if n not in ns]
-    if missing: raise ValueError(f'{path} defines no {", ".join(missing)}, only {sorted(getattr(n, "name", n) for n in nodes if hasattr(n, "name"))}')
+    if missing:
+        known = sorted(n.name for n in nodes if hasattr(n, 'name'))
+        raise ValueError(f'{path} defines no {", ".join(missing)}, only {known}')
     return ns[names[0]] if len(names) == 1 else [ns[n] for n in names]
 
 # %% ../nbs/12_workshop.ipynb #5fb7321c
@@ -700,9 +902,13 @@ _mark = re.compile(r'^[ \t]*### .*$', re.M)
 def exercise_source(
     src:str, # a code cell of a solution
 )->str: # what the learner gets
-    "The cell with an error, which says what to do, in place of each solution. ValueError for a mark without its other half."
+    """The cell with an error, which says what to do, in place of each solution.
+    ValueError for a mark without its other half."""
     src = _solution.sub(lambda m: f'{m[1]}raise NotImplementedError({m[2].strip()!r})', src)
-    if m := _mark.search(src): raise ValueError(f'{m[0].strip()!r} stands alone: a solution begins with `### what to do` and ends with `### end`, both equally indented')
+    if m := _mark.search(src):
+        raise ValueError(f'{m[0].strip()!r} stands alone: '
+                         'a solution begins with `### what to do` and ends with `### end`, '
+                         'both equally indented')
     return src
 
 # %% ../nbs/12_workshop.ipynb #22420b9c
@@ -716,8 +922,11 @@ def exercise_notebook(
     cells = [{**c, 'source':''.join(c['source'])} for c in nb['cells']]
     cells = [c for c in cells if not c['source'].startswith(_answer)]
     for c in cells:
-        if c['cell_type'] == 'code': c.update(source=exercise_source(c['source']), outputs=[], execution_count=None)
-    cells[0]['source'] += f'\n\nReplace each `raise NotImplementedError(…)` with what it asks for, and run its cell until the check is content. [Solution]({solution})'
+        if c['cell_type'] != 'code': continue
+        c.update(source=exercise_source(c['source']), outputs=[], execution_count=None)
+    cells[0]['source'] += (
+        '\n\nReplace each `raise NotImplementedError(…)` with what it asks for, '
+        f'and run its cell until the check is content. [Solution]({solution})')
     return {**nb, 'cells':[{**c, 'source':c['source'].splitlines(keepends=True)} for c in cells]}
 
 def _read(path): return Path(path).read_text(encoding='utf-8')
@@ -727,15 +936,24 @@ def write_exercises(
     source='nbs/workshop', # where the solutions are
     overwrite:bool=False, # replace notebooks that are there and differ
 )->list: # the files
-    "The exercise for each solution in `source`. FileExistsError rather than replace what a learner may have written."
+    """The exercise for each solution in `source`.
+    FileExistsError rather than replace what a learner may have written."""
     folder,source = Path(folder), Path(source)
     found = sorted(source.glob('[0-9]*.ipynb'))
-    if not found: raise FileNotFoundError(f'there are no solutions in {source}: call this in the root of the project, or give source= (--source)')
-    if folder.resolve() == source.resolve(): raise FileExistsError(f'{folder} holds the solutions: choose another folder')
+    if not found:
+        raise FileNotFoundError(f'there are no solutions in {source}: '
+                                'call this in the root of the project, or give source= (--source)')
+    if folder.resolve() == source.resolve():
+        raise FileExistsError(f'{folder} holds the solutions: choose another folder')
     link = Path(os.path.relpath(source, folder)).as_posix()
-    texts = {folder/o.name:json.dumps(exercise_notebook(json.loads(_read(o)), f'{link}/{o.name}'), indent=1, sort_keys=True, ensure_ascii=False)+'\n' for o in found}
+    def exercise(o):
+        nb = exercise_notebook(json.loads(_read(o)), f'{link}/{o.name}')
+        return json.dumps(nb, indent=1, sort_keys=True, ensure_ascii=False)+'\n'
+    texts = {folder/o.name:exercise(o) for o in found}
     changed = [o.name for o,txt in texts.items() if o.exists() and _read(o) != txt]
-    if changed and not overwrite: raise FileExistsError(f'{", ".join(changed)} in {folder} would be replaced: choose another folder, or overwrite=True (--overwrite)')
+    if changed and not overwrite:
+        raise FileExistsError(f'{", ".join(changed)} in {folder} would be replaced: '
+                              'choose another folder, or overwrite=True (--overwrite)')
     folder.mkdir(parents=True, exist_ok=True)
     for o,txt in texts.items(): o.write_text(txt, encoding='utf-8')
     return list(texts)
@@ -744,10 +962,14 @@ def main(
     args=None, # command line; default: `sys.argv`
 ): # exit status
     "Write the exercises of the workshop."
-    parser = argparse.ArgumentParser(prog='python -m fastai_txf.workshop', description='Write the exercise notebooks of the workshop, made from its solutions.')
+    parser = argparse.ArgumentParser(
+        prog='python -m fastai_txf.workshop',
+        description='Write the exercise notebooks of the workshop, made from its solutions.')
     parser.add_argument('folder', help='where to')
-    parser.add_argument('--source', default='nbs/workshop', help='where the solutions are (default: %(default)s)')
-    parser.add_argument('--overwrite', action='store_true', help='replace notebooks that are there and differ')
+    parser.add_argument('--source', default='nbs/workshop',
+                        help='where the solutions are (default: %(default)s)')
+    parser.add_argument('--overwrite', action='store_true',
+                        help='replace notebooks that are there and differ')
     a = parser.parse_args(args)
     try: files = write_exercises(a.folder, a.source, a.overwrite)
     except OSError as e:
