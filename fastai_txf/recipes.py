@@ -16,9 +16,11 @@ from fastai.torch_core import TensorCategory, TensorMultiCategory
 from fastcore.basics import ifnone, patch
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
-from .data import TransformerDataLoaders, _check_bs, _check_options, _frame, _one_name, _random_mask, _valid_mask, as_texts, check_df, check_dls, text_vocab
+from .data import TransformerDataLoaders, _check_bs, _check_options, _frame, _one_name
+from .data import _random_mask, _valid_mask, as_texts, check_df, check_dls, text_vocab
 from .generate import _check
-from .learner import TransformerClassifierLearner, TransformerLearner, _check_kind, transformer_classifier_learner, transformer_lm_learner
+from .learner import TransformerClassifierLearner, TransformerLearner, _check_kind
+from .learner import transformer_classifier_learner, transformer_lm_learner
 from .mlm import MASKS, _unused as _not_mlm, transformer_mlm_learner
 from .models import TransformerConfig, make_config
 from .scale import ChunkedLoss
@@ -37,7 +39,9 @@ def ngrams(
 def _sklearn():
     "The package `sklearn`; an ImportError that says how to get it."
     try: import sklearn.linear_model, sklearn.preprocessing
-    except ImportError as e: raise ImportError('the baseline needs the package scikit-learn: pip install scikit-learn') from e
+    except ImportError as e:
+        message = 'the baseline needs the package scikit-learn: pip install scikit-learn'
+        raise ImportError(message) from e
     return sklearn
 
 def ngram_matrix(
@@ -49,14 +53,17 @@ def ngram_matrix(
     "Which text has which tokens and pairs of neighbours."
     from scipy.sparse import csr_matrix
     grams = [ngrams(o, vocab_sz) for o in texts]
-    row,gram = np.repeat(np.arange(len(grams)), [len(o) for o in grams]), np.concatenate(grams)
+    row = np.repeat(np.arange(len(grams)), [len(o) for o in grams])
+    gram = np.concatenate(grams)
     if columns is None:
         columns,n = np.unique(gram, return_counts=True)
         columns = columns[n >= min_df]
-        if not len(columns): raise ValueError(f'no token occurs in {min_df=} of {len(grams)} texts: make it smaller')
+        if not len(columns):
+            raise ValueError(f'no token occurs in {min_df=} of {len(grams)} texts: make it smaller')
     col = np.searchsorted(columns, gram)
     known = np.append(columns, -1)[col] == gram
-    return csr_matrix((np.ones(known.sum()), (row[known],col[known])), shape=(len(grams),len(columns))), columns
+    cells = np.ones(known.sum()), (row[known],col[known])
+    return csr_matrix(cells, shape=(len(grams),len(columns))), columns
 
 # %% ../nbs/10_recipes.ipynb #9b0b021a
 def nb_weights(
@@ -69,26 +76,32 @@ def nb_weights(
     return np.log(p/p.sum()) - np.log(q/q.sum())
 
 def _nb_scores(x, y, x_new, C):
-    "Log-odds of the class for each row of `x_new`; without end where the class has all texts or none."
-    if y.all() or not y.any(): return np.full(x_new.shape[0], math.inf if y.all() else -math.inf)
+    "Log-odds of the class for each row of `x_new`; infinite where it has all texts or none."
+    if y.all() or not y.any():
+        return np.full(x_new.shape[0], math.inf if y.all() else -math.inf)
     r = nb_weights(x, y)
-    model = _sklearn().linear_model.LogisticRegression(C=C, solver='liblinear').fit(x.multiply(r).tocsr(), y)
+    model = _sklearn().linear_model.LogisticRegression(C=C, solver='liblinear')
+    model.fit(x.multiply(r).tocsr(), y)
     return model.decision_function(x_new.multiply(r).tocsr())
 
 # %% ../nbs/10_recipes.ipynb #f7ff243f
 def _target_kind(dls):
-    "The metric for the labels of `dls`, by name and function, and how many classes or labels there are."
+    "The metric for the labels of `dls`, by name and function, and the number of classes or labels."
     y = dls.train_ds.tls[-1][0]
     if isinstance(y, TensorMultiCategory): return 'accuracy', accuracy_multi, len(y)
-    return ('accuracy',accuracy,len(dls.vocab[-1])) if isinstance(y, TensorCategory) else ('mse',mse,0)
+    if isinstance(y, TensorCategory): return 'accuracy', accuracy, len(dls.vocab[-1])
+    return 'mse', mse, 0
 
 def _read(ds):
     "The token ids of each text of `ds`, and the targets."
-    return [np.asarray(o) for o in ds.tls[0]], torch.stack([torch.as_tensor(o).as_subclass(torch.Tensor) for o in ds.tls[1]]).numpy()
+    ids = [np.asarray(o) for o in ds.tls[0]]
+    targets = [torch.as_tensor(o).as_subclass(torch.Tensor) for o in ds.tls[1]]
+    return ids, torch.stack(targets).numpy()
 
 def _predict_majority(y, n, kind):
     "The most frequent class of `y`, each label if most have it, or the mean: `n` times."
-    top = np.bincount(y).argmax() if kind is accuracy else y.mean(0) > 0.5 if kind is accuracy_multi else y.mean(0)
+    if kind is accuracy: top = np.bincount(y).argmax()
+    else: top = y.mean(0) > 0.5 if kind is accuracy_multi else y.mean(0)
     return np.repeat(np.asarray(top)[None], n, 0)
 
 def _predict_linear(x, y, x_new, kind, n_out, C):
@@ -96,27 +109,36 @@ def _predict_linear(x, y, x_new, kind, n_out, C):
     if kind is mse:
         norm = _sklearn().preprocessing.normalize
         return _sklearn().linear_model.Ridge().fit(norm(x), y).predict(norm(x_new))
-    if kind is accuracy_multi: return np.stack([_nb_scores(x, y[:,i]==1, x_new, C) for i in range(n_out)], 1) > 0
-    if n_out == 2: return (_nb_scores(x, y==1, x_new, C) > 0).astype(int)
-    return np.stack([_nb_scores(x, y==i, x_new, C) for i in range(n_out)], 1).argmax(1)
+    def scores(c): return _nb_scores(x, c, x_new, C)
+    if kind is accuracy_multi: return np.stack([scores(y[:,i]==1) for i in range(n_out)], 1) > 0
+    if n_out == 2: return (scores(y==1) > 0).astype(int)
+    return np.stack([scores(y==i) for i in range(n_out)], 1).argmax(1)
 
 def baseline(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
     C:float=0.1, # inverse strength of the logistic regression's penalty
     min_df:int=2, # training texts in which a word or pair must occur to count
 ): # data frame with columns model, accuracy (for numbers: mse) and seconds, on the validation set
-    "What the majority class and an NB-weighted logistic regression on words and pairs of words reach on the same tokens (Wang & Manning 2012)."
-    _sklearn(); check_dls(dls); _check_kind(dls, is_lm=False)
+    """What the majority class and an NB-weighted logistic regression on words and pairs of words
+    reach on the same tokens (Wang & Manning 2012)."""
+    _sklearn()
+    check_dls(dls)
+    _check_kind(dls, is_lm=False)
     if C <= 0: raise ValueError(f'{C=}: it must be more than 0')
-    if not len(dls.valid_ds): raise ValueError('the validation set is empty: there is nothing to score on')
+    if not len(dls.valid_ds):
+        raise ValueError('the validation set is empty: there is nothing to score on')
     name,kind,n_out = _target_kind(dls)
     (texts,y),(texts_new,y_new) = map(_read, (dls.train_ds, dls.valid_ds))
+    def majority(): return _predict_majority(y, len(y_new), kind)
     def linear():
         x,cols = ngram_matrix(texts, len(text_vocab(dls)), min_df=min_df)
-        return _predict_linear(x, y, ngram_matrix(texts_new, len(text_vocab(dls)), cols)[0], kind, n_out, C)
+        x_new,_ = ngram_matrix(texts_new, len(text_vocab(dls)), cols)
+        return _predict_linear(x, y, x_new, kind, n_out, C)
+    models = {'mean' if kind is mse else 'majority':majority, 'bigrams, linear':linear}
     rows = []
-    for model,predict in {'mean' if kind is mse else 'majority':lambda: _predict_majority(y, len(y_new), kind), 'bigrams, linear':linear}.items():
-        start,preds = time.perf_counter(), predict()
+    for model,predict in models.items():
+        start = time.perf_counter()
+        preds = predict()
         score = ((preds-y_new)**2).mean() if kind is mse else (preds == y_new).mean()
         rows.append({'model':model, name:float(score), 'seconds':time.perf_counter()-start})
     return pd.DataFrame(rows)
@@ -136,7 +158,9 @@ class Suggestion:
     speeds:dict     # tokens a second of each candidate that was tried, by (width, blocks)
     def __repr__(self):
         args = ', '.join(f'{k}={v!r}' for k,v in self.config.items())
-        return '\n'.join([f'{self.factory.__name__}(dls, {args})', f'.fit_minutes({self.minutes:.3g}), {self.epochs:.3g} epochs with bs={self.bs}', *(f'- {r}' for r in self.reasons)])
+        make = f'{self.factory.__name__}(dls, {args})'
+        fit = f'.fit_minutes({self.minutes:.3g}), {self.epochs:.3g} epochs with bs={self.bs}'
+        return '\n'.join([make, fit, *(f'- {r}' for r in self.reasons)])
 
 def _lr(d_model):
     "The largest learning rate of a model of this width."
@@ -163,22 +187,33 @@ class _Data:
     def read(cls, dls):
         "From the loaders."
         dl,vocab_sz = dls.train, len(text_vocab(dls))
-        if hasattr(dl, 'seq_len'): return cls(True, 0, len(dl)*dl.bs*dl.seq_len, dl.seq_len, dl.seq_len, vocab_sz, dl.bs)
+        if hasattr(dl, 'seq_len'):
+            sl = dl.seq_len
+            return cls(True, 0, len(dl)*dl.bs*sl, sl, sl, vocab_sz, dl.bs)
         ds,n = dls.train_ds, len(dls.train_ds)
         lens = [len(ds[i][0]) for i in np.linspace(0, n-1, min(1000, n)).astype(int)]
-        return cls(False, n, int(np.mean(lens)*n), max(1, int(np.mean(lens))), int(np.quantile(lens, 0.95)), vocab_sz, dl.bs)
+        mean,longest = np.mean(lens), int(np.quantile(lens, 0.95))
+        return cls(False, n, int(mean*n), max(1, int(mean)), longest, vocab_sz, dl.bs)
 
     @property
-    def factory(self): return transformer_lm_learner if self.is_lm else transformer_classifier_learner
+    def factory(self):
+        "The function that makes the learner."
+        return transformer_lm_learner if self.is_lm else transformer_classifier_learner
 
     def config(self, d_model, n_layers, p=0.1):
         "Arguments for the learner."
         res = dict(d_model=d_model, n_layers=n_layers, n_heads=d_model//32, lr=_lr(d_model))
         if self.is_lm: return {**res, 'max_len':self.length, 'p':p, 'emb_p':p}
-        return {'config':'reviews', **res, 'd_ff':2*d_model, 'max_len':min(256, 32*math.ceil(max(1, self.longest)/32))}
+        max_len = min(256, 32*math.ceil(max(1, self.longest)/32))
+        return {'config':'reviews', **res, 'd_ff':2*d_model, 'max_len':max_len}
 
-    def sizes(self): return SIZES if self.is_lm or self.n >= 50_000 else [o for o in SIZES if o[1] == 1]
-    def passes(self): return float(np.clip(50_000/max(1, self.n), 2, 20))
+    def sizes(self):
+        "The sizes to choose from: few labelled texts take one block."
+        return SIZES if self.is_lm or self.n >= 50_000 else [o for o in SIZES if o[1] == 1]
+
+    def passes(self):
+        "Passes over the texts that a classifier needs."
+        return float(np.clip(50_000/max(1, self.n), 2, 20))
 
     def enough(self, model, seen):
         "Whether `seen` tokens are enough for `model`."
@@ -188,33 +223,62 @@ class _Data:
 
 # %% ../nbs/10_recipes.ipynb #a258b865
 def _try_sizes(dls, data, minutes):
-    "Tokens a second of the candidates up to the first for which the time is not enough, and the last for which it is, or None."
+    """Tokens a second of the candidates up to the first for which the time is not enough, and the
+    last for which it is, or None."""
     speeds,best = {},None
     cuda = [dls.device] if getattr(dls.device, 'type', None) == 'cuda' else []
     with torch.random.fork_rng(devices=cuda):
         for size in data.sizes():
-            model = data.factory(dls, **data.config(*size)).model.to(dls.device).train()
-            x = torch.randint(data.vocab_sz, (max(1, min(data.bs, 4096//data.length)), data.length), device=dls.device)
+            config = data.config(*size)
+            model = data.factory(dls, **config).model.to(dls.device).train()
+            bs = max(1, min(data.bs, 4096//data.length))
+            x = torch.randint(data.vocab_sz, (bs, data.length), device=dls.device)
             speeds[size] = _speed(model, x)
             if not data.enough(model, 60*minutes*speeds[size]): break
             best = size
     return speeds, best
 
+def _needed(data):
+    "What the candidates have to get in the time, in words."
+    if not data.is_lm: return f'{data.passes():.3g} passes'
+    return '20 tokens for each weight of its blocks, repeated ones counted four times at most'
+
 def _found(data, dls, speeds, best, size):
     "What was found, as sentences."
-    what = f'sequences of {data.length} tokens' if data.is_lm else f'{data.n:,} texts of {data.length} tokens on average, 95 % of them up to {data.longest}'
+    what = f'sequences of {data.length} tokens'
+    if not data.is_lm:
+        what = (f'{data.n:,} texts of {data.length} tokens on average, '
+                f'95 % of them up to {data.longest}')
     tried = ', '.join(f'{d}×{n}: {v:,.0f}' for (d,n),v in speeds.items())
-    need = '20 tokens for each weight of its blocks, repeated ones counted four times at most' if data.is_lm else f'{data.passes():.3g} passes'
-    return [f'the training set has {data.tokens:,} tokens in {what}, the vocabulary {data.vocab_sz:,}',
+    chosen,need = f'{size[0]}×{size[1]}', _needed(data)
+    enough = (f'{chosen} is the largest of {len(data.sizes())} sizes '
+              f'for which the time is enough: {need}')
+    too_little = (f'even {chosen} does not get {need} in this time or from this text: '
+                  'allow more minutes, or find more text')
+    return [f'the training set has {data.tokens:,} tokens in {what}, '
+            f'the vocabulary {data.vocab_sz:,}',
             f'tokens a second on {dls.device}, width × blocks: {tried}',
-            f'{size[0]}×{size[1]} is the largest of {len(data.sizes())} sizes for which the time is enough: {need}' if best else
-            f'even {size[0]}×{size[1]} does not get {need} in this time or from this text: allow more minutes, or find more text']
+            enough if best else too_little]
+
+def _decided(data, config, bs, minutes, epochs, possible):
+    "What was decided, as sentences."
+    if data.is_lm: res = [f'dropout {config["p"]}, as each text is read {epochs:.3g} times']
+    else: res = ['the preset reviews has the strong dropout that labels from scratch need; '
+                 f'longer texts are read in windows of max_len={config["max_len"]}']
+    if epochs < possible:
+        res.append(f'{minutes:.3g} minutes would be enough for {possible:.3g} epochs, '
+                   'which would only learn the texts by heart')
+    if bs != data.bs:
+        res.append(f'bs={bs} leaves about a thousand steps: '
+                   f'make the loaders anew, they have bs={data.bs}')
+    return res
 
 def suggest_config(
     dls, # `DataLoaders` of texts with labels, or of a language model
     minutes:float=10., # of training, without validation
 )->Suggestion:
-    "Width, depth, dropout, length, batch size, epochs and learning rate for this text on this machine, with reasons; `dls` and random states stay as they are."
+    """Width, depth, dropout, length, batch size, epochs and learning rate for this text on this
+    machine, with reasons; `dls` and random states stay as they are."""
     check_dls(dls)
     _check(minutes=minutes)
     _check_kind(dls, hasattr(dls.train, 'seq_len'))
@@ -227,10 +291,7 @@ def suggest_config(
     steps = epochs*data.tokens/data.length/1000
     bs = max([8] + [b for b in (16,32,64,128) if b <= steps])
     reasons = _found(data, dls, speeds, best, size)
-    if data.is_lm: reasons.append(f'dropout {config["p"]}, as each text is read {epochs:.3g} times')
-    else: reasons.append(f'the preset reviews has the strong dropout that labels from scratch need; longer texts are read in windows of max_len={config["max_len"]}')
-    if epochs < possible: reasons.append(f'{minutes:.3g} minutes would be enough for {possible:.3g} epochs, which would only learn the texts by heart')
-    if bs != data.bs: reasons.append(f'bs={bs} leaves about a thousand steps: make the loaders anew, they have bs={data.bs}')
+    reasons += _decided(data, config, bs, minutes, epochs, possible)
     return Suggestion(data.factory, config, bs, epochs, minutes*epochs/possible, reasons, speeds)
 
 # %% ../nbs/10_recipes.ipynb #84e01305
@@ -243,30 +304,35 @@ def fit_gradual(self:Learner,
     div:float=2.6, # each group's rate is that of the group after it by `div`
     **kwargs
 ):
-    "Train the last group of parameters, then the last two, in the end all (Howard & Ruder 2018, section 3.3)."
+    """Train the last group of parameters, then the last two, in the end all (Howard & Ruder 2018,
+    section 3.3)."""
     _check(minutes=minutes)
     if not 0 < frozen < 1: raise ValueError(f'{frozen=} is a part of the time: 0 < frozen < 1')
     if div <= 0: raise ValueError(f'{div=}: it must be more than 0')
     if self.opt is None: self.create_opt()
     n,lr = len(self.opt.param_lists), ifnone(lr, self.lr)
+    rates = slice(lr/div**(n-1), lr)
     for i in range(1, n):
         self.freeze_to(-i)
-        self.fit_minutes(minutes*frozen/(n-1), slice(lr/div**(n-1), lr), **kwargs)
+        self.fit_minutes(minutes*frozen/(n-1), rates, **kwargs)
     self.unfreeze()
-    self.fit_minutes(minutes*(1-frozen) if n > 1 else minutes, slice(lr/div**(n-1), lr), **kwargs)
+    self.fit_minutes(minutes*(1-frozen) if n > 1 else minutes, rates, **kwargs)
 
 # %% ../nbs/10_recipes.ipynb #63c387d4
 def _tfidf(texts, vocab_sz):
     "Weighted counts of tokens, a sparse tensor `(n_texts, vocab_sz)` with rows of length 1."
     ids = torch.from_numpy(np.concatenate([np.asarray(o, dtype=np.int64) for o in texts]))
-    if len(ids) and int(ids.max()) >= vocab_sz: raise ValueError(f'token {int(ids.max())} with {vocab_sz=}: give the size of the vocabulary that the texts were numbered with')
+    if len(ids) and int(ids.max()) >= vocab_sz:
+        raise ValueError(f'token {int(ids.max())} with {vocab_sz=}: '
+                         'give the size of the vocabulary that the texts were numbered with')
     row = torch.arange(len(texts)).repeat_interleave(torch.tensor([len(o) for o in texts]))
     pair,n = (row*vocab_sz + ids).unique(return_counts=True)
     row,col = pair//vocab_sz, pair%vocab_sz
     idf = 1 + torch.log((1+len(texts))/(1+col.bincount(minlength=vocab_sz)))
     w = (1+n.log())*idf[col]
     length = torch.zeros(len(texts)).index_add(0, row, w**2).sqrt()
-    return torch.sparse_coo_tensor(torch.stack([row, col]), w/length[row], (len(texts), vocab_sz), check_invariants=True)
+    at,shape = torch.stack([row, col]), (len(texts), vocab_sz)
+    return torch.sparse_coo_tensor(at, w/length[row], shape, check_invariants=True)
 
 def count_vectors(
     texts, # token ids of each text
@@ -274,8 +340,11 @@ def count_vectors(
     d:int=64, # numbers for each token, at most as many as texts
     seed:int=42, # of the approximation
 )->torch.Tensor: # `(vocab_sz, d)`, rows of length 1, those of tokens that occur nowhere 0
-    "What tokens have to do with each other, by the texts they occur in: singular vectors of weighted counts (Deerwester et al. 1990)."
-    if not 1 <= d <= min(len(texts), vocab_sz): raise ValueError(f'{d=} numbers for each of {vocab_sz:,} tokens in {len(texts):,} texts: at least 1, at most as many as tokens and texts')
+    """What tokens have to do with each other, by the texts they occur in: singular vectors of
+    weighted counts (Deerwester et al. 1990)."""
+    if not 1 <= d <= min(len(texts), vocab_sz):
+        raise ValueError(f'{d=} numbers for each of {vocab_sz:,} tokens in {len(texts):,} texts: '
+                         'at least 1, at most as many as tokens and texts')
     table = _tfidf(texts, vocab_sz)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -290,24 +359,31 @@ class SelfPretrained:
     learn:TransformerClassifierLearner   # the classifier with pretraining
     scratch:TransformerClassifierLearner # the one without; None if none was asked for
     pretrained:TransformerLearner        # the language model; None if tokens were counted
-    results:pd.DataFrame                 # a row for each classifier: accuracy (or mse) on the validation set, minutes for text and for labels
+    results:pd.DataFrame                 # accuracy (or mse) in validation, and minutes, a row each
     def __repr__(self): return self.results.to_string()
 
-_objectives = dict(lm='guess the next token', mlm='guess hidden tokens', counts='count which tokens share texts')
+_objectives = dict(lm='guess the next token', mlm='guess hidden tokens',
+                   counts='count which tokens share texts')
 
 def _check_request(minutes, share, objective):
     _check(minutes=minutes)
-    if not 0 < share < 1: raise ValueError(f'{share=} is the part of the minutes for pretraining: 0 < share < 1')
+    if not 0 < share < 1:
+        raise ValueError(f'{share=} is the part of the minutes for pretraining: 0 < share < 1')
     if objective not in _objectives: raise ValueError(f'{objective=} is not one of {_objectives}')
 
 def _texts_to_read(df, text_col, unlabelled, valid, valid_texts):
-    "All texts to pretrain on, each once: those of the training rows and `unlabelled`, without those of validation unless `valid_texts`."
-    if unlabelled is not None and not len(unlabelled): raise ValueError('unlabelled holds no text: leave it out to pretrain on the training texts alone')
+    """All texts to pretrain on, each once: those of the training rows and `unlabelled`, without
+    those of validation unless `valid_texts`."""
+    if unlabelled is not None and not len(unlabelled):
+        raise ValueError('unlabelled holds no text: leave it out to pretrain on the training texts '
+                         'alone')
     more = [] if unlabelled is None else as_texts(unlabelled, text_col)
     texts = [*(df[text_col] if valid_texts else df[text_col][~valid]), *more]
     unseen = set() if valid_texts else set(df[text_col][valid])
     texts = [t for t in dict.fromkeys(texts) if t not in unseen]
-    if not texts: raise ValueError('every text to pretrain on is one of validation, too: remove copies, give other texts as unlabelled, or set valid_texts=True')
+    if not texts:
+        raise ValueError('every text to pretrain on is one of validation, too: remove copies, '
+                         'give other texts as unlabelled, or set valid_texts=True')
     return texts
 
 def _score(learn, metric, minutes):
@@ -317,24 +393,35 @@ def _score(learn, metric, minutes):
     score = kind(preds, targs, sigmoid=False) if kind is accuracy_multi else kind(preds, targs)
     return {name:float(score), 'minutes for text':minutes[0], 'minutes for labels':minutes[1]}
 
-_given = 'vocab_sz','tgt_vocab_sz','pad_idx','n_out','n_dec_layers','share_emb' # fields of the configuration that come from the data or belong to other models
+# fields of the configuration that come from the data or belong to other models
+_given = 'vocab_sz','tgt_vocab_sz','pad_idx','n_out','n_dec_layers','share_emb'
 
 def _loaders(df, text_col, texts, valid, bs, seq_len, seed, label_col, label_delim, **kwargs):
-    "Loaders of a language model over `texts`, and of the rows of `df` with their labels, the same tokenizer and the same vocabulary."
+    """Loaders of a language model over `texts`, and of the rows of `df` with their labels, the same
+    tokenizer and the same vocabulary."""
     tok = kwargs.get('tok_tfm')
     if isinstance(tok, type): tok = kwargs['tok_tfm'] = tok()
     if hasattr(tok, 'train') and tok.tok is None: tok.train(texts)
-    if hasattr(tok, 'vocab') and not {*MASKS} & {*tok.vocab}: kwargs['text_vocab'] = [*tok.vocab, MASKS[0]]
-    lm = TransformerDataLoaders.from_df(pd.DataFrame({text_col:texts}), text_col=text_col, is_lm=True, valid_pct=min(0.5, max(0.05, 1.5/len(texts))), seed=seed,
-                                        bs=bs, val_bs=max(1, bs//4), seq_len=seq_len, **kwargs)
+    if hasattr(tok, 'vocab') and not {*MASKS} & {*tok.vocab}:
+        kwargs['text_vocab'] = [*tok.vocab, MASKS[0]]
+    from_df = TransformerDataLoaders.from_df
+    rows = pd.DataFrame({text_col:texts})
+    valid_pct = min(0.5, max(0.05, 1.5/len(texts)))
+    lm = from_df(rows, text_col=text_col, is_lm=True, valid_pct=valid_pct, seed=seed,
+                 bs=bs, val_bs=max(1, bs//4), seq_len=seq_len, **kwargs)
     kwargs = {**kwargs, 'text_vocab':text_vocab(lm)}
-    return lm, TransformerDataLoaders.from_df(df, text_col=text_col, label_col=label_col, label_delim=label_delim, valid_col=valid, bs=bs, **kwargs)
+    return lm, from_df(df, text_col=text_col, label_col=label_col, label_delim=label_delim,
+                       valid_col=valid, bs=bs, **kwargs)
 
 def _language_model(dls, objective, config, config_kw):
-    "A learner for `objective`, without the fields of the configuration that only a classifier has, and with no more dropout than text needs unless it is asked for."
-    factory,given = partial(transformer_lm_learner, cbs=ChunkedLoss()) if objective == 'lm' else transformer_mlm_learner, make_config(config)
-    dropouts = {f:min(getattr(given, f), 0.1) for f in ('p','attn_p','ff_p','emb_p')}
-    return factory(dls, config, metrics=accuracy, **{**dropouts, **{k:v for k,v in config_kw.items() if k not in _not_mlm}})
+    """A learner for `objective`, without the fields of the configuration that only a classifier
+    has, and with no more dropout than text needs unless it is asked for."""
+    factory = transformer_mlm_learner
+    if objective == 'lm': factory = partial(transformer_lm_learner, cbs=ChunkedLoss())
+    given = make_config(config)
+    options = {f:min(getattr(given, f), 0.1) for f in ('p','attn_p','ff_p','emb_p')}
+    options.update({k:v for k,v in config_kw.items() if k not in _not_mlm})
+    return factory(dls, config, metrics=accuracy, **options)
 
 def _shown(learn, verbose):
     "A context in which `learn` shows its progress, or does not."
@@ -348,7 +435,8 @@ def _count_into(learn, texts):
 def _ids(dls): return [np.asarray(o) for ds in (dls.train_ds, dls.valid_ds) for o in ds.tls[0]]
 
 def _by_counting(learn, dls, minutes, lr, verbose):
-    "Train `learn` from vectors that are counted in the texts of `dls`; `learn`, None, and the minutes for text and for labels."
+    """Train `learn` from vectors that are counted in the texts of `dls`.
+    `learn`, None, and the minutes for text and for labels."""
     start = time.perf_counter()
     _count_into(learn, _ids(dls))
     counting = (time.perf_counter()-start)/60
@@ -356,13 +444,33 @@ def _by_counting(learn, dls, minutes, lr, verbose):
     return learn, None, (counting, minutes)
 
 def _by_model(lm, classifier, minutes, lr, verbose):
-    "Train `lm`, from counted vectors if texts and tokens are enough, then a classifier with its encoder; both, and `minutes`: those for text and for labels."
-    texts,(vocab_sz,d) = _ids(lm.dls), lm.model.encoder.emb.weight.shape
+    """Train `lm`, from counted vectors if texts and tokens are enough, then a classifier with its
+    encoder; both, and `minutes`: those for text and for labels."""
+    texts = _ids(lm.dls)
+    vocab_sz,d = lm.model.encoder.emb.weight.shape
     if d <= min(len(texts), vocab_sz): _count_into(lm, texts)
     with _shown(lm, verbose): lm.fit_minutes(minutes[0], lr)
     learn = classifier(pretrained=lm)
     with _shown(learn, verbose): learn.fit_gradual(minutes[1], lr)
     return learn, lm, minutes
+
+def _pretrain(dls, objective, config, config_kw, classifier, minutes, share, lr, verbose):
+    """Train a classifier that begins with the texts of `dls`: it, its language model or None, and
+    the minutes for text and for labels."""
+    if objective == 'counts': return _by_counting(classifier(), dls, minutes, lr, verbose)
+    lm = _language_model(dls, objective, config, config_kw)
+    return _by_model(lm, classifier, (share*minutes, (1-share)*minutes), lr, verbose)
+
+def _valid_rows(df, valid_col, valid_pct, seed):
+    "Which rows of `df` are for validation."
+    if valid_col is None: return _random_mask(len(df), valid_pct, seed)
+    return _valid_mask(df, valid_col)
+
+def _split_options(kwargs):
+    "The fields of the configuration among `kwargs`, and the rest."
+    names = {f.name for f in dataclasses.fields(TransformerConfig)}
+    config_kw = {k:v for k,v in kwargs.items() if k in names}
+    return config_kw, {k:v for k,v in kwargs.items() if k not in config_kw}
 
 # %% ../nbs/10_recipes.ipynb #751392f6
 @delegates(TransformerDataLoaders.from_df, but=['y_block','text_vocab','is_lm'])
@@ -371,11 +479,11 @@ def self_pretrain(
     df:pd.DataFrame, # a row for each labelled text
     text_col='text', # name or position of the text column
     label_col='label', # of the label column, or a list of them (see `label_kind`)
-    unlabelled=None, # more texts: a list, a series, or a data frame with the same text column; default: pretrain on the training texts alone
-    minutes:float=10., # of training for each classifier, pretraining included; tokenizing, counting and validation not
+    unlabelled=None, # more texts: a list, series or data frame; default: the training texts alone
+    minutes:float=10., # of training for each classifier, pretraining included
     valid_col=None, # column that is true for validation rows
     valid_pct:float=0.2, # share of validation rows, drawn at random, if there is no `valid_col`
-    objective:str='lm', # what to learn from text: 'lm' guesses the next token, 'mlm' hidden ones, both from `count_vectors` on where there are `d_model` texts and tokens; 'counts' is these vectors alone
+    objective:str='lm', # 'lm' guesses the next token, 'mlm' hidden ones, 'counts' only counts
     config=None, # a preset's name or a `TransformerConfig`
     share:float=0.6, # part of the minutes for pretraining; not used with 'counts'
     compare:bool=True, # train a classifier without pretraining, too, for as many minutes
@@ -388,26 +496,31 @@ def self_pretrain(
     verbose:bool=True, # show bars and tables of the fits
     **kwargs
 )->SelfPretrained:
-    "Pretrain on all texts, then classify; `kwargs` are fields of the configuration and options of `TransformerDataLoaders.from_df`."
+    """Pretrain on all texts, then classify; `kwargs` are fields of the configuration and options of
+    `TransformerDataLoaders.from_df`.
+
+    `minutes` do not include tokenizing, counting and validation. Both language models begin with
+    `count_vectors` where there are `d_model` texts and tokens; 'counts' is these vectors alone."""
     _check_request(minutes, share, objective)
     _check_bs(bs=bs)
     df = _frame(df)
     text_col = _one_name(df, text_col)
-    valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
+    valid = _valid_rows(df, valid_col, valid_pct, seed)
     check_df(df, text_col, label_col, valid, label_delim)
     texts = _texts_to_read(df, text_col, unlabelled, valid, valid_texts)
-    config_kw = {k:v for k,v in kwargs.items() if k in {f.name for f in dataclasses.fields(TransformerConfig)}}
+    config_kw,data_kw = _split_options(kwargs)
     lr = ifnone(lr, _lr(make_config(config, **config_kw).d_model))
-    data_kw = {k:v for k,v in kwargs.items() if k not in config_kw}
     _check_options(self_pretrain, data_kw)
-    dls_lm,dls = _loaders(df, text_col, texts, valid, bs, seq_len, seed, label_col, label_delim, **data_kw)
-    metric,scratch = _target_kind(dls), None
-    def classifier(**kw): return transformer_classifier_learner(dls, config, metrics=metric[1], **config_kw, **kw)
-    if objective == 'counts': learn,lm,spent = _by_counting(classifier(), dls_lm, minutes, lr, verbose)
-    else: learn,lm,spent = _by_model(_language_model(dls_lm, objective, config, config_kw), classifier, (share*minutes, (1-share)*minutes), lr, verbose)
+    dls_lm,dls = _loaders(df, text_col, texts, valid, bs, seq_len, seed, label_col, label_delim,
+                          **data_kw)
+    metric = _target_kind(dls)
+    def classifier(**kw):
+        return transformer_classifier_learner(dls, config, metrics=metric[1], **config_kw, **kw)
+    learn,lm,spent = _pretrain(dls_lm, objective, config, config_kw, classifier,
+                               minutes, share, lr, verbose)
     rows = {'with pretraining':_score(learn, metric, spent)}
+    scratch = classifier() if compare else None
     if compare:
-        scratch = classifier()
         with _shown(scratch, verbose): scratch.fit_minutes(minutes, lr)
         rows['labels only'] = _score(scratch, metric, (0., minutes))
     return SelfPretrained(learn, scratch, lm, pd.DataFrame(rows).T)
