@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from operator import index
 from fastai.data.transforms import Categorize, EncodedMultiCategorize, MultiCategorize
 from fastai.learner import Learner
-from fastai.text.core import BOS, EOS, FLD, PAD, SentencePieceTokenizer, TK_MAJ, TK_REP, TK_UP, TK_WREP
+from fastai.text.core import BOS, EOS, FLD, PAD, TK_MAJ, TK_REP, TK_UP, TK_WREP
+from fastai.text.core import SentencePieceTokenizer
 from fastcore.basics import first, ifnone, patch
 from torch.nn.utils.rnn import pad_sequence
 from .data import as_texts, text_tokenizer, text_vocab
@@ -38,11 +39,14 @@ def log_odds(
 
 # %% ../nbs/09a_explain.ipynb #267c5c87
 def _path_gradients(model, ids, score, base, alphas):
-    "At the points `alphas` of the way: the score `(n_alphas,)`, what each token's gradient gives for the whole way `(n_alphas, n_tokens)`, and the tokens that are read."
+    """At the points `alphas` of the way: the score `(n_alphas,)`, what each token's gradient gives
+    for the whole way `(n_alphas, n_tokens)`, and the tokens that are read."""
     seen = {}
     def between(m, args, e):
-        a = alphas.repeat_interleave(len(e)//len(alphas))[:,None,None]      # windows of a text lie together
-        seen.update(real=args[0] != model.encoder.config.pad_idx, ids=args[0], way=e-base)
+        windows = len(e)//len(alphas)                           # those of a text lie together
+        a = alphas.repeat_interleave(windows)[:,None,None]
+        real = args[0] != model.encoder.config.pad_idx
+        seen.update(real=real, ids=args[0], way=e-base)
         seen['e'] = (base + a*(e-base)).detach().requires_grad_()
         return seen['e']
     handle = model.encoder.emb.register_forward_hook(between)
@@ -51,7 +55,9 @@ def _path_gradients(model, ids, score, base, alphas):
     finally: handle.remove()
     grad, = torch.autograd.grad(out.sum(), seen['e'])
     real = seen['real']
-    return out.detach(), (grad*seen['way']).sum(-1)[real].view(len(alphas), -1).detach(), seen['ids'][real].view(len(alphas), -1)[0]
+    shares = (grad*seen['way']).sum(-1)[real].view(len(alphas), -1)
+    read = seen['ids'][real].view(len(alphas), -1)[0]
+    return out.detach(), shares.detach(), read
 
 def integrated_gradients(
     model, # a `TransformerClassifier`, or any model with an `encoder` of that kind
@@ -60,12 +66,14 @@ def integrated_gradients(
     base, # the embedding that says nothing, `(d_model,)`
     steps:int=64, # points on the way
     max_tokens:int=8192, # tokens in a batch at most
-): # attributions `(n_tokens,)` of the tokens that are read, their ids, and the scores of the baseline and of the text
+): # shares `(n_tokens,)` of the tokens that are read, their ids, the scores of baseline and text
     "Shares of the tokens in the score (Sundararajan et al. 2017, eq. 1)."
-    x,w = (torch.tensor(o, dtype=base.dtype, device=base.device)/2 for o in np.polynomial.legendre.leggauss(steps))
+    rule = np.polynomial.legendre.leggauss(steps)
+    x,w = (torch.tensor(o, dtype=base.dtype, device=base.device)/2 for o in rule)
     bs,res = max(1, max_tokens//max(1, ids.shape[1])), 0.
     (low,high),_,read = _path_gradients(model, ids, score, base, base.new_tensor([0.,1.]))
-    for a,v in zip((x+0.5).split(bs), w.split(bs)): res = res + v @ _path_gradients(model, ids, score, base, a)[1]
+    for a,v in zip((x+0.5).split(bs), w.split(bs)):
+        res = res + v @ _path_gradients(model, ids, score, base, a)[1]
     return res, read, float(low), float(high)
 
 # %% ../nbs/09a_explain.ipynb #65fd799d
@@ -73,31 +81,42 @@ def _glued(tokens):
     "Which tokens belong to the one before: words behind fastai's marks."
     res = [False]*len(tokens)
     for i,t in enumerate(tokens):
-        for j in range(i+1, min(len(tokens), i+1 + (t in (TK_MAJ,TK_UP)) + 2*(t in (TK_REP,TK_WREP)))): res[j] = True
+        behind = 1 if t in (TK_MAJ,TK_UP) else 2 if t in (TK_REP,TK_WREP) else 0
+        for j in range(i+1, min(len(tokens), i+1+behind)): res[j] = True
     return res
 
 def _specials(tokens): return [t in (BOS,EOS,FLD,PAD) for t in tokens]
+
+def _word_starts(tokens, tokenizer, pieces):
+    "The numbers of the tokens that begin a word; `pieces` is each token as text, None if unknown."
+    special,glued = _specials(tokens), _glued(tokens)
+    subword,starts = isinstance(tokenizer, SentencePieceTokenizer), []
+    for i,t in enumerate(tokens):
+        if i == 0 or special[i] or special[i-1]: new = True
+        elif pieces is not None:
+            apart = (pieces[i][:1].isspace()
+                     or tokenizer.detokenize(tokens[i-1:i+1]) == f'{pieces[i-1]} {pieces[i]}')
+            new = apart and bool(''.join(pieces[starts[-1]:i]).strip())
+        elif subword: new = t.startswith('▁')
+        else: new = not glued[i]
+        if new: starts.append(i)
+    return starts
 
 def word_spans(
     tokens:list, # of one text
     tokenizer=None, # what cut it: its `detokenize` says where spaces are
 ): # a list of (word, first token, token after the last)
     "Which tokens make a word."
-    special,glued,starts = _specials(tokens), _glued(tokens), []
-    pieces = [tokenizer.detokenize([t]) for t in tokens] if hasattr(tokenizer, 'detokenize') else None
+    special,pieces = _specials(tokens), None
+    if hasattr(tokenizer, 'detokenize'): pieces = [tokenizer.detokenize([t]) for t in tokens]
     subword = isinstance(tokenizer, SentencePieceTokenizer)
-    for i,t in enumerate(tokens):
-        if i == 0 or special[i] or special[i-1]: new = True
-        elif pieces is not None:
-            apart = pieces[i][:1].isspace() or tokenizer.detokenize(tokens[i-1:i+1]) == f'{pieces[i-1]} {pieces[i]}'
-            new = apart and bool(''.join(pieces[starts[-1]:i]).strip())
-        else: new = t.startswith('▁') if subword else not glued[i]
-        if new: starts.append(i)
+    starts = _word_starts(tokens, tokenizer, pieces)
     spans = list(zip(starts, [*starts[1:], len(tokens)]))
     def text(a, b):
         if special[a]: return tokens[a]
         if pieces is not None: return tokenizer.detokenize(tokens[a:b]).strip() or '␣'
-        joined = ''.join(tokens[a:b]).replace('▁', ' ').strip() if subword else ' '.join(decode_specials(tokens[a:b]))
+        if subword: joined = ''.join(tokens[a:b]).replace('▁', ' ').strip()
+        else: joined = ' '.join(decode_specials(tokens[a:b]))
         return joined.strip() or ' '.join(tokens[a:b])
     return [(text(a, b), a, b) for a,b in spans]
 
@@ -123,7 +142,10 @@ class Explanation:
     @property
     def title(self):
         "What is explained."
-        what = f'{self.target} = {self.score:.3g}' if self.is_number else f'{self.target}: probability {1/(1+math.exp(-self.score)):.3g}, log-odds {self.score:+.2f}'
+        if self.is_number: what = f'{self.target} = {self.score:.3g}'
+        else:
+            p = 1/(1+math.exp(-self.score))
+            what = f'{self.target}: probability {p:.3g}, log-odds {self.score:+.2f}'
         return f'{what} ({self.base:+.2f} without a word)'
 
     @property
@@ -134,7 +156,9 @@ class Explanation:
     @property
     def table(self):
         "Words and shares, the largest first, with the number of each word's first token."
-        df = pd.DataFrame(dict(word=[w for w,_,_ in self.spans], attribution=self.values, token=[a for _,a,_ in self.spans]))
+        words = [w for w,_,_ in self.spans]
+        starts = [a for _,a,_ in self.spans]
+        df = pd.DataFrame(dict(word=words, attribution=self.values, token=starts))
         return df.sort_values('attribution', key=abs, ascending=False, ignore_index=True)
 
     @property
@@ -153,38 +177,51 @@ class Explanation:
         "The words of the largest shares as bars."
         df = self.table[:n][::-1]
         if ax is None: _,ax = plt.subplots(figsize=(6, 1.2+0.24*len(df)), layout='constrained')
-        ax.barh(range(len(df)), df.attribution, color=['#2166ac' if v > 0 else '#b2182b' for v in df.attribution])
-        ax.set_yticks(range(len(df)), [_shown(w, 24).replace('$', r'\$') for w in df.word], fontsize=9)
-        ax.axvline(0, color='grey', lw=0.8); ax.set_xlabel('share in the ' + ('number' if self.is_number else 'log-odds'))
+        colours = ['#2166ac' if v > 0 else '#b2182b' for v in df.attribution]
+        ax.barh(range(len(df)), df.attribution, color=colours)
+        words = [_shown(w, 24).replace('$', r'\$') for w in df.word]
+        ax.set_yticks(range(len(df)), words, fontsize=9)
+        ax.axvline(0, color='grey', lw=0.8)
+        ax.set_xlabel('share in the ' + ('number' if self.is_number else 'log-odds'))
         ax.set_title(self.title, fontsize=10)
         return ax
 
 # %% ../nbs/09a_explain.ipynb #f934d2bf
 def _outputs(learn):
-    "The names of a classifier's outputs, and its task: 'one' label, 'many' labels or 'number'. A TypeError for learners that classify nothing."
+    """The names of a classifier's outputs, and its task: 'one' label, 'many' labels or 'number'.
+    A TypeError for learners that classify nothing."""
     model = _our_model(learn)
-    if isinstance(model, (TransformerLM,Seq2SeqTransformer)): raise TypeError(f'{type(model).__name__} decides nothing about a text: only classifiers can be explained')
+    if isinstance(model, (TransformerLM,Seq2SeqTransformer)):
+        raise TypeError(f'{type(model).__name__} decides nothing about a text: '
+                        'only classifiers can be explained')
     cat = first(f for f in learn.dls.train_ds.tls[-1].tfms.fs if isinstance(f, Categorize))
     if cat is None: return None,'number'
-    return [str(o) for o in cat.vocab], 'many' if isinstance(cat, (MultiCategorize,EncodedMultiCategorize)) else 'one'
+    many = isinstance(cat, (MultiCategorize,EncodedMultiCategorize))
+    return [str(o) for o in cat.vocab], 'many' if many else 'one'
 
 def _choose_output(target, names, n):
     "The number of the output `target`, given by name or number."
     if names and str(target) in names: return names.index(str(target))
-    with suppress(TypeError):                                               # what is no whole number
+    with suppress(TypeError):                                              # what is no whole number
         if not isinstance(target, bool) and -n <= index(target) < n: return index(target) % n
     if not names: raise ValueError(f'{target=}: the outputs are numbered from 0 to {n-1}')
     raise ValueError(f'{target=} is not one of the {n} labels: {_nearest(str(target), names)}')
 
-def _scores(task): return log_odds if task == 'one' else lambda out, i: out[:,i]
+def _scores(task):
+    "The function from a classifier's outputs and the number of one to its score."
+    if task == 'one': return log_odds
+    return lambda out, i: out[:,i]
 
 def _converged(model, ids, score, base, steps, tol):
-    "`integrated_gradients` with as many points as `tol` needs; a warning if `steps`, or 512, are too few."
+    """`integrated_gradients` with as many points as `tol` needs.
+    A warning if `steps`, or 512, are too few."""
     for n in [32,64,128,256,512] if steps is None else [steps]:
-        res = shares,_,low,high = integrated_gradients(model, ids, score, base, n)
+        res = integrated_gradients(model, ids, score, base, n)
+        shares,_,low,high = res
         gap = abs(float(shares.sum()) - (high-low))
         if gap <= tol*max(1., abs(high-low)): return res
-    warnings.warn(f'with steps={n} the shares miss the difference of {high-low:.3g} by {gap:.2g}: give more steps, or another baseline')
+    warnings.warn(f'with steps={n} the shares miss the difference of {high-low:.3g} by {gap:.2g}: '
+                  'give more steps, or another baseline')
     return res
 
 @patch
@@ -193,21 +230,27 @@ def explain(self:Learner,
     target=None, # a label, or the number of an output; default: the likeliest
     steps:int=None, # points of the integral; default: 32, doubled up to 512 while the sum is off
     baseline:str='pad', # what says nothing: a key of `BASELINES`
-    tol:float=0.02, # how far the sum may be off, as a part of the difference of the scores (or of 1, if that is less)
+    tol:float=0.02, # how far the sum may be off, as a part of the scores' difference (or of 1)
 ): # `Explanation`
-    "What each word of a text contributes to a classifier's decision. A TypeError for other learners, a warning where `steps` are too few."
+    """What each word of a text contributes to a classifier's decision.
+    A TypeError for other learners, a warning where `steps` are too few."""
     names,task = _outputs(self)
     if baseline not in BASELINES: raise ValueError(f'{baseline=} is not one of {list(BASELINES)}')
     if steps is not None and steps < 1: raise ValueError(f'{steps=}: at least 1 point')
-    ids,model,vocab = _text_ids(self, text), self.model, text_vocab(self.dls)
+    ids,model = _text_ids(self, text), self.model
+    vocab = text_vocab(self.dls)
     with _decoding(model, False):
         with torch.no_grad(): out = model(ids)
-        i = int(out[0].argmax()) if target is None and task != 'number' else _choose_output(ifnone(target, 0), names, out.shape[1])
+        if target is None and task != 'number': i = int(out[0].argmax())
+        else: i = _choose_output(ifnone(target, 0), names, out.shape[1])
+        def score(o): return _scores(task)(o, i)
         base = BASELINES[baseline](model.encoder.emb, model.encoder.config.pad_idx).detach()
-        shares,read,low,high = _converged(model, ids, lambda o: _scores(task)(o, i), base, steps, tol)
+        shares,read,low,high = _converged(model, ids, score, base, steps, tol)
     tokens = [vocab[t] for t in read]
     spans = word_spans(tokens, getattr(text_tokenizer(self.dls), 'tok', None))
-    return Explanation(tokens, read.cpu(), shares.cpu(), spans, names[i] if names else f'output {i}', i, high, low, task == 'number')
+    name = names[i] if names else f'output {i}'
+    is_number = task == 'number'
+    return Explanation(tokens, read.cpu(), shares.cpu(), spans, name, i, high, low, is_number)
 
 # %% ../nbs/09a_explain.ipynb #b3595891
 @dataclass
@@ -221,17 +264,21 @@ class DeletionCurve:
     def table(self):
         "Means over the texts; of the random orders also the lowest and highest draw."
         draws = self.random.mean(1)
-        return pd.DataFrame(dict(removed=self.shares, attributed=self.attributed.mean(0), random=draws.mean(0), lowest=draws.min(0), highest=draws.max(0)))
+        return pd.DataFrame(dict(removed=self.shares, attributed=self.attributed.mean(0),
+                                 random=draws.mean(0), lowest=draws.min(0), highest=draws.max(0)))
 
     @property
     def areas(self):
         "Area under the curve of the attributions, and under that of the random orders."
-        return tuple(float(np.trapezoid(self.table[c], self.shares)) for c in ('attributed','random'))
+        areas = (np.trapezoid(self.table[c], self.shares) for c in ('attributed','random'))
+        return tuple(float(o) for o in areas)
 
     @property
     def _texts(self): return f'{len(self.attributed)} text' + 's'*(len(self.attributed) != 1)
 
-    def __repr__(self): return 'DeletionCurve of {}: area {:.3f} by attribution, {:.3f} at random'.format(self._texts, *self.areas)
+    def __repr__(self):
+        text = 'DeletionCurve of {}: area {:.3f} by attribution, {:.3f} at random'
+        return text.format(self._texts, *self.areas)
 
     def plot(self,
         ax=None, # matplotlib's axes; default: new ones
@@ -241,23 +288,32 @@ class DeletionCurve:
         t = self.table
         ax.plot(t.removed, t.attributed, marker='o', ms=3, label='by attribution')
         ax.plot(t.removed, t.random, color='grey', label=f'at random, {len(self.random)} draws')
-        ax.fill_between(t.removed, t.lowest, t.highest, color='grey', alpha=0.3, lw=0, label='lowest to highest draw')
-        ax.set(xlabel='share of the words removed', ylabel='probability of the first prediction', ylim=(0,1.02), title=f'words removed from {self._texts}')
+        ax.fill_between(t.removed, t.lowest, t.highest, color='grey', alpha=0.3, lw=0,
+                        label='lowest to highest draw')
+        ax.set(xlabel='share of the words removed', ylabel='probability of the first prediction',
+               ylim=(0,1.02), title=f'words removed from {self._texts}')
         ax.legend(frameon=False, fontsize=9)
         return ax
 
 @torch.no_grad()
 def _without(model, ids, spans, orders, counts, prob, pad_idx, max_tokens=16384):
-    "`prob` of a text's outputs without the first words of each of `orders`, `(n_orders, n_counts)`."
+    "`prob` of a text's outputs without the first words of each order, `(n_orders, n_counts)`."
     rows = []
     for order in orders:
         for n in counts:
             keep = torch.ones(len(ids), dtype=torch.bool)
             for w in order[:n]: keep[spans[w][1]:spans[w][2]] = False
             rows.append(ids[keep])
-    x = pad_sequence(rows, batch_first=True, padding_value=pad_idx).to(next(model.parameters()).device)
-    out = torch.cat([prob(model(b)) for b in x.split(max(1, max_tokens//max(1, x.shape[1])))])
+    x = pad_sequence(rows, batch_first=True, padding_value=pad_idx)
+    x = x.to(next(model.parameters()).device)
+    bs = max(1, max_tokens//max(1, x.shape[1]))
+    out = torch.cat([prob(model(b)) for b in x.split(bs)])
     return out.view(len(orders), len(counts)).cpu().numpy()
+
+def _words(e):
+    "The numbers of the words of an `Explanation` that are no special tokens."
+    special = _specials(e.tokens)
+    return np.array([i for i,(_,a,_) in enumerate(e.spans) if not special[a]], dtype=int)
 
 def deletion_curve(
     learn, # a classifier's learner
@@ -268,32 +324,48 @@ def deletion_curve(
     text_col:str='text', # the data frame's column
     **kwargs # of `explain`
 ): # `DeletionCurve`
-    "Words removed in the order of their shares in the decision, and at random: is the decision lost sooner?"
-    if _outputs(learn)[1] == 'number': raise TypeError('a deletion curve follows a probability, and this learner predicts numbers')
-    if n_points < 2 or n_draws < 1: raise ValueError(f'{n_points=}, {n_draws=}: at least 2 points and 1 draw')
-    rng,model,shares,curves = np.random.default_rng(seed), learn.model, np.linspace(0, 1, n_points), []
+    """Words removed in the order of their shares in the decision, and at random: is the decision
+    lost sooner?"""
+    if _outputs(learn)[1] == 'number':
+        raise TypeError('a deletion curve follows a probability, and this learner predicts numbers')
+    if n_points < 2 or n_draws < 1:
+        raise ValueError(f'{n_points=}, {n_draws=}: at least 2 points and 1 draw')
+    rng = np.random.default_rng(seed)
+    shares = np.linspace(0, 1, n_points)
+    model,curves = learn.model, []
     score = _scores(_outputs(learn)[1])
+    pad_idx = model.encoder.config.pad_idx
     for text in as_texts(texts, text_col):
         e = learn.explain(text, **kwargs)
-        words = np.array([i for i,(_,a,_) in enumerate(e.spans) if not any(_specials(e.tokens[a:a+1]))], dtype=int)
+        def prob(o): return score(o, e.idx).sigmoid()
+        words = _words(e)
         if not len(words): raise ValueError(f'{text!r} has no word to remove: leave it out')
         best = words[np.argsort(-np.array(e.values)[words], kind='stable')]
-        orders,counts = [best, *(rng.permutation(words) for _ in range(n_draws))], np.round(shares*len(words)).astype(int)
-        with _decoding(model, False): curves.append(_without(model, e.ids, e.spans, orders, counts, lambda o: score(o, e.idx).sigmoid(), model.encoder.config.pad_idx))
-    curves = np.stack(curves, 1)                                            # (1+n_draws, n_texts, n_points)
+        orders = [best, *(rng.permutation(words) for _ in range(n_draws))]
+        counts = np.round(shares*len(words)).astype(int)
+        with _decoding(model, False):
+            curves.append(_without(model, e.ids, e.spans, orders, counts, prob, pad_idx))
+    curves = np.stack(curves, 1)                                # (1+n_draws, n_texts, n_points)
     return DeletionCurve(shares, curves[0], curves[1:])
 
 # %% ../nbs/09a_explain.ipynb #ad9c13fc
 def _labelled(learn, dl):
     "Losses, and columns for the chosen of them: text, target, prediction."
-    if len(getattr(dl.dataset, 'tls', ())) < 2: raise ValueError('these texts have no targets, so there is no loss: give a loader with labels')
+    if len(getattr(dl.dataset, 'tls', ())) < 2:
+        raise ValueError('these texts have no targets, so there is no loss: '
+                         'give a loader with labels')
     preds,targs,decoded,losses = learn.get_preds(dl=dl, with_loss=True, with_decoded=True)
-    tl,vocab,task = dl.dataset.tls[-1], text_vocab(learn.dls), _outputs(learn)[1]
-    def shown(t): return tl.decode(t) if task != 'number' else t.item() if t.numel() == 1 else t.tolist()
+    tl,vocab = dl.dataset.tls[-1], text_vocab(learn.dls)
+    task = _outputs(learn)[1]
+    def shown(t):
+        if task != 'number': return tl.decode(t)
+        return t.item() if t.numel() == 1 else t.tolist()
     def columns(idxs):
         texts = [' '.join(vocab[t] for t in dl.dataset[i][0]) for i in idxs]
-        res = dict(text=texts, target=[shown(targs[i]) for i in idxs], prediction=[shown(decoded[i]) for i in idxs])
-        return {**res, 'probability':[float(preds[i].max()) for i in idxs]} if task == 'one' else res
+        res = dict(text=texts, target=[shown(targs[i]) for i in idxs],
+                   prediction=[shown(decoded[i]) for i in idxs])
+        if task == 'one': res['probability'] = [float(preds[i].max()) for i in idxs]
+        return res
     return losses, columns
 
 def _passages(learn, dl):
@@ -301,7 +373,10 @@ def _passages(learn, dl):
     logp,targs = learn.get_preds(dl=dl)
     n,vocab = min(dl.seq_len, logp.shape[1]), text_vocab(learn.dls)
     logp,targs = (o[:,:o.shape[1]//n*n].reshape(-1, n) for o in (logp,targs)) # (n_sequences, n)
-    def columns(idxs): return dict(text=[' '.join(vocab[t] for t in targs[i]) for i in idxs], surprise=[vocab[targs[i][logp[i].argmin()]] for i in idxs])
+    def columns(idxs):
+        texts = [' '.join(vocab[t] for t in targs[i]) for i in idxs]
+        surprise = [vocab[targs[i][logp[i].argmin()]] for i in idxs]
+        return dict(text=texts, surprise=surprise)
     return -logp.mean(1), columns
 
 def _pairs(learn, dl):
@@ -310,10 +385,14 @@ def _pairs(learn, dl):
     n = (targs != learn.model.encoder.config.pad_idx).sum(1)
     def columns(idxs):
         srcs = [dl.dataset[i][0].as_subclass(torch.Tensor) for i in idxs]
-        return dict(source=learn._texts([s.tolist() for s in srcs], 0), target=learn._texts([targs[i].tolist() for i in idxs], 1), prediction=learn.write(learn._pad(srcs)))
+        source = learn._texts([s.tolist() for s in srcs], 0)
+        target = learn._texts([targs[i].tolist() for i in idxs], 1)
+        return dict(source=source, target=target, prediction=learn.write(learn._pad(srcs)))
     return -logp.sum(1)/n.clamp(min=1), columns
 
-_tasks = {TransformerClassifierLearner:_labelled, TransformerLMLearner:_passages, Seq2SeqLearner:_pairs}
+_tasks = {TransformerClassifierLearner:_labelled,
+          TransformerLMLearner:_passages,
+          Seq2SeqLearner:_pairs}
 
 @patch
 def top_losses(self:Learner,
@@ -324,10 +403,15 @@ def top_losses(self:Learner,
 )->pd.DataFrame: # the text, the target where it is not the text, what was predicted, and `loss`
     "The texts, passages or pairs with the largest losses."
     rows = first(f for cls,f in _tasks.items() if isinstance(self, cls))
-    if rows is None: raise TypeError(f"{type(self).__name__} has no table of losses, only {', '.join(c.__name__ for c in _tasks)} have: for others, see fastai's Interpretation")
+    if rows is None:
+        known = ', '.join(c.__name__ for c in _tasks)
+        raise TypeError(f'{type(self).__name__} has no table of losses, only {known} have: '
+                        "for others, see fastai's Interpretation")
     if k < 1: raise ValueError(f'{k=}: at least 1')
     dl = (self.dls[ds_idx] if dl is None else dl).new(shuffle=False, drop_last=False)
-    if not len(dl): raise ValueError(f'there are no texts in the loader ({ds_idx=}): an exported learner has none, give it some, dl=learn.dls.test_dl(df, with_labels=True)')
+    if not len(dl):
+        raise ValueError(f'there are no texts in the loader ({ds_idx=}): an exported learner has '
+                         'none, give it some, dl=learn.dls.test_dl(df, with_labels=True)')
     with self.no_bar(): losses,columns = rows(self, dl)
     top,idxs = losses.topk(min(k, len(losses)), largest=largest)
     return pd.DataFrame({**columns(idxs.tolist()), 'loss':top.tolist()})
@@ -342,5 +426,10 @@ def plot_top_losses(self:Learner,
 ):
     "A table of the texts, passages or pairs with the largest losses."
     df = self.top_losses(k, largest, ds_idx, dl)
-    cut = lambda t: t if len(ws := t.split(' ')) <= trunc_at else ' '.join(ws[:trunc_at]) + ' …'
-    show_pairs({c:df[c].map(cut) if c in ('text','source','target') and df[c].map(lambda o: isinstance(o, str)).all() else df[c] for c in df})
+    def cut(t):
+        words = t.split(' ')
+        return t if len(words) <= trunc_at else ' '.join(words[:trunc_at]) + ' …'
+    def column(c):
+        is_text = c in ('text','source','target') and df[c].map(lambda o: isinstance(o, str)).all()
+        return df[c].map(cut) if is_text else df[c]
+    show_pairs({c:column(c) for c in df})

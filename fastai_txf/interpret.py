@@ -45,28 +45,36 @@ class ColouredText:
 
     def _span(self, word, v):
         colour = f'rgba({_blue if v > 0 else _red},{0.75*abs(v)/self.largest:.2f})'
-        return f'<span style="background-color:{colour};border-radius:2px;padding:1px" title="{v:+.3g}">{html.escape(_shown(word))}</span>'
+        style = f'background-color:{colour};border-radius:2px;padding:1px'
+        return f'<span style="{style}" title="{v:+.3g}">{html.escape(_shown(word))}</span>'
 
     def _scale(self):
         "A strip that says which colour is which number."
         low = -self.largest if (self.values < 0).any() else 0.
         left = f'rgba({_red},0.75),' if low else ''
-        strip = f'<span style="display:inline-block;width:8em;height:0.8em;background:linear-gradient(to right,{left}rgba(128,128,128,0),rgba({_blue},0.75))"></span>'
+        colours = f'linear-gradient(to right,{left}rgba(128,128,128,0),rgba({_blue},0.75))'
+        style = f'display:inline-block;width:8em;height:0.8em;background:{colours}'
+        strip = f'<span style="{style}"></span>'
         return f'<small>{low:.2g} {strip} {self.largest:.2g}</small>'
 
     def _repr_html_(self):
         spans = ' '.join(map(self._span, self.words, self.values))
-        return f'<div><b>{html.escape(self.title)}</b> {self._scale()}<div style="line-height:1.7">{spans}</div></div>'
+        text = f'<div style="line-height:1.7">{spans}</div>'
+        return f'<div><b>{html.escape(self.title)}</b> {self._scale()}{text}</div>'
 
     def _stands_out(self):
         "Which numbers are large, and larger than most; the largest is."
         size = np.abs(self.values)
         if not size.any(): return size > 0
-        return (size >= 0.25*self.largest) & (size >= 1.2*np.median(size)) | (np.arange(len(size)) == size.argmax())
+        large = (size >= 0.25*self.largest) & (size >= 1.2*np.median(size))
+        largest = np.arange(len(size)) == size.argmax()
+        return large | largest
 
     def __str__(self):
-        marked = [f'{_shown(w)}({v:+.2g})' if out else _shown(w) for w,v,out in zip(self.words, self.values, self._stands_out())]
-        return '\n'.join([self.title]*bool(self.title) + textwrap.wrap(' '.join(marked), 100, break_long_words=False, break_on_hyphens=False))
+        triples = zip(self.words, self.values, self._stands_out())
+        marked = [f'{_shown(w)}({v:+.2g})' if out else _shown(w) for w,v,out in triples]
+        lines = textwrap.wrap(' '.join(marked), 100, break_long_words=False, break_on_hyphens=False)
+        return '\n'.join([self.title]*bool(self.title) + lines)
     __repr__ = __str__
 
 # %% ../nbs/09_interpret.ipynb #804ce4ae
@@ -74,18 +82,26 @@ def _our_model(learn):
     "The learner's model; a TypeError unless it is built around this library's encoder."
     model = getattr(learn, 'model', None)
     if not isinstance(getattr(model, 'encoder', None), TransformerEncoder):
-        raise TypeError(f'{type(learn).__name__} with the model {type(model).__name__}: only models around a TransformerEncoder can be looked into, such as those of transformer_classifier_learner')
+        raise TypeError(f'{type(learn).__name__} with the model {type(model).__name__}: '
+                        'only models around a TransformerEncoder can be looked into, '
+                        'such as those of transformer_classifier_learner')
     if isinstance(model, Seq2SeqTransformer) and not isinstance(learn, Seq2SeqLearner):
-        raise TypeError(f'{type(learn).__name__} cannot tokenize both texts of a {type(model).__name__}: make it with transformer_seq2seq_learner')
+        raise TypeError(f'{type(learn).__name__} cannot tokenize both texts of a '
+                        f'{type(model).__name__}: make it with transformer_seq2seq_learner')
     return model
 
 def _text_ids(learn, text, side=0):
     "Token ids of one text, `(1, sl)`, beside the model."
-    if not isinstance(text, str): raise TypeError(f'{text!r} is a {type(text).__name__}: give one text')
-    ids = encode_text(learn, [text], side) if isinstance(learn, Seq2SeqLearner) else _encode(learn.dls, [text])
+    if not isinstance(text, str):
+        raise TypeError(f'{text!r} is a {type(text).__name__}: give one text')
+    pairs = isinstance(learn, Seq2SeqLearner)
+    ids = encode_text(learn, [text], side) if pairs else _encode(learn.dls, [text])
     return ids[0][None].to(next(learn.model.parameters()).device)
 
-def _vocab(learn, side=0): return pair_vocabs(learn.dls)[side] if isinstance(learn, Seq2SeqLearner) else text_vocab(learn.dls)
+def _vocab(learn, side=0):
+    "The words of a learner, of an encoder–decoder those that it reads (0) or writes (1)."
+    if isinstance(learn, Seq2SeqLearner): return pair_vocabs(learn.dls)[side]
+    return text_vocab(learn.dls)
 
 @contextmanager
 def _note(module, what):
@@ -95,15 +111,21 @@ def _note(module, what):
     finally: handle.remove()
 
 def _read(encoder, ids):
-    "Let `encoder` read: its vectors and their mask, the ids of each window, and every layer's weights `(n_windows, n_heads, sl, sl)`."
+    """Let `encoder` read: its vectors and their mask, the ids of each window, and every layer's
+    weights `(n_windows, n_heads, sl, sl)`."""
     windows = []
-    with _note(encoder, lambda args, out: windows.append(args[0])), record_attention(encoder) as seen: h,mask = encoder.read(ids)
-    return h, mask, windows[0], [calls[0][1] for calls in seen.values() if calls]
+    def note_ids(args, out): windows.append(args[0])
+    with _note(encoder, note_ids), record_attention(encoder) as seen:
+        h,mask = encoder.read(ids)
+    weights = [calls[0][1] for calls in seen.values() if calls]
+    return h, mask, windows[0], weights
 
 def _written(model, tgt, h, mask, cross):
-    "Every layer's weights in the decoder: of the attention to the source if `cross`, else of that to the target."
-    with record_attention(model.decoder) as seen: model.hidden(tgt, h, mask[:,None,None])
-    return [calls[0][1] for m,calls in seen.items() if isinstance(m, MultiHeadAttention) == cross and calls]
+    "Every layer's weights in the decoder: to the source if `cross`, else to the target."
+    with record_attention(model.decoder) as seen:
+        model.hidden(tgt, h, mask[:,None,None])
+    def wanted(m): return isinstance(m, MultiHeadAttention) == cross
+    return [calls[0][1] for m,calls in seen.items() if wanted(m) and calls]
 
 # %% ../nbs/09_interpret.ipynb #d434da2c
 def attention_rollout(
@@ -111,7 +133,9 @@ def attention_rollout(
     residual:float=0.5, # share that the residual connection passes on
 ): # `(sl, sl)`: what part of each token (columns) has arrived at each place (rows)
     "Attention through all layers (Abnar and Zuidema 2020, section 3)."
-    if weights.ndim != 4 or weights.shape[-1] != weights.shape[-2]: raise ValueError(f'weights of shape {tuple(weights.shape)}: a rollout multiplies self-attention, (n_layers, n_heads, sl, sl)')
+    if weights.ndim != 4 or weights.shape[-1] != weights.shape[-2]:
+        raise ValueError(f'weights of shape {tuple(weights.shape)}: a rollout multiplies '
+                         'self-attention, (n_layers, n_heads, sl, sl)')
     if not 0 <= residual < 1: raise ValueError(f'{residual=} is a share: 0 ≤ residual < 1')
     eye = torch.eye(weights.shape[-1], dtype=weights.dtype, device=weights.device)
     out = eye
@@ -127,13 +151,15 @@ def _label_axes(ax, queries, keys, inches, size):
     "Tokens on both axes, as many as fit."
     for axis,tokens,kw in ((ax.xaxis, keys, dict(rotation=90)), (ax.yaxis, queries, {})):
         at = _ticks(len(tokens), inches, size)
-        axis.set_ticks(at, [_shown(tokens[i], 12).replace('$', r'\$') for i in at], fontsize=size, **kw)
+        labels = [_shown(tokens[i], 12).replace('$', r'\$') for i in at]
+        axis.set_ticks(at, labels, fontsize=size, **kw)
     ax.tick_params(length=1.5, pad=1)
 
 def _choose(i, n, what):
     "The indices that `i` stands for, None for all of `n`."
     if i is None: return range(n)
-    if not isinstance(i, int) or not -n <= i < n: raise ValueError(f'{what}={i!r}: there are {n}, numbered from 0')
+    if not isinstance(i, int) or not -n <= i < n:
+        raise ValueError(f'{what}={i!r}: there are {n}, numbered from 0')
     return [i % n]
 
 @dataclass
@@ -144,30 +170,44 @@ class Attention:
     keys:list            # the tokens that are looked at
     title:str='attention' # for the picture
 
-    def __repr__(self): return f'Attention({self.title}: {" × ".join(map(str, self.weights.shape))} weights, layers × heads × queries × keys)'
+    def __repr__(self):
+        shape = ' × '.join(map(str, self.weights.shape))
+        return f'Attention({self.title}: {shape} weights, layers × heads × queries × keys)'
 
     def plot(self,
         layer:int=None, # which layer; default: all, one below the other
         head:int=None, # which head; default: all, side by side
-        inches:float=None, # width and height of one map; default: what the tokens need, in a picture of 9 inches at most
+        inches:float=None, # side of one map; default: as its tokens need, in a picture of at most 9
     ): # matplotlib's axes, `(n_layers, n_heads)`
         "Heat maps with the tokens on both axes."
-        rows,cols = (_choose(i, n, what) for i,n,what in zip((layer,head), self.weights.shape, ('layer','head')))
-        inches = ifnone(inches, min(6., max(1.5, 9/len(cols)), 1 + 0.35*max(self.weights.shape[2:])))
-        fig,axs = plt.subplots(len(rows), len(cols), figsize=(inches*len(cols)+1.2, inches*len(rows)+0.8), squeeze=False, sharex=True, sharey=True, layout='constrained')
+        rows = _choose(layer, self.weights.shape[0], 'layer')
+        cols = _choose(head, self.weights.shape[1], 'head')
+        needed = 1 + 0.35*max(self.weights.shape[2:])
+        inches = ifnone(inches, min(6., max(1.5, 9/len(cols)), needed))
+        size = inches*len(cols)+1.2, inches*len(rows)+0.8
+        fig,axs = plt.subplots(len(rows), len(cols), figsize=size, squeeze=False,
+                               sharex=True, sharey=True, layout='constrained')
         norm = PowerNorm(0.5, 0, float(self.weights[list(rows)][:,list(cols)].max()))
-        for ax,(r,c) in zip(axs.flat, ((r,c) for r in rows for c in cols)):
-            im = ax.imshow(self.weights[r,c], cmap='viridis', norm=norm, interpolation='nearest', aspect='auto')
+        places = [(r,c) for r in rows for c in cols]
+        for ax,(r,c) in zip(axs.flat, places):
+            im = ax.imshow(self.weights[r,c], cmap='viridis', norm=norm,
+                           interpolation='nearest', aspect='auto')
             if self.weights.shape[:2] != (1,1): ax.set_title(f'layer {r}, head {c}', fontsize=9)
             _label_axes(ax, self.queries, self.keys, 0.8*inches, size=9 if inches > 3 else 7)
-        fig.suptitle(self.title, fontsize=11); fig.supxlabel('looked at', fontsize=9); fig.supylabel('looks', fontsize=9)
-        fig.colorbar(im, ax=axs, label='weight', fraction=0.05, pad=0.01).ax.tick_params(labelsize=8)
+        fig.suptitle(self.title, fontsize=11)
+        fig.supxlabel('looked at', fontsize=9)
+        fig.supylabel('looks', fontsize=9)
+        bar = fig.colorbar(im, ax=axs, label='weight', fraction=0.05, pad=0.01)
+        bar.ax.tick_params(labelsize=8)
         return axs
 
     def rollout(self): # `Attention` with one layer and one head
         "`attention_rollout` of it; a ValueError where two texts are involved."
-        if self.queries != self.keys: raise ValueError(f'the {self.title} leads from one text to another: a rollout needs the attention of a text to itself')
-        return Attention(attention_rollout(self.weights)[None,None], self.queries, self.keys, f'rollout of the {self.title}')
+        if self.queries != self.keys:
+            raise ValueError(f'the {self.title} leads from one text to another: '
+                             'a rollout needs the attention of a text to itself')
+        weights = attention_rollout(self.weights)[None,None]
+        return Attention(weights, self.queries, self.keys, f'rollout of the {self.title}')
 
     def look(self,
         token, # which one looks: a token (its first occurrence) or its number
@@ -175,9 +215,11 @@ class Attention:
         head:int=None, # default: mean of all
     ): # `ColouredText`
         "The text, coloured by how much one token looks at each."
-        rows,cols = (list(_choose(i, n, what)) for i,n,what in zip((layer,head), self.weights.shape, ('layer','head')))
+        rows = list(_choose(layer, self.weights.shape[0], 'layer'))
+        cols = list(_choose(head, self.weights.shape[1], 'head'))
         i = _find(token, self.queries)
-        return ColouredText(self.keys, self.weights[rows][:,cols][:,:,i].mean((0,1)), f'what {self.queries[i]!r} (token {i}) looks at')
+        values = self.weights[rows][:,cols][:,:,i].mean((0,1))
+        return ColouredText(self.keys, values, f'what {self.queries[i]!r} (token {i}) looks at')
 
 def _nearest(word, known):
     "The end of an error message: which of `known` look like `word`."
@@ -187,7 +229,9 @@ def _nearest(word, known):
 def _find(token, tokens):
     "The number of `token`, given as such or as a string."
     if isinstance(token, int): return _choose(token, len(tokens), 'token')[0]
-    if token not in tokens: raise ValueError(f'{token!r} is not among the {len(tokens)} tokens of the text: {_nearest(token, tokens)}')
+    if token not in tokens:
+        raise ValueError(f'{token!r} is not among the {len(tokens)} tokens of the text: '
+                         f'{_nearest(token, tokens)}')
     return tokens.index(token)
 
 # %% ../nbs/09_interpret.ipynb #6645ee07
@@ -197,10 +241,13 @@ def _self_attention(learn, text, window):
     "`Attention` in the encoder."
     _,_,ids,weights = _read(learn.model.encoder, _text_ids(learn, text))
     i, = _choose(window, len(ids), 'window')
-    vocab,real = _vocab(learn), ids[i] != learn.model.encoder.config.pad_idx
-    tokens,n = [vocab[t] for t in ids[i][real]], int(real.sum())            # padding comes last
+    vocab = _vocab(learn)
+    real = ids[i] != learn.model.encoder.config.pad_idx
+    tokens = [vocab[t] for t in ids[i][real]]
+    n = int(real.sum())                                                     # padding comes last
     title = 'attention' if len(ids) == 1 else f'attention, window {i} of {len(ids)}'
-    return Attention(torch.stack([w[i,:,:n,:n] for w in weights]).cpu(), tokens, tokens, title)
+    weights = torch.stack([w[i,:,:n,:n] for w in weights]).cpu()
+    return Attention(weights, tokens, tokens, title)
 
 def _pair_attention(learn, text, target, cross):
     "`Attention` in the decoder: to the source, or to the target itself."
@@ -209,8 +256,10 @@ def _pair_attention(learn, text, target, cross):
     h,mask,ids,_ = _read(model.encoder, _text_ids(learn, text))
     source = [vocabs[0][t] for t in ids[ids != model.encoder.config.pad_idx]]
     given,written = ([vocabs[1][t] for t in o] for o in (tgt[0,:-1], tgt[0,1:]))
-    weights = torch.stack([w[0] for w in _written(model, tgt[:,:-1], h, mask, cross)]).cpu()
-    return Attention(weights, written, source, 'cross-attention') if cross else Attention(weights, given, given, "decoder's attention")
+    layers = _written(model, tgt[:,:-1], h, mask, cross)
+    weights = torch.stack([w[0] for w in layers]).cpu()
+    if cross: return Attention(weights, written, source, 'cross-attention')
+    return Attention(weights, given, given, "decoder's attention")
 
 @patch
 @torch.no_grad()
@@ -222,11 +271,16 @@ def attention(self:Learner,
 ): # `Attention`
     "The weights of every layer and head. A TypeError if the model is not of this library."
     pairs = isinstance(_our_model(self), Seq2SeqTransformer)
-    part,known = ifnone(part, 'cross' if pairs else 'encoder'), _parts if pairs else _parts[:1]
-    if part not in known: raise ValueError(f'{part=} of a {type(self.model).__name__} is not one of {known}')
-    if target is not None and part == 'encoder': raise ValueError(f'{target=} has no place in the encoder, which reads one text: leave it out' + ", or choose part='cross'"*pairs)
+    known = _parts if pairs else _parts[:1]
+    part = ifnone(part, 'cross' if pairs else 'encoder')
+    if part not in known:
+        raise ValueError(f'{part=} of a {type(self.model).__name__} is not one of {known}')
+    if target is not None and part == 'encoder':
+        raise ValueError(f'{target=} has no place in the encoder, which reads one text: '
+                         'leave it out' + ", or choose part='cross'"*pairs)
     with _decoding(self.model, False):
-        return _self_attention(self, text, window) if part == 'encoder' else _pair_attention(self, text, target, part == 'cross')
+        if part == 'encoder': return _self_attention(self, text, window)
+        return _pair_attention(self, text, target, part == 'cross')
 
 @patch
 def show_attention(self:Learner,
@@ -257,32 +311,45 @@ def attention_html(self:Learner,
 def _scheme(which, n, d_model, n_heads):
     "Name, module, number of places and width of a head, from a key of `POSITIONS` or a learner."
     if isinstance(which, Learner):
-        c,attn = _our_model(which).encoder.config, next(m for m in which.model.encoder.modules() if isinstance(m, SelfAttention))
-        return c.positions, which.model.encoder.positions, ifnone(n, min(64, c.max_len)), c.d_model, attn.widths[0]//attn.n_heads
-    if which not in POSITIONS: raise ValueError(f'{which!r} is neither a learner nor one of {list(POSITIONS)}')
+        model = _our_model(which)
+        c = model.encoder.config
+        attn = next(m for m in model.encoder.modules() if isinstance(m, SelfAttention))
+        n = ifnone(n, min(64, c.max_len))
+        d_head = attn.widths[0]//attn.n_heads
+        return c.positions, model.encoder.positions, n, c.d_model, d_head
+    if which not in POSITIONS:
+        raise ValueError(f'{which!r} is neither a learner nor one of {list(POSITIONS)}')
     n,d_head = ifnone(n, 64), d_model//n_heads
     return which, POSITIONS[which](d_model, n_heads, d_head, n), n, d_model, d_head
 
 @torch.no_grad()
 def _place_vectors(scheme, n, d_model, d_head):
-    "What a place is told by, `(·, n)`, and what that is; how much alike two places are, `(n, n)`. A ValueError where there is nothing to see."
+    """What a place is told by, `(·, n)`, and what that is; how much alike two places are, `(n, n)`.
+    A ValueError where there is nothing to see."""
     device = next((t.device for t in [*scheme.parameters(), *scheme.buffers()]), 'cpu')
     pos = torch.arange(n, device=device)
     bias = scheme.bias(pos, pos)
     if bias is not None: return bias[:,0].cpu(), 'penalty of each head', bias[0].cpu()
-    added,ones = scheme.embed(torch.zeros(1, n, d_model, device=device), pos)[0], torch.ones(1, 1, n, d_head, device=device)
+    added = scheme.embed(torch.zeros(1, n, d_model, device=device), pos)[0]
+    ones = torch.ones(1, 1, n, d_head, device=device)
     turned = scheme.rotate(ones, ones, pos)[0][0,0]
-    v,what = (added,'added to the embedding') if added.any() else (turned,'a vector of ones, turned')
-    if not scheme.per_token or v.eq(1).all(): raise ValueError(f'{type(scheme).__name__} tells places apart by what stands there, if at all: there are no vectors to draw')
+    if added.any(): v,what = added, 'added to the embedding'
+    else: v,what = turned, 'a vector of ones, turned'
+    if not scheme.per_token or v.eq(1).all():
+        raise ValueError(f'{type(scheme).__name__} tells places apart by what stands there, '
+                         'if at all: there are no vectors to draw')
     unit = v/v.norm(dim=1, keepdim=True).clamp(min=1e-12)
     return v.T.cpu(), what, (unit @ unit.T).cpu()
 
 def _draw(ax, m, title, ylabel, xlabel):
     "A matrix with its colour scale: around 0, or of penalties."
     top = float(m.abs().max())
-    colours = dict(cmap='viridis') if m.max() <= 0 else dict(cmap='RdBu', vmin=-top, vmax=top)
-    ax.figure.colorbar(ax.imshow(m, aspect='auto', interpolation='nearest', **colours), ax=ax)
-    ax.set_title(title, fontsize=10); ax.set(ylabel=ylabel, xlabel=xlabel)
+    if m.max() <= 0: colours = dict(cmap='viridis')
+    else: colours = dict(cmap='RdBu', vmin=-top, vmax=top)
+    image = ax.imshow(m, aspect='auto', interpolation='nearest', **colours)
+    ax.figure.colorbar(image, ax=ax)
+    ax.set_title(title, fontsize=10)
+    ax.set(ylabel=ylabel, xlabel=xlabel)
 
 def plot_positions(
     which=('sinusoidal','rotary','alibi'), # a key of `POSITIONS`, a learner, or several of them
@@ -291,13 +358,17 @@ def plot_positions(
     n_heads:int=8, # number of heads (likewise)
 ): # matplotlib's axes, `(n_schemes, 2)`
     "What each place is told by, and how much alike any two are."
-    drawn = [(name, *_place_vectors(*scheme)) for name,*scheme in
-             (_scheme(w, n, d_model, n_heads) for w in ([which] if isinstance(which, (str,Learner)) else which))]
-    fig,axs = plt.subplots(len(drawn), 2, figsize=(9,3.2*len(drawn)), squeeze=False, layout='constrained')
+    schemes = [which] if isinstance(which, (str,Learner)) else which
+    schemes = [_scheme(w, n, d_model, n_heads) for w in schemes]
+    drawn = [(name, *_place_vectors(*scheme)) for name,*scheme in schemes]
+    size = 9, 3.2*len(drawn)
+    fig,axs = plt.subplots(len(drawn), 2, figsize=size, squeeze=False, layout='constrained')
     for (left,right),(name,vectors,what,alike) in zip(axs, drawn):
         by_head = what.startswith('penalty')
-        _draw(left, vectors, f'{name}: {what}', *(('head','distance') if by_head else ('dimension','place')))
-        _draw(right, alike, f'{name}: {"penalty between places, head 0" if by_head else "cosine between places"}', 'place', 'place')
+        labels = ('head','distance') if by_head else ('dimension','place')
+        _draw(left, vectors, f'{name}: {what}', *labels)
+        between = 'penalty between places, head 0' if by_head else 'cosine between places'
+        _draw(right, alike, f'{name}: {between}', 'place', 'place')
     return axs
 
 # %% ../nbs/09_interpret.ipynb #51c2701c
@@ -311,9 +382,12 @@ def neighbours(self:Learner,
     "The tokens whose embeddings have the smallest angle to that of `word`."
     model,vocab = _our_model(self), list(_vocab(self, side))
     if n < 1: raise ValueError(f'{n=}: at least 1 neighbour')
-    if word not in vocab: raise ValueError(f'{word!r} is not among the {len(vocab)} tokens of the vocabulary: {_nearest(str(word), vocab)}')
+    if word not in vocab:
+        raise ValueError(f'{word!r} is not among the {len(vocab)} tokens of the vocabulary: '
+                         f'{_nearest(str(word), vocab)}')
     rows = (model.decoder if side else model.encoder).emb.weight.float()
     cos = torch.cosine_similarity(rows, rows[vocab.index(word)], dim=1)[:len(vocab)]
     cos[[i for i,t in enumerate(vocab) if t in (word,PAD,'xxfake')]] = -math.inf
     best = cos.topk(min(n, int(cos.isfinite().sum())))
-    return pd.DataFrame(dict(token=[vocab[i] for i in best.indices], cosine=best.values.tolist()))
+    tokens = [vocab[i] for i in best.indices]
+    return pd.DataFrame(dict(token=tokens, cosine=best.values.tolist()))

@@ -21,7 +21,7 @@ from .recipes import _target_kind
 
 # %% ../nbs/10a_selftrain.ipynb #4b7e839d
 class SoftCrossEntropy(CrossEntropyLossFlat):
-    "`CrossEntropyLossFlat` whose targets may also be probabilities, `(bs, n_out)` like the activations."
+    "`CrossEntropyLossFlat`; targets may also be probabilities, `(bs, n_out)` like activations."
     def __call__(self, inp, targ, **kwargs):
         if targ.shape != inp.shape: return super().__call__(inp, targ, **kwargs)
         return self.func(inp, targ.to(inp.dtype))
@@ -31,7 +31,8 @@ def _labels(dls):
     "How many labels a text has, in words, and all labels, none for a regression."
     cat = first(f for f in dls.train_ds.tls[-1].tfms.fs if isinstance(f, Categorize))
     if cat is None: return 'numbers', []
-    return 'several labels' if isinstance(cat, (MultiCategorize,EncodedMultiCategorize)) else 'one label', list(cat.vocab)
+    several = isinstance(cat, (MultiCategorize,EncodedMultiCategorize))
+    return 'several labels' if several else 'one label', list(cat.vocab)
 
 def _text_rows(texts):
     "`texts` as a list, or the data frame. A ValueError for none."
@@ -39,38 +40,55 @@ def _text_rows(texts):
     if not len(texts): raise ValueError('the data frame has no rows: give texts to label')
     return texts
 
+def _check_teachers(learners):
+    "A TypeError unless `learners` are classifiers, a ValueError unless their labels are the same."
+    if not learners: raise ValueError('there is no learner to label the texts: give at least one')
+    for learn in learners:
+        if not isinstance(learn, TransformerClassifierLearner):
+            raise TypeError(f'{type(learn).__name__} labels no texts here: '
+                            'give learners made by transformer_classifier_learner')
+    labels = [_labels(learn.dls) for learn in learners]
+    first_kind,first_names = labels[0]
+    for kind,names in labels:
+        if (kind,names) != labels[0]:
+            raise ValueError(f'learners with different labels, {first_kind} of {first_names[:10]} '
+                             f'and {kind} of {names[:10]}: their guesses have no mean')
+
 def pseudo_labels(
     learners, # a `TransformerClassifierLearner`, or several with the same labels
     texts, # a list or series of texts, or a data frame
     text_col:str=None, # the data frame's column; default: the column or columns of training
     bs:int=None, # batch size; default: that of validation
 )->torch.Tensor: # `(n_texts, n_out)`
-    "The mean of what `learners` predict for each text: probabilities, or numbers for a regression. A ValueError for learners with different labels, a TypeError for others."
-    learners,texts = L(learners),_text_rows(texts)
-    if not learners: raise ValueError('there is no learner to label the texts: give at least one')
-    for learn in learners:
-        if not isinstance(learn, TransformerClassifierLearner): raise TypeError(f'{type(learn).__name__} labels no texts here: give learners made by transformer_classifier_learner')
-    labels = [_labels(learn.dls) for learn in learners]
-    for kind,names in labels:
-        if (kind,names) != labels[0]: raise ValueError(f'learners with different labels, {labels[0][0]} of {labels[0][1][:10]} and {kind} of {names[:10]}: their guesses have no mean')
-    tokens = {id(dls):_item_tokens(dls, texts, text_col) for dls in {id(learn.dls):learn.dls for learn in learners}.values()}
-    preds = [learn._predict_tokens(tokens[id(learn.dls)], bs)[0].as_subclass(torch.Tensor) for learn in learners]
+    """The mean of what `learners` predict for each text: probabilities, or numbers.
+    A ValueError for learners with different labels, a TypeError for others."""
+    learners,texts = L(learners), _text_rows(texts)
+    _check_teachers(learners)
+    all_dls = {id(learn.dls):learn.dls for learn in learners}
+    tokens = {k:_item_tokens(dls, texts, text_col) for k,dls in all_dls.items()}
+    def predict(learn): return learn._predict_tokens(tokens[id(learn.dls)], bs)[0]
+    preds = [predict(learn).as_subclass(torch.Tensor) for learn in learners]
     for p in preds:
-        if p.shape != preds[0].shape: raise ValueError(f'learners with {preds[0].shape[1]} and {p.shape[1]} outputs: their guesses have no mean')
+        if p.shape != preds[0].shape:
+            raise ValueError(f'learners with {preds[0].shape[1]} and {p.shape[1]} outputs: '
+                             'their guesses have no mean')
     return torch.stack(preds).mean(0)
 
 # %% ../nbs/10a_selftrain.ipynb #7fab77e8
 def _soft(y, kind, n_out):
     "A label as the guesses are."
     y = torch.as_tensor(y).as_subclass(torch.Tensor)
-    return y.float() if kind is not accuracy or y.is_floating_point() else F.one_hot(y, n_out).float()
+    if kind is not accuracy or y.is_floating_point(): return y.float()
+    return F.one_hot(y, n_out).float()
 
-_hard = CrossEntropyLossFlat,LabelSmoothingCrossEntropyFlat,FocalLossFlat # losses that take numbers of classes
+# losses that take numbers of classes
+_hard = CrossEntropyLossFlat,LabelSmoothingCrossEntropyFlat,FocalLossFlat
 
 def _compares_labels(metric):
     "Whether a metric is a function of fastai or scikit-learn, which take labels."
     f = getattr(metric, 'func', None)
-    return str(getattr(getattr(f, 'func', f), '__module__', '')).startswith(('fastai.','sklearn.'))
+    module = getattr(getattr(f, 'func', f), '__module__', '')
+    return str(module).startswith(('fastai.','sklearn.'))
 
 class _PseudoLabelled(GetAttr):
     "The items of `ds`, then `texts` with `targets`; everything else is that of `ds`."
@@ -91,23 +109,37 @@ class _PseudoLabelled(GetAttr):
         return self.ds.decode((x, y), full=full)
 
     def check_learner(self, learn, scored):
-        "A ValueError for a loss that takes no probabilities and, where the texts are `scored`, for such metrics."
-        loss,metrics = learn.loss_func, [m.name for m in learn.metrics if _compares_labels(m)]
-        if self.kind is accuracy and isinstance(loss, _hard) and not isinstance(loss, SoftCrossEntropy):
-            raise ValueError(f'{type(loss).__name__} takes labels, and pseudo-labels are probabilities: leave it out, or give SoftCrossEntropy(label_smoothing=…)')
+        """A ValueError for a loss that takes no probabilities and, where the texts are `scored`,
+        for such metrics."""
+        loss = learn.loss_func
+        metrics = [m.name for m in learn.metrics if _compares_labels(m)]
+        hard = isinstance(loss, _hard) and not isinstance(loss, SoftCrossEntropy)
+        if self.kind is accuracy and hard:
+            raise ValueError(f'{type(loss).__name__} takes labels, and pseudo-labels are '
+                             'probabilities: leave it out, or give '
+                             'SoftCrossEntropy(label_smoothing=…)')
         if scored and metrics and self.kind is not mse:
-            raise ValueError(f'{", ".join(metrics)} would compare with labels, and pseudo-labels are probabilities: validate on others, or set learn.metrics to none, L()')
+            raise ValueError(f'{", ".join(metrics)} would compare with labels, and pseudo-labels '
+                             'are probabilities: validate on others, or set learn.metrics to '
+                             'none, L()')
 
     @property
     def loss_func(self): return SoftCrossEntropy() if self.kind is accuracy else self.ds.loss_func
 
 def _check_targets(targets, shape, kind):
     "A ValueError unless `targets` have this shape and are what `kind` asks for."
-    if tuple(targets.shape) != shape: raise ValueError(f'pseudo-labels of shape {tuple(targets.shape)}: {shape} is what these texts and labels need')
-    if not targets.isfinite().all(): raise ValueError('there are NaNs or infinities among the pseudo-labels')
+    if tuple(targets.shape) != shape:
+        raise ValueError(f'pseudo-labels of shape {tuple(targets.shape)}: '
+                         f'{shape} is what these texts and labels need')
+    if not targets.isfinite().all():
+        raise ValueError('there are NaNs or infinities among the pseudo-labels')
     if kind is mse: return
-    if targets.min() < 0 or targets.max() > 1: raise ValueError(f'pseudo-labels from {targets.min():.3g} to {targets.max():.3g} are no probabilities: give those of pseudo_labels')
-    if kind is accuracy and (targets.sum(-1)-1).abs().max() > 1e-3: raise ValueError('the probabilities of some pseudo-labels do not add up to 1')
+    low,high = targets.min(), targets.max()
+    if low < 0 or high > 1:
+        raise ValueError(f'pseudo-labels from {low:.3g} to {high:.3g} are no probabilities: '
+                         'give those of pseudo_labels')
+    if kind is accuracy and (targets.sum(-1)-1).abs().max() > 1e-3:
+        raise ValueError('the probabilities of some pseudo-labels do not add up to 1')
 
 def add_pseudo_labels(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
@@ -115,12 +147,18 @@ def add_pseudo_labels(
     targets, # their pseudo-labels, `(n_texts, n_out)`
     text_col:str=None, # the data frame's column; default: the column or columns of training
 )->DataLoaders:
-    "`dls` with `texts` among the training texts, for any learner; the loss that it chooses by itself takes probabilities. A ValueError for pseudo-labels that do not fit."
-    check_dls(dls); _check_kind(dls, is_lm=False)
-    train,texts,(_,kind,n_out),targets = dls.train, _text_rows(texts), _target_kind(dls), torch.as_tensor(targets).float()
+    """`dls` with `texts` among the training texts, for any learner; the loss that it chooses by
+    itself takes probabilities. A ValueError for pseudo-labels that do not fit."""
+    check_dls(dls)
+    _check_kind(dls, is_lm=False)
+    train,texts = dls.train, _text_rows(texts)
+    _,kind,n_out = _target_kind(dls)
+    targets = torch.as_tensor(targets).float()
     shape = len(texts), *_soft(dls.train_ds[0][1], kind, n_out).shape
-    if targets.shape == (*shape,1): targets = targets[...,0]                # of one number for each text
+    if targets.shape == (*shape,1): targets = targets[...,0]    # of one number for each text
     _check_targets(targets, shape, kind)
     ids = [o[0] for o in test_set(dls.valid_ds, _item_tokens(dls, texts, text_col))]
-    lens = dict(val_res=[*train.res, *map(len, ids)]) if isinstance(train, SortedDL) else {}
-    return type(dls)(train.new(_PseudoLabelled(dls.train_ds, ids, targets, kind, n_out), **lens), dls.valid, path=dls.path, device=dls.device)
+    lens = {}
+    if isinstance(train, SortedDL): lens = dict(val_res=[*train.res, *map(len, ids)])
+    new = train.new(_PseudoLabelled(dls.train_ds, ids, targets, kind, n_out), **lens)
+    return type(dls)(new, dls.valid, path=dls.path, device=dls.device)

@@ -21,9 +21,12 @@ from .models import Seq2SeqTransformer, TransformerClassifier
 _bars = ' ▁▂▃▄▅▆▇█'
 
 def _profile(t):
-    "One number for each token of vectors `(bs, sl, d)`, how much it is looked at in weights `(bs, n_heads, q_len, k_len)`, or the numbers themselves."
+    """One number for each token of vectors `(bs, sl, d)`, how much it is looked at in weights
+    `(bs, n_heads, q_len, k_len)`, or the numbers themselves."""
     t = t.float()
-    return t.mean((1,2)).flatten() if t.ndim == 4 else t.norm(dim=-1).flatten() if t.ndim == 3 else t.flatten()
+    if t.ndim == 4: return t.mean((1,2)).flatten()
+    if t.ndim == 3: return t.norm(dim=-1).flatten()
+    return t.flatten()
 
 def _spark(values, width=40):
     "Numbers as a line of bars, from the smallest to the largest."
@@ -34,16 +37,23 @@ def _first(t, n=10):
     "The first of some ids."
     return ' '.join(map(str, t.flatten()[:n].tolist())) + ' …'*(t.numel() > n)
 
+def _as_matrix(t):
+    "Tokens as columns, but for weights, whose heads stand side by side."
+    if t.ndim == 4: return torch.cat([F.pad(o, (0,1), value=math.nan) for o in t[0]], 1)
+    return t.flatten(0, 1).T if t.ndim == 3 else t.reshape(1,-1)
+
 def _picture(t, most=300):
-    "A tensor as a small image in HTML: columns are tokens, but for weights, whose heads stand side by side."
+    "A tensor as a small image in HTML: see `_as_matrix`."
     if not t.is_floating_point(): return _first(t)
-    t,heads = t.float(), t.ndim == 4
-    m = torch.cat([F.pad(o, (0,1), value=math.nan) for o in t[0]], 1) if heads else t.flatten(0, 1).T if t.ndim == 3 else t.reshape(1,-1)
+    heads,m = t.ndim == 4, _as_matrix(t.float())
     m = m[::-(-m.shape[0]//most),::-(-m.shape[1]//most)]
     top,file = float(m.nan_to_num().abs().max()) or 1., io.BytesIO()
-    imsave(file, m.numpy(), cmap='viridis' if heads else 'RdBu', vmin=0 if heads else -top, vmax=top, format='png')
+    colours = dict(cmap='viridis', vmin=0) if heads else dict(cmap='RdBu', vmin=-top)
+    imsave(file, m.numpy(), vmax=top, format='png', **colours)
+    data = base64.b64encode(file.getvalue()).decode()
     style = f'width:320px;height:{12 if len(m) == 1 else 64}px;image-rendering:pixelated'
-    return f'<img style="{style}" src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"> <small>{"0 to " if heads else "±"}{top:.2g}</small>'
+    image = f'<img style="{style}" src="data:image/png;base64,{data}">'
+    return f'{image} <small>{"0 to " if heads else "±"}{top:.2g}</small>'
 
 @dataclass
 class StepThrough:
@@ -52,37 +62,70 @@ class StepThrough:
     steps:dict  # name to tensor
 
     def __getitem__(self, name):
-        if name not in self.steps: raise KeyError(f'{name!r} is no step: {_nearest(name, list(self.steps))}; all are {list(self.steps)}')
+        if name not in self.steps:
+            known = list(self.steps)
+            raise KeyError(f'{name!r} is no step: {_nearest(name, known)}; all are {known}')
         return self.steps[name]
+
+    def _row(self, name, width):
+        "A step as a line of text."
+        t = self.steps[name]
+        shown = _spark(_profile(t).tolist()) if t.is_floating_point() else _first(t)
+        return f'{name:{width}}  {str(tuple(t.shape)):18} {shown}'
 
     def __str__(self):
         wide = max(map(len, self.steps))
-        rows = [f'{k:{wide}}  {str(tuple(t.shape)):18} {_spark(_profile(t).tolist()) if t.is_floating_point() else _first(t)}' for k,t in self.steps.items()]
-        return '\n'.join([textwrap.shorten(f'{len(self.tokens)} tokens: ' + ' '.join(map(_shown, self.tokens)), 100, placeholder=' …'), *rows])
+        text = f'{len(self.tokens)} tokens: ' + ' '.join(map(_shown, self.tokens))
+        head = textwrap.shorten(text, 100, placeholder=' …')
+        return '\n'.join([head, *(self._row(k, wide) for k in self.steps)])
     __repr__ = __str__
 
+    def _html_row(self, name):
+        "A step as a row of a table."
+        t = self.steps[name]
+        cells = name, tuple(t.shape), _picture(t)
+        return '<tr>' + ''.join(f'<td style="text-align:left">{o}</td>' for o in cells) + '</tr>'
+
     def _repr_html_(self):
-        rows = [f'<tr><td style="text-align:left">{k}</td><td style="text-align:left">{tuple(t.shape)}</td><td style="text-align:left">{_picture(t)}</td></tr>' for k,t in self.steps.items()]
-        return f'<div><b>{len(self.tokens)} tokens</b>: {html.escape(textwrap.shorten(" ".join(map(_shown, self.tokens)), 400, placeholder=" …"))}</div><table>{"".join(rows)}</table>'
+        text = textwrap.shorten(' '.join(map(_shown, self.tokens)), 400, placeholder=' …')
+        head = f'<b>{len(self.tokens)} tokens</b>: {html.escape(text)}'
+        return f'<div>{head}</div><table>{"".join(map(self._html_row, self.steps))}</table>'
 
 def _places(stack, name, call):
-    "What to look at in a stack of blocks: name, module, which of its calls, and whether its input is meant, its output or its weights."
+    """What to look at in a stack of blocks: name, module, which of its calls, and whether its input
+    is meant, its output or its weights."""
     yield f'{name}ids', stack.emb, call, 'in'
     yield f'{name}embeddings', stack.emb, call, 'out'
     yield f'{name}with positions', stack.blocks[0], 0, 'in'
     for i,block in enumerate(stack.blocks):
         for part,m in block.named_children():
             for o in m.modules():
-                if isinstance(o, (SelfAttention,MultiHeadAttention)): yield f'{name}block {i}, {part}: weights', o, 0, 'weights'
+                if isinstance(o, (SelfAttention,MultiHeadAttention)):
+                    yield f'{name}block {i}, {part}: weights', o, 0, 'weights'
             yield f'{name}block {i}, {part}', m, 0, 'out'
     yield f'{name}last norm', stack.norm, 0, 'out'
 
 def _all_places(model):
     "The same for a whole model."
     if not isinstance(model, Seq2SeqTransformer): yield from _places(model.encoder, '', 0)
-    else: yield from [*_places(model.encoder, 'encoder: ', 0), *_places(model.decoder, 'decoder: ', -1)]
-    if isinstance(model, TransformerClassifier) and model.config.pool != 'max_logits': yield 'pooled', model.head, 0, 'in'
+    else:
+        yield from _places(model.encoder, 'encoder: ', 0)
+        yield from _places(model.decoder, 'decoder: ', -1)
+    if isinstance(model, TransformerClassifier) and model.config.pool != 'max_logits':
+        yield 'pooled', model.head, 0, 'in'
     yield 'outputs', model, 0, 'out'
+
+def _record(model, inputs, places):
+    "The weights that `model` uses on `inputs`, and the calls of each module of `places`."
+    calls = {}
+    with ExitStack() as stack:
+        stack.enter_context(_decoding(model, False))
+        seen = stack.enter_context(record_attention(model))
+        for m in {m for _,m,_,kind in places if kind != 'weights'}:
+            def note(*o, m=m): calls.setdefault(m, []).append(o)
+            stack.enter_context(_note(m, note))
+        model(*inputs)
+    return seen, calls
 
 @patch
 @torch.no_grad()
@@ -90,20 +133,23 @@ def step_through(self:Learner,
     text:str, # tokenized as in training
     target:str=None, # what an encoder–decoder writes; default: what it would
 ): # `StepThrough`
-    "Every tensor between a text and the model's outputs. A TypeError if the model is not of this library."
-    model,pairs = _our_model(self), isinstance(self.model, Seq2SeqTransformer)
-    if target is not None and not pairs: raise ValueError(f'{type(model).__name__} reads one text and writes none: leave out {target=}')
-    ids,places,calls = _text_ids(self, text), list(_all_places(model)), {}
-    inputs = (ids, _text_ids(self, ifnone(target, self.predict(text)), 1)[:,:-1]) if pairs else (ids,)
-    with ExitStack() as stack:
-        for o in (_decoding(model, False), record_attention(model)): seen = stack.enter_context(o)
-        for m in {m for _,m,_,kind in places if kind != 'weights'}: stack.enter_context(_note(m, lambda *o, m=m: calls.setdefault(m, []).append(o)))
-        model(*inputs)
+    """Every tensor between a text and the model's outputs.
+    A TypeError if the model is not of this library."""
+    model = _our_model(self)
+    pairs = isinstance(model, Seq2SeqTransformer)
+    if target is not None and not pairs:
+        raise ValueError(f'{type(model).__name__} reads one text and writes none: '
+                         f'leave out {target=}')
+    ids = _text_ids(self, text)
+    places = list(_all_places(model))
+    inputs = (ids,)
+    if pairs: inputs = ids, _text_ids(self, ifnone(target, self.predict(text)), 1)[:,:-1]
+    seen,calls = _record(model, inputs, places)
     steps = {}
     for name,m,i,kind in places:
         found = seen[m] if kind == 'weights' else calls.get(m)
-        if not found: continue                                              # a user's block need not call all of its parts
+        if not found: continue                  # a user's block need not call all of its parts
         t = found[i][0][0] if kind == 'in' else found[i][1]
         if isinstance(t, torch.Tensor): steps[name] = t.cpu()
-    read = next(iter(steps.values()))                                       # the ids, without what was cut off
-    return StepThrough([_vocab(self)[i] for i in read[read != model.encoder.config.pad_idx]], steps)
+    read,vocab = next(iter(steps.values())), _vocab(self)     # the ids, without what was cut off
+    return StepThrough([vocab[i] for i in read[read != model.encoder.config.pad_idx]], steps)
