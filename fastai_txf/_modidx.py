@@ -933,6 +933,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'fastai_txf.tokens.BPETokenizer._check_trained': ( 'tokens.html#bpetokenizer._check_trained',
                                                                                       'fastai_txf/tokens.py'),
                                    'fastai_txf.tokens.BPETokenizer._cut': ('tokens.html#bpetokenizer._cut', 'fastai_txf/tokens.py'),
+                                   'fastai_txf.tokens.BPETokenizer._trainer': ('tokens.html#bpetokenizer._trainer', 'fastai_txf/tokens.py'),
                                    'fastai_txf.tokens.BPETokenizer.detokenize': ( 'tokens.html#bpetokenizer.detokenize',
                                                                                   'fastai_txf/tokens.py'),
                                    'fastai_txf.tokens.BPETokenizer.setup': ('tokens.html#bpetokenizer.setup', 'fastai_txf/tokens.py'),
