@@ -23,7 +23,8 @@ def docstrings(
         if doc := ast.get_docstring(node): yield doc
         for o in node.body:
             if isinstance(o, _defs): yield from _walk(o)
-    gc_on = gc.isenabled(); gc.disable() # a syntax tree is many objects at once: a third of the time otherwise
+    gc_on = gc.isenabled()
+    gc.disable() # a syntax tree is many objects at once: a third of the time otherwise
     with warnings.catch_warnings():
         warnings.simplefilter('ignore') # invalid escapes in other people's strings
         try: return list(_walk(ast.parse(src)))
@@ -32,22 +33,26 @@ def docstrings(
             if gc_on: gc.enable()
 
 # %% ../nbs/05_data.ipynb #dc3a0e4a
-_skip_dirs = set('test tests testing _testing externals extern _external _vendor vendored array_api_compat array_api_extra'.split())
+_skip_dirs = set('test tests testing _testing externals extern _external _vendor vendored '
+                 'array_api_compat array_api_extra'.split())
 
 def package_files(
     name:str # an installed top-level package
 )->dict: # {'name/sub/file.py': path}, sorted
-    "The source files of a package, found without importing it; tests and bundled packages are left out"
+    """The source files of a package, found without importing it;
+    tests and bundled packages are left out"""
     spec = None if '.' in name else importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        raise ValueError(f'{name!r} is no top-level package that is installed here: check its spelling or install it')
+        raise ValueError(f'{name!r} is no top-level package that is installed here: '
+                         'check its spelling or install it')
     root = Path(list(spec.submodule_search_locations)[0])
-    files = {f.relative_to(root):f for f in sorted(root.rglob('*.py'))}
-    return {f'{name}/{k.as_posix()}':f for k,f in files.items() if not _skip_dirs & set(k.parts[:-1])}
+    files = [(f.relative_to(root), f) for f in sorted(root.rglob('*.py'))]
+    return {f'{name}/{k.as_posix()}':f for k,f in files if not _skip_dirs & set(k.parts[:-1])}
 
 # %% ../nbs/05_data.ipynb #29d502ca
-_aliases = dict(torch='pytorch torch', scipy='scipy', pandas='pandas pd', matplotlib='matplotlib mpl pyplot plt',
-                sklearn='scikit-learn scikit sklearn', numpy='numpy np')
+_aliases = dict(torch='pytorch torch', scipy='scipy', pandas='pandas pd',
+                matplotlib='matplotlib mpl pyplot plt', sklearn='scikit-learn scikit sklearn',
+                numpy='numpy np')
 
 def _name_pattern(packages):
     "Matches the names and usual aliases of `packages`"
@@ -61,7 +66,8 @@ def _clean(text, pat, max_words):
     return re.match(rf'(?:\s*\S+){{0,{max_words}}}', text)[0]
 
 # %% ../nbs/05_data.ipynb #0b4c0fe5
-_quote = re.compile(rb'(?:^|:)[ \t]*[rR]?["\']', re.MULTILINE) # strings that begin a line or follow a colon
+# strings that begin a line or follow a colon
+_quote = re.compile(rb'(?:^|:)[ \t]*[rR]?["\']', re.MULTILINE)
 
 def _new_texts(src, pat, min_words, max_words, seen):
     "The docstrings of `src`, cleaned, that are long enough and not in `seen`, which grows"
@@ -73,14 +79,18 @@ def _new_texts(src, pat, min_words, max_words, seen):
         yield text
 
 def _read_package(name, n, valid_pct, pat, min_words, max_words, seed, seen):
-    "At least `n` rows from the files of `name`, where there are as many; texts in `seen` are passed over"
-    files,rows,n_valid = list(package_files(name).items()),[],0
-    rng,quota = random.Random(f'{name} {seed}'),round(n*valid_pct)
+    """At least `n` rows from the files of `name`, where there are as many;
+    texts in `seen` are passed over"""
+    files = list(package_files(name).items())
+    rng = random.Random(f'{name} {seed}')
     rng.shuffle(files)
+    quota = round(n*valid_pct)
+    rows,n_valid = [], 0
     for source,path in files:
         if n_valid >= quota and len(rows)-n_valid >= n-quota: break
-        src,valid = path.read_bytes(),n_valid < valid_pct*(len(rows)+1)
-        if len(_quote.findall(src)) < len(src)/5000: continue # hardly a docstring in it: not worth parsing
+        src = path.read_bytes()
+        valid = n_valid < valid_pct*(len(rows)+1)
+        if len(_quote.findall(src)) < len(src)/5000: continue # too few strings to be worth parsing
         texts = list(_new_texts(src, pat, min_words, max_words, seen))
         texts = rng.sample(texts, min(len(texts), max(1, n//20)))
         rows += [dict(text=o, label=name, is_valid=valid, source=source) for o in texts]
@@ -97,58 +107,81 @@ def _balance(df, n, valid_pct):
 
 # %% ../nbs/05_data.ipynb #72e774be
 def docstrings_df(
-    packages=('torch', 'scipy', 'pandas', 'matplotlib', 'sklearn', 'numpy'), # installed top-level packages; known ones that are missing are skipped
-    max_per_class:int=1000, # rows per package at most; the package with the fewest sets the number for all
+    packages=('torch', 'scipy', 'pandas', 'matplotlib', 'sklearn', 'numpy'), # installed ones
+    max_per_class:int=1000, # rows per package at most; the smallest package sets the number for all
     min_words:int=20, # shorter docstrings are dropped
     max_words:int=None, # texts are cut after this many words; None keeps them whole
     valid_pct:float=0.2, # share of validation rows
     mask_names:bool=False, # put one neutral word for the packages' names and aliases
     seed:int=42 # draws the files and the order of the rows
 )->pd.DataFrame: # columns text, label, is_valid, source
-    "Docstrings of installed packages labelled with their package: balanced, no duplicates, no source file in both sets"
+    """Docstrings of installed top-level packages labelled with their package: balanced,
+    no duplicates, no source file in both sets; known packages that are missing are skipped"""
     if not 0 < valid_pct < 1: raise ValueError(f'{valid_pct=} is no share between 0 and 1')
+    names = _installed(packages)
+    pat = _name_pattern(names) if mask_names else None
+    seen = set()
+    dfs = [_read_package(p, max_per_class, valid_pct, pat, min_words, max_words, seed, seen)
+           for p in names]
+    few = [p for p,d in zip(names, dfs) if d.is_valid.nunique() < 2]
+    if few:
+        raise ValueError(f'{few} hold too few docstrings of {min_words=} words: '
+                         'leave them out or lower min_words')
+    df = _balance(pd.concat(dfs), max_per_class, valid_pct)
+    return df.sample(frac=1, random_state=seed, ignore_index=True)
+
+def _installed(packages):
+    "`packages` without the known ones that are missing; ValueError for fewer than two"
     missing = [p for p in packages if p in _aliases and importlib.util.find_spec(p) is None]
     names = [p for p in dict.fromkeys(packages) if p not in missing]
     if missing: warnings.warn(f'not installed, left out: {missing}')
-    if len(names) < 2: raise ValueError(f'there is nothing to tell apart: of {packages=} only {names} are installed')
-    pat,seen = _name_pattern(names) if mask_names else None,set()
-    dfs = [_read_package(p, max_per_class, valid_pct, pat, min_words, max_words, seed, seen) for p in names]
-    few = [p for p,d in zip(names, dfs) if d.is_valid.nunique() < 2]
-    if few: raise ValueError(f'{few} hold too few docstrings of {min_words=} words: leave them out or lower min_words')
-    return _balance(pd.concat(dfs), max_per_class, valid_pct).sample(frac=1, random_state=seed, ignore_index=True)
+    if len(names) < 2:
+        raise ValueError('there is nothing to tell apart: '
+                         f'of {packages=} only {names} are installed')
+    return names
 
 # %% ../nbs/05_data.ipynb #fdcb8f18
 def _frame(df):
     "`df` with strings as columns' names; TypeError for what is no data frame"
-    if not isinstance(df, pd.DataFrame): raise TypeError(f'{type(df).__name__} is no data frame: pass one, or read a file with from_csv')
+    if not isinstance(df, pd.DataFrame):
+        raise TypeError(f'{type(df).__name__} is no data frame: '
+                        'pass one, or read a file with from_csv')
     return df.rename(columns=str)
 
 def _names(df, cols):
     "The names of the columns `cols`, given by name or position"
-    res = [df.columns[c] if isinstance(c, int) and -df.shape[1] <= c < df.shape[1] else c for c in L(cols)]
+    positions = range(-df.shape[1], df.shape[1])
+    res = [df.columns[c] if isinstance(c, int) and c in positions else c for c in L(cols)]
     for c in res:
         n = (df.columns==c).sum()
-        if n != 1: raise ValueError(f'{n or "no"} columns are called {c!r}: the data frame has {list(df.columns)}')
+        if n == 1: continue
+        raise ValueError(f'{n or "no"} columns are called {c!r}: '
+                         f'the data frame has {list(df.columns)}')
     return res
 
 def _one_name(df, text_col):
     "The name of the only column with texts"
     cols = _names(df, text_col)
-    if len(cols) != 1: raise ValueError(f"text_col={cols}: name one column; several become one by df[{cols}].agg(' '.join, axis=1)")
+    if len(cols) != 1:
+        raise ValueError(f'text_col={cols}: name one column; '
+                         f"several become one by df[{cols}].agg(' '.join, axis=1)")
     return cols[0]
 
 def _rows(df, bad, n=5):
     "How many rows the mask `bad` marks, and the index labels of the first `n`"
     idx = df.index[np.asarray(bad, dtype=bool)].tolist()
-    return f"{len(idx)} of {len(df)} rows (index {', '.join(map(repr, idx[:n]))}{', ...' if len(idx) > n else ''})"
+    shown = ', '.join(map(repr, idx[:n])) + (', ...' if len(idx) > n else '')
+    return f'{len(idx)} of {len(df)} rows (index {shown})'
 
 def _check_missing(df, cols, what):
     "No None or NaN in `cols`"
     for c in cols:
         bad = df[c].isna()
+        if not bad.any(): continue
         fill = f" or make them empty with df[{c!r}].fillna('')" if what=='text' else ''
-        if bad.any(): raise ValueError(f'column {c!r} has no {what} ({df[c][bad].tolist()[0]}) in {_rows(df, bad)}: '
-                                       f'leave them out with df.dropna(subset=[{c!r}]){fill}')
+        raise ValueError(f'column {c!r} has no {what} ({df[c][bad].tolist()[0]}) '
+                         f'in {_rows(df, bad)}: '
+                         f'leave them out with df.dropna(subset=[{c!r}]){fill}')
 
 def _check_strings(df, cols, why):
     "Only strings in `cols`"
@@ -156,36 +189,45 @@ def _check_strings(df, cols, why):
         bad = ~df[c].map(lambda o: isinstance(o, str)).to_numpy(dtype=bool)
         if not bad.any(): continue
         o = df[c][bad].tolist()[0]
-        raise ValueError(f'column {c!r} holds {o!r} ({type(o).__name__}) where {why}, in {_rows(df, bad)}: '
+        raise ValueError(f'column {c!r} holds {o!r} ({type(o).__name__}) where {why}, '
+                         f'in {_rows(df, bad)}: '
                          f'name another column or convert it with df[{c!r}].astype(str)')
 
 # %% ../nbs/05_data.ipynb #74d6597d
 def _mask_series(df, mask):
     "`mask` as a series with the index of `df`"
     if isinstance(mask, pd.Series) and not mask.index.equals(df.index):
-        raise ValueError('valid_col is a series with another index than the data frame: pass valid_col.reindex(df.index), or valid_col.to_numpy() if it is in the order of the rows')
-    if len(mask) != len(df): raise ValueError(f'valid_col has {len(mask)} values for {len(df)} rows: pass one for each row; for row numbers that is np.isin(np.arange({len(df)}), valid_col)')
+        raise ValueError('valid_col is a series with another index than the data frame: '
+                         'pass valid_col.reindex(df.index), '
+                         'or valid_col.to_numpy() if it is in the order of the rows')
+    if len(mask) != len(df):
+        raise ValueError(f'valid_col has {len(mask)} values for {len(df)} rows: pass one for each '
+                         f'row; for row numbers that is np.isin(np.arange({len(df)}), valid_col)')
     return pd.Series(np.asarray(mask), index=df.index)
 
 def _valid_mask(df, valid_col):
     "`valid_col` (a name, a position or a mask) as a boolean array, checked"
     if is_listy(valid_col) or isinstance(valid_col, (np.ndarray, pd.Series)):
-        col,what,code = _mask_series(df, valid_col), 'valid_col', 'pd.Series(valid_col, index=df.index)'
+        col = _mask_series(df, valid_col)
+        what,code = 'valid_col', 'pd.Series(valid_col, index=df.index)'
     else:
         c, = _names(df, valid_col)
-        col,what,code = df[c], f'column {c!r}', f'df[{c!r}]'
+        col = df[c]
+        what,code = f'column {c!r}', f'df[{c!r}]'
     bad = ~col.isin([0,1])
     if bad.any():
         odd = col[bad].tolist()
         fix = '.fillna(False)' if col[bad].isna().all() else f' == {max(odd, key=str)!r}'
-        raise ValueError(f'{what} must be True/False or 1/0 to tell validation rows, but holds {odd[0]!r} ({type(odd[0]).__name__}) '
-                         f'in {_rows(df, bad)}: convert it, for instance pass valid_col={code}{fix}')
+        raise ValueError(f'{what} must be True/False or 1/0 to tell validation rows, '
+                         f'but holds {odd[0]!r} ({type(odd[0]).__name__}) in {_rows(df, bad)}: '
+                         f'convert it, for instance pass valid_col={code}{fix}')
     return col.to_numpy(dtype=bool)
 
 def _check_split(valid):
     "Neither set is empty"
-    if valid.all() or not valid.any():
-        raise ValueError(f"{'all' if valid.all() else 'none'} of {len(valid)} rows are for validation: both sets need some")
+    if valid.any() and not valid.all(): return
+    share = 'all' if valid.all() else 'none'
+    raise ValueError(f'{share} of {len(valid)} rows are for validation: both sets need some')
 
 # %% ../nbs/05_data.ipynb #779500e1
 def label_kind(
@@ -193,7 +235,8 @@ def label_kind(
     label_col, # name or position of a column, or a list of them
     label_delim:str=None # what separates the labels in a string
 )->str: # 'category', 'multi', 'encoded' or 'regression'
-    "What the label columns hold; ValueError for several columns that are neither 0/1 nor floats nor strings"
+    """What the label columns hold;
+    ValueError for several columns that are neither 0/1 nor floats nor strings"""
     cols = _names(df, label_col)
     floats = all(pd.api.types.is_float_dtype(df[c]) for c in cols)
     if len(cols)==1:
@@ -202,8 +245,9 @@ def label_kind(
     if df[cols].isin([0,1]).all(axis=None): return 'encoded'
     if floats: return 'regression'
     if df[cols].map(lambda o: isinstance(o, str)).all(axis=None): return 'multi'
-    raise ValueError(f'label_col={cols} must all hold 0/1 (many labels), floats (regression) or strings, '
-        f'not {dict(df[cols].dtypes.astype(str))}: convert them, for instance with df[{cols}].astype(float)')
+    raise ValueError(f'label_col={cols} must all hold 0/1 (many labels), floats (regression) '
+                     f'or strings, not {dict(df[cols].dtypes.astype(str))}: '
+                     f'convert them, for instance with df[{cols}].astype(float)')
 
 # %% ../nbs/05_data.ipynb #b569377b
 def _each_label(s, label_delim=None):
@@ -217,46 +261,59 @@ def _check_unseen(df, cols, valid, label_delim=None):
     each = pd.concat([_each_label(df[c], label_delim) for c in cols])
     is_valid = valid[each.index]
     bad = each[is_valid & ~each.isin(set(each[~is_valid]))]
-    if len(bad): raise ValueError(f'label {bad.tolist()[0]!r} of column {cols[0]!r} occurs in validation rows only: '
-        f'{_rows(df, np.isin(np.arange(len(df)), bad.index))}: move some to training, leave them out, '
-        'or pass a y_block whose vocab holds it')
+    if not len(bad): return
+    rows = _rows(df, np.isin(np.arange(len(df)), bad.index))
+    raise ValueError(f'label {bad.tolist()[0]!r} of column {cols[0]!r} occurs in validation rows '
+                     f'only: {rows}: move some to training, leave them out, '
+                     'or pass a y_block whose vocab holds it')
 
 # %% ../nbs/05_data.ipynb #26995f77
 def check_df(
     df:pd.DataFrame, # a row for each text
     text_col, # name or position of the text column, or a list of them
     label_col=None, # of the label column(s); None without labels
-    valid_col=None, # of the column that is true for validation rows, or the mask itself; None without a split
+    valid_col=None, # of the column that is true for validation rows, or a mask; None: no split
     label_delim:str=None, # what separates the labels in a string
     unseen_ok:bool=False # let labels occur in validation rows only (where the vocabulary is given)
 ):
-    "ValueError that names the rows, the column, the value and the remedy, unless loaders can be made from `df`"
-    if not len(df): raise ValueError(f'the data frame has no rows (columns {list(df.columns)}): read it again or undo the filter that emptied it')
+    """ValueError that names the rows, the column, the value and the remedy,
+    unless loaders can be made from `df`"""
+    if not len(df):
+        raise ValueError(f'the data frame has no rows (columns {list(df.columns)}): '
+                         'read it again or undo the filter that emptied it')
     texts = _names(df, text_col)
     _check_missing(df, texts, 'text')
     _check_strings(df, texts, 'a text is needed')
     valid = None if valid_col is None else _valid_mask(df, valid_col)
     if valid is not None: _check_split(valid)
-    if label_col is None: return
+    if label_col is not None: _check_labels(df, label_col, valid, label_delim, unseen_ok)
+
+def _check_labels(df, label_col, valid, label_delim, unseen_ok):
+    "Labels of one kind, none missing, and those of validation rows known from training"
     labels = _names(df, label_col)
     _check_missing(df, labels, 'label')
     if label_delim is not None: _check_strings(df, labels, f'{label_delim=} splits strings')
     kind = label_kind(df, labels, label_delim)
     if kind=='category': _check_one_kind(df, labels[0])
     if kind=='regression': _check_finite(df, labels)
-    elif kind!='encoded' and valid is not None and not unseen_ok: _check_unseen(df, labels, valid, label_delim)
+    elif kind!='encoded' and valid is not None and not unseen_ok:
+        _check_unseen(df, labels, valid, label_delim)
 
 def _check_one_kind(df, col):
     "Labels that can be sorted"
     try: sorted(df[col].unique())
     except TypeError as e:
-        raise ValueError(f'column {col!r} mixes labels of different types ({", ".join(sorted({type(o).__name__ for o in df[col]}))}): convert it with df[{col!r}].astype(str)') from e
+        types = ', '.join(sorted({type(o).__name__ for o in df[col]}))
+        raise ValueError(f'column {col!r} mixes labels of different types ({types}): '
+                         f'convert it with df[{col!r}].astype(str)') from e
 
 def _check_finite(df, cols):
     "No infinite target in `cols`"
     for c in cols:
         bad = np.isinf(df[c].to_numpy(dtype=float))
-        if bad.any(): raise ValueError(f'column {c!r} has an infinite target in {_rows(df, bad)}: leave them out or clip them')
+        if bad.any():
+            raise ValueError(f'column {c!r} has an infinite target in {_rows(df, bad)}: '
+                             'leave them out or clip them')
 
 # %% ../nbs/05_data.ipynb #a2868f12
 def text_vocab(
@@ -266,8 +323,9 @@ def text_vocab(
     vocab = getattr(dls, 'vocab', None) if not is_listy(dls) else dls
     if isinstance(vocab, L) and len(vocab) and not isinstance(vocab[0], str): vocab = vocab[0]
     if not is_listy(vocab) or not len(vocab) or not isinstance(vocab[0], str):
-        raise TypeError(f'{type(dls).__name__} with a vocabulary of type {type(vocab).__name__} holds no tokens: '
-                        'make it with TextDataLoaders, or a DataBlock that has a TextBlock')
+        raise TypeError(f'{type(dls).__name__} with a vocabulary of type {type(vocab).__name__} '
+                        'holds no tokens: make it with TextDataLoaders, '
+                        'or a DataBlock that has a TextBlock')
     return vocab
 
 def pad_index(
@@ -275,8 +333,10 @@ def pad_index(
 )->int: # id of xxpad
     "The id of the padding token; ValueError if the vocabulary has none"
     vocab = text_vocab(dls)
-    if PAD not in vocab: raise ValueError(f'{PAD!r} is not among the {len(vocab)} tokens of the vocabulary '
-        f'({", ".join(vocab[:4])}, ...), so padding cannot be told from text: put {PAD!r} into it, at index 1 for fastai')
+    if PAD not in vocab:
+        raise ValueError(f'{PAD!r} is not among the {len(vocab)} tokens of the vocabulary '
+                         f'({", ".join(vocab[:4])}, ...), so padding cannot be told from text: '
+                         f'put {PAD!r} into it, at index 1 for fastai')
     return vocab.index(PAD)
 
 # %% ../nbs/05_data.ipynb #e379e308
@@ -284,69 +344,103 @@ def _check_batches(dls):
     "Every set that has texts has a batch"
     for name,dl in zip(('training', 'validation'), dls.loaders):
         if len(dl) or not len(dl.dataset): continue
-        have = f'{sum(dl.lens)} tokens, fewer than {dl.bs+1}' if isinstance(dl, LMDataLoader) else f'{len(dl.dataset)} texts, fewer than {dl.bs}'
-        lm = f' (seq_len={dl.seq_len})' if isinstance(dl, LMDataLoader) else ''
-        raise ValueError(f"the {name} set has {have}, so there is not one batch of bs={dl.bs}{lm}: pass a smaller "
-                         f"{'bs' if name=='training' else 'val_bs'}, or give it more text")
+        have,lm = f'{len(dl.dataset)} texts, fewer than {dl.bs}', ''
+        if isinstance(dl, LMDataLoader):
+            have = f'{sum(dl.lens)} tokens, fewer than {dl.bs+1}'
+            lm = f' (seq_len={dl.seq_len})'
+        option = 'bs' if name=='training' else 'val_bs'
+        raise ValueError(f'the {name} set has {have}, so there is not one batch of bs={dl.bs}{lm}: '
+                         f'pass a smaller {option}, or give it more text')
 
 def _check_pad_tfm(dls):
     "Batches are padded with `xxpad`"
     pad = pad_index(dls)
     for tfm in getattr(dls.train.before_batch, 'fs', []):
         if isinstance(tfm, Pad_Chunk) and tfm.pad_idx != pad:
-            raise ValueError(f'batches are padded with {text_vocab(dls)[tfm.pad_idx]!r} (pad_idx={tfm.pad_idx}), but {PAD!r} is at '
-                f'{pad}: pass before_batch=Pad_Chunk(pad_idx={pad}), or put {PAD!r} at index 1 of the vocabulary')
+            raise ValueError(f'batches are padded with {text_vocab(dls)[tfm.pad_idx]!r} '
+                             f'(pad_idx={tfm.pad_idx}), but {PAD!r} is at {pad}: '
+                             f'pass before_batch=Pad_Chunk(pad_idx={pad}), '
+                             f'or put {PAD!r} at index 1 of the vocabulary')
 
 # %% ../nbs/05_data.ipynb #96007cee
+def _column_reader(tfms):
+    "The only one of `tfms`, if it reads whole columns as they are; or None"
+    if len(tfms)!=1 or not isinstance(tfms[0], ColReader): return None
+    return None if tfms[0].pref or tfms[0].suff else tfms[0]
+
 def _raw_labels(tl, cat, max_n):
     "The labels of `tl` before they become numbers, one per line, under the row's number"
-    tfms,items = [f for f in tl.tfms.fs[:tl.tfms.fs.index(cat)]],tl.items
+    tfms = list(tl.tfms.fs[:tl.tfms.fs.index(cat)])
+    items = tl.items
     if isinstance(items, pd.DataFrame):
-        if len(tfms)==1 and isinstance(tfms[0], ColReader) and not tfms[0].pref and not tfms[0].suff:
-            cols = [items.iloc[:,c] if isinstance(c, int) else items[c] for c in tfms[0].cols]
-            return pd.concat([_each_label(c, tfms[0].label_delim) for c in cols])
+        reader = _column_reader(tfms)
+        if reader is not None:
+            cols = [items.iloc[:,c] if isinstance(c, int) else items[c] for c in reader.cols]
+            return pd.concat([_each_label(c, reader.label_delim) for c in cols])
         items = [items.iloc[i] for i in range(min(max_n, len(items)))]
-    return _each_label(pd.Series([compose_tfms(o, tfms, split_idx=tl.split_idx) for o in items], dtype=object))
+    labels = [compose_tfms(o, tfms, split_idx=tl.split_idx) for o in items]
+    return _each_label(pd.Series(labels, dtype=object))
+
+def _odd_labels(labels, cat):
+    "Those of `labels` that `cat` has no number for, and why"
+    if isinstance(cat, RegressionSetup):
+        return labels[labels.isna()], 'is no target: leave such rows out'
+    vocab = list(cat.vocab)
+    why = (f'is not in the vocabulary of labels {vocab[:10]}, made from the training rows: '
+           'move such rows to training, leave them out, or give the block a vocab')
+    return labels[~labels.isin(vocab)], why
 
 def _check_vocab_labels(dls, max_n):
     "Every label is in the label vocabulary, every regression target is there"
     for name,ds in (('training', dls.train_ds), ('validation', dls.valid_ds)):
         for tl in getattr(ds, 'tls', [])[getattr(ds, 'n_inp', 1):]:
             cat = first(f for f in tl.tfms.fs if isinstance(f, (Categorize, RegressionSetup)))
-            if cat is None or isinstance(cat, EncodedMultiCategorize) or getattr(cat, 'add_na', False) or not len(ds): continue
-            labels = _raw_labels(tl, cat, max_n)
-            if isinstance(cat, RegressionSetup): bad,why = labels[labels.isna()],'is no target: leave such rows out'
-            else: bad,why = labels[~labels.isin(list(cat.vocab))],(f'is not in the vocabulary of labels {list(cat.vocab)[:10]}, made from '
-                'the training rows: move such rows to training, leave them out, or give the block a vocab')
-            if len(bad): raise ValueError(f'label {bad.tolist()[0]!r} in {bad.index.nunique()} of {len(ds)} {name} rows '
-                                          f'(numbers {bad.index[:5].tolist()}) {why}')
+            if cat is None or isinstance(cat, EncodedMultiCategorize): continue
+            if getattr(cat, 'add_na', False) or not len(ds): continue
+            bad,why = _odd_labels(_raw_labels(tl, cat, max_n), cat)
+            if len(bad):
+                raise ValueError(f'label {bad.tolist()[0]!r} in {bad.index.nunique()} of {len(ds)} '
+                                 f'{name} rows (numbers {bad.index[:5].tolist()}) {why}')
 
 def check_dls(
     dls, # any `DataLoaders` for a text learner
     max_n:int=5000 # rows looked at in each set where labels are a function of the row
 ):
-    "TypeError or ValueError that says what is wrong and what to do, unless a text learner can train on `dls`"
-    if not isinstance(dls, DataLoaders): raise TypeError(f'{type(dls).__name__} is no DataLoaders: make one with TextDataLoaders or a DataBlock')
-    _check_pad_tfm(dls); _check_batches(dls); _check_vocab_labels(dls, max_n)
+    """TypeError or ValueError that says what is wrong and what to do,
+    unless a text learner can train on `dls`"""
+    if not isinstance(dls, DataLoaders):
+        raise TypeError(f'{type(dls).__name__} is no DataLoaders: '
+                        'make one with TextDataLoaders or a DataBlock')
+    _check_pad_tfm(dls)
+    _check_batches(dls)
+    _check_vocab_labels(dls, max_n)
 
 # %% ../nbs/05_data.ipynb #51a4df6d
 def _check_bs(**sizes):
     "A TypeError or ValueError for what is no batch size"
     for k,bs in sizes.items():
         whole = isinstance(bs, numbers.Integral) and not isinstance(bs, bool)
-        if not whole or bs < 1: raise (ValueError if whole else TypeError)(f'{k}={bs!r}: at least 1 text in a batch, a whole number')
+        if whole and bs >= 1: continue
+        error = ValueError if whole else TypeError
+        raise error(f'{k}={bs!r}: at least 1 text in a batch, a whole number')
 
 def _check_options(func, kwargs):
     "No misspelt options, which fastai's loaders ignore, and no odd batch sizes"
-    known = {p for f in (func, FilteredBase.dataloaders, TfmdDL.__init__, SortedDL.__init__, LMDataLoader.__init__)
-             for p in inspect.signature(f).parameters}
+    funcs = (func, FilteredBase.dataloaders, TfmdDL.__init__, SortedDL.__init__,
+             LMDataLoader.__init__)
+    known = {p for f in funcs for p in inspect.signature(f).parameters}
     for k in kwargs:
-        if k not in known: raise TypeError(f'there is no option {k!r}; close to it are {difflib.get_close_matches(k, known) or "none"}')
-    _check_bs(**{k:o for k,o in kwargs.items() if k == 'bs' or k in ('val_bs','batch_size') and o is not None})
+        if k in known: continue
+        near = difflib.get_close_matches(k, known) or 'none'
+        raise TypeError(f'there is no option {k!r}; close to it are {near}')
+    optional = ('val_bs','batch_size')
+    _check_bs(**{k:o for k,o in kwargs.items() if k == 'bs' or k in optional and o is not None})
 
 def _check_pct(valid_pct):
     "A ValueError for what is no share"
-    if not (isinstance(valid_pct, numbers.Real) and 0 <= valid_pct < 1): raise ValueError(f'{valid_pct=}: give the share of the rows for validation, 0 <= valid_pct < 1')
+    if not (isinstance(valid_pct, numbers.Real) and 0 <= valid_pct < 1):
+        raise ValueError(f'{valid_pct=}: give the share of the rows for validation, '
+                         '0 <= valid_pct < 1')
 
 def _random_mask(n, valid_pct, seed):
     "The rows that fastai's `RandomSplitter` would take for validation"
@@ -359,12 +453,17 @@ def _check_kept(df, label_col, tok_text_col):
     "No label column that tokens would be written over"
     kept = [tok_text_col, f'{tok_text_col}_length']
     for c in _names(df, label_col):
-        if c in kept: raise ValueError(f'label column {c!r}: the tokens and their number are kept in the columns {kept[0]!r} and {kept[1]!r}: rename it, or pass another tok_text_col')
+        if c in kept:
+            raise ValueError(f'label column {c!r}: the tokens and their number are kept in the '
+                             f'columns {kept[0]!r} and {kept[1]!r}: '
+                             'rename it, or pass another tok_text_col')
 
 def _y_block(df, label_col, label_delim, valid):
-    "The target block for what the label columns hold; one label's categories are read from the column: fastai goes row by row"
+    """The target block for what the label columns hold;
+    one label's categories are read from the column: fastai goes row by row"""
     cols = _names(df, label_col)
-    blocks = dict(category=lambda: CategoryBlock(df[cols[0]][~valid].unique().tolist()), multi=MultiCategoryBlock, regression=RegressionBlock,
+    blocks = dict(category=lambda: CategoryBlock(df[cols[0]][~valid].unique().tolist()),
+                  multi=MultiCategoryBlock, regression=RegressionBlock,
                   encoded=partial(MultiCategoryBlock, encoded=True, vocab=cols))
     return blocks[label_kind(df, cols, label_delim)]()
 
@@ -375,10 +474,11 @@ def token_lists(
     rules:list, # what rewrites a text before it is cut
     n_workers:int=0 # processes, for a tokenizer without `tokenize`
 ): # yields a list of tokens for each
-    "The tokens that fastai's loaders make of training texts, without holding more than some of them"
+    "The tokens that fastai's loaders make of training texts; never holds more than some of them"
     if hasattr(tok, 'tokenize'): yield from tok.tokenize(texts, rules)
     else:
-        for some in chunked(texts, 10_000): yield from tokenize_texts(some, n_workers=n_workers, rules=rules, tok=tok)
+        for some in chunked(texts, 10_000):
+            yield from tokenize_texts(some, n_workers=n_workers, rules=rules, tok=tok)
 
 def _join_cols(df, cols, mark_fields=None):
     "The text of each row"
@@ -386,15 +486,18 @@ def _join_cols(df, cols, mark_fields=None):
 
 def _token_frame(df, cols, tok, rules, n_workers=0, mark_fields=None, tok_text_col='text'):
     "fastai's `tokenize_df`: `df` with tokens for its text columns, and how often each occurs"
-    if not hasattr(tok, 'tokenize'): return tokenize_df(df, cols, n_workers, rules, mark_fields, tok, tok_text_col)
+    if not hasattr(tok, 'tokenize'):
+        return tokenize_df(df, cols, n_workers, rules, mark_fields, tok, tok_text_col)
     cols = [df.columns[c] if isinstance(c, int) else c for c in L(cols)]
     toks = list(tok.tokenize(_join_cols(df, cols, mark_fields), rules))
     res = df.loc[:,~df.columns.isin(cols)].copy()
-    res[tok_text_col],res[f'{tok_text_col}_length'] = toks,[*map(len, toks)]
-    return res,Counter(itertools.chain.from_iterable(toks))
+    res[tok_text_col] = toks
+    res[f'{tok_text_col}_length'] = [*map(len, toks)]
+    return res, Counter(itertools.chain.from_iterable(toks))
 
 class TextTokenizer(Tokenizer):
-    "fastai's `Tokenizer`, with the rules that `tok` asks for, its `tokenize` and its `detokenize` where it has them"
+    """fastai's `Tokenizer`, with the rules that `tok` asks for,
+    its `tokenize` and its `detokenize` where it has them"""
     def __init__(self,
         tok, # tokenizer, or its class
         rules=None, # what rewrites a text before it is cut; None asks the tokenizer, then fastai
@@ -402,43 +505,57 @@ class TextTokenizer(Tokenizer):
         mode:str=None # 'df' if data frames are tokenized in set-up
     ):
         tok = tok() if isinstance(tok, type) else tok
-        super().__init__(tok, rules=ifnone(rules, list(getattr(tok, 'rules', defaults.text_proc_rules))), mode=mode)
+        asked = list(getattr(tok, 'rules', defaults.text_proc_rules))
+        super().__init__(tok, rules=ifnone(rules, asked), mode=mode)
         self.text_cols = text_cols
 
     def setups(self, dsets):
         if self.mode != 'df' or not isinstance(dsets.items, pd.DataFrame): return
-        dsets.items,count = _token_frame(dsets.items, self.text_cols, **{**self.kwargs, 'tok':self.tok, 'rules':self.rules})
+        kw = {**self.kwargs, 'tok':self.tok, 'rules':self.rules}
+        dsets.items,count = _token_frame(dsets.items, self.text_cols, **kw)
         self.counter = ifnone(self.counter, count)
         self.lengths = ifnone(self.lengths, dsets.items[f'{self.tok_text_col}_length'].values)
         return dsets
 
     @property
-    def tokenizer(self): return self # under this name fastai's loaders look for the lengths of the texts
-    def _tokenize1(self, o): return list(token_lists([o], self.tok, self.rules))[0] # one text as many
-    def decodes(self, o): return TitledStr(self.tok.detokenize(o) if hasattr(self.tok, 'detokenize') else self.sep.join(o))
+    def tokenizer(self): return self # fastai's loaders look here for the lengths of the texts
+
+    def _tokenize1(self, o):
+        "One text as many"
+        return list(token_lists([o], self.tok, self.rules))[0]
+
+    def decodes(self, o):
+        detokenize = getattr(self.tok, 'detokenize', self.sep.join)
+        return TitledStr(detokenize(o))
 
 class _Numericalize(Numericalize):
     "fastai's `Numericalize`, with integers for an empty text, too"
     def encodes(self, o): return super().encodes(o).long()
 
 def _text_block(tok, vocab, is_lm, seq_len, min_freq, max_vocab, **kwargs):
-    "A `TextBlock` around `tok`, which may have a vocabulary of its own, whose batches are padded with `xxpad`"
-    vocab,least = ifnone(vocab, getattr(tok.tok, 'vocab', None)), 1 if hasattr(tok.tok, 'detokenize') else 3
+    """A `TextBlock` around `tok`, which may have a vocabulary of its own,
+    whose batches are padded with `xxpad`"""
+    vocab = ifnone(vocab, getattr(tok.tok, 'vocab', None))
+    least = 1 if hasattr(tok.tok, 'detokenize') else 3
     res = TextBlock(tok, vocab, is_lm, seq_len, **kwargs)
     res.type_tfms[1] = _Numericalize(vocab, ifnone(min_freq, least), max_vocab)
-    if vocab is not None and not is_lm: res.dls_kwargs = {'before_batch': Pad_Chunk(pad_idx=pad_index(vocab), seq_len=seq_len)}
+    if vocab is not None and not is_lm:
+        res.dls_kwargs = {'before_batch': Pad_Chunk(pad_idx=pad_index(vocab), seq_len=seq_len)}
     return res
 
 # %% ../nbs/05_data.ipynb #ef020e78
 def refresh_tokens(
     path # folder of text files that fastai tokenizes into `<path>_tok`
 )->int: # how many files the cache did not know, or knew in an older version
-    "Make fastai tokenize `path` again if a text file is new or changed; it would read the old tokens or none"
+    """Make fastai tokenize `path` again if a text file is new or changed;
+    it would read the old tokens or none"""
     path = Path(path)
     cache = path.parent/f'{path.name}_tok'
     if not (cache/'counter.pkl').exists(): return 0
-    known,made = load_pickle(cache/'lengths.pkl'),(cache/'counter.pkl').stat().st_mtime
-    n = sum(str(f.relative_to(path)) not in known or f.stat().st_mtime > made for f in get_files(path, extensions='.txt'))
+    known = load_pickle(cache/'lengths.pkl')
+    made = (cache/'counter.pkl').stat().st_mtime
+    def is_new(f): return str(f.relative_to(path)) not in known or f.stat().st_mtime > made
+    n = sum(map(is_new, get_files(path, extensions='.txt')))
     if n: (cache/'counter.pkl').unlink() # the file by which fastai knows a finished cache
     return n
 
@@ -452,29 +569,41 @@ def text_list(
 
 def _refuse_keys(texts):
     "A TypeError for what would give its keys in place of texts"
-    if isinstance(texts, (dict, pd.DataFrame)): raise TypeError(f"a {type(texts).__name__} is no list of texts: pass {'its values' if isinstance(texts, dict) else 'one of its columns, or use from_df'}")
+    if not isinstance(texts, (dict, pd.DataFrame)): return
+    instead = 'its values' if isinstance(texts, dict) else 'one of its columns, or use from_df'
+    raise TypeError(f'a {type(texts).__name__} is no list of texts: pass {instead}')
+
+def _column(df, text_col):
+    "The column `text_col` of `df`"
+    df,text_col = df.rename(columns=str), str(text_col)
+    if text_col not in df.columns:
+        raise ValueError(f'there is no column {text_col!r} among {list(df.columns)}: '
+                         'name the one with the texts, `text_col=…`')
+    return df[text_col]
 
 def as_texts(
     item, # a text, a list or series of texts, or a data frame
     text_col:str='text' # the data frame's column
 )->list:
     "The texts as a list; ValueError where there are none, TypeError for what is no text"
-    if isinstance(item, pd.DataFrame):
-        item,text_col = item.rename(columns=str),str(text_col)
-        if text_col not in item.columns: raise ValueError(f'there is no column {text_col!r} among {list(item.columns)}: name the one with the texts, `text_col=…`')
-        item = item[text_col]
+    if isinstance(item, pd.DataFrame): item = _column(item, text_col)
     _refuse_keys(item)
-    if not hasattr(item, '__iter__'): raise TypeError(f'{item!r} is a {type(item).__name__}: give a text, a list of texts or a data frame')
+    if not hasattr(item, '__iter__'):
+        raise TypeError(f'{item!r} is a {type(item).__name__}: '
+                        'give a text, a list of texts or a data frame')
     texts = [item] if isinstance(item, str) else list(item)
     if not texts: raise ValueError('there is no text to predict: the list or data frame is empty')
     for i,t in enumerate(texts):
-        if not isinstance(t, str): raise TypeError(f'text number {i} is {t!r}: a {type(t).__name__}, not a str')
+        if isinstance(t, str): continue
+        raise TypeError(f'text number {i} is {t!r}: a {type(t).__name__}, not a str')
     return texts
 
 def _all_texts(items):
     "`items` as strings, files read; ValueError for what is neither"
     bad = [i for i,o in enumerate(items) if not isinstance(o, (str, Path))]
-    if bad: raise ValueError(f'{items[bad[0]]!r} (number {bad[0]} of {len(items)}) is no text: pass strings, paths or a data frame')
+    if bad:
+        raise ValueError(f'{items[bad[0]]!r} (number {bad[0]} of {len(items)}) is no text: '
+                         'pass strings, paths or a data frame')
     return [o.read_text(encoding='utf8') if isinstance(o, Path) else o for o in items]
 
 def text_tokenizer(
@@ -497,22 +626,39 @@ def tokenize_like(
         items = list(items)
     if not len(items): raise ValueError(f'there are no texts in {items!r}: pass at least one')
     if isinstance(items, list) and isinstance(items[0], pd.Series): items = pd.DataFrame(items)
-    if tok is None or not isinstance(items, pd.DataFrame) and is_listy(items[0]): return items
-    if not isinstance(items, pd.DataFrame): return list(token_lists(_all_texts(items), tok.tok, tok.rules))
-    return _tokenize_frame(items.rename(columns=str), tok)
+    if tok is None: return items
+    if isinstance(items, pd.DataFrame): return _tokenize_frame(items.rename(columns=str), tok)
+    if is_listy(items[0]): return items
+    return list(token_lists(_all_texts(items), tok.tok, tok.rules))
 
 def _tokenize_frame(df, tok):
-    "`df` with the tokens of its text column(s), read as `tok` read the training frame, unless it has them already"
+    """`df` with the tokens of its text column(s), read as `tok` read the training frame,
+    unless it has them already"""
     kw = getattr(tok, 'kwargs', {})
-    col,cols = kw.get('tok_text_col', 'text'),L(getattr(tok, 'text_cols', 'text'))
-    if not all(isinstance(c, int) or c in df.columns for c in cols) and col in df.columns: cols = L(col)
+    col = kw.get('tok_text_col', 'text')
+    cols = L(getattr(tok, 'text_cols', 'text'))
+    present = all(isinstance(c, int) or c in df.columns for c in cols)
+    if not present and col in df.columns: cols = L(col)
     if list(cols) == [col] and len(df) and all(map(is_listy, df.get(col, ['']))): return df
     check_df(df, cols)
-    return _token_frame(df, list(cols), tok.tok, tok.rules, mark_fields=kw.get('mark_fields'), tok_text_col=col)[0]
+    return _token_frame(df, list(cols), tok.tok, tok.rules,
+                        mark_fields=kw.get('mark_fields'), tok_text_col=col)[0]
 
 # %% ../nbs/05_data.ipynb #43ece146
+def _target(df, label_col, label_delim, valid, y_block):
+    "The target's blocks, derived from the label columns if `y_block` is None, and what reads them"
+    y_blocks = L(_y_block(df, label_col, label_delim, valid) if y_block is None else y_block)
+    return dict(y_blocks=y_blocks,
+                get_y=ColReader(_names(df, label_col), label_delim=label_delim))
+
+def _data_block(x_block, tok_text_col, valid, y_blocks=(), get_y=None):
+    "Tokens, and targets where there are any, parted by the mask `valid`"
+    return DataBlock([x_block, *y_blocks], get_x=ColReader(tok_text_col), get_y=get_y,
+                     splitter=IndexSplitter(np.flatnonzero(valid)))
+
 class TransformerDataLoaders(TextDataLoaders):
-    "`TextDataLoaders` with early errors, targets inferred from the columns, and the same tokens in use as in training"
+    """`TextDataLoaders` with early errors, targets inferred from the columns,
+    and the same tokens in use as in training"""
     @classmethod
     @delegates(DataLoaders.from_dblock)
     def from_df(cls,
@@ -532,30 +678,40 @@ class TransformerDataLoaders(TextDataLoaders):
         tok_text_col:str='text', # column that holds the tokens
         seq_len:int=72, # tokens of a language model's sequence; step of the padding otherwise
         backwards:bool=False, # reverse the texts
-        min_freq:int=None, # rarer tokens become xxunk; None is 1 for a tokenizer that loses nothing (it has `detokenize`), else 3
+        min_freq:int=None, # rarer ones become xxunk; None: 1 if `tok_tfm` has `detokenize`, else 3
         max_vocab:int=60000, # most tokens in the vocabulary
-        n_workers:int=None, # processes that tokenize; None is 0 for fewer than 2,000 texts, then one a CPU; a tokenizer with `tokenize` needs none
+        n_workers:int=None, # processes; None: one a CPU, 0 below 2,000 texts; `tokenize` needs none
         **kwargs
     ):
         "Loaders from the rows of `df`; ValueError, TypeError as `check_df` and `check_dls` say"
         _check_options(cls.from_df, kwargs)
-        df,n_workers = _frame(df),ifnone(n_workers, 0 if len(df) < 2000 else defaults.cpus)
-        valid = _random_mask(len(df), valid_pct, seed) if valid_col is None else _valid_mask(df, valid_col)
-        check_df(df, text_col, None if is_lm else label_col, valid if valid_pct or valid_col is not None else None,
+        df = _frame(df)
+        n_workers = ifnone(n_workers, 0 if len(df) < 2000 else defaults.cpus)
+        if valid_col is None: valid = _random_mask(len(df), valid_pct, seed)
+        else: valid = _valid_mask(df, valid_col)
+        check_df(df, text_col, None if is_lm else label_col,
+                 valid if valid_pct or valid_col is not None else None,
                  label_delim, unseen_ok=y_block is not None)
         if not is_lm: _check_kept(df, label_col, tok_text_col)
         cols = _names(df, text_col)
-        tok = TextTokenizer.from_df(cols, ifnone(tok_tfm, WordTokenizer), rules, tok_text_col=tok_text_col, n_workers=n_workers)
+        tok = TextTokenizer.from_df(cols, ifnone(tok_tfm, WordTokenizer), rules,
+                                    tok_text_col=tok_text_col, n_workers=n_workers)
         if hasattr(tok.tok, 'setup'): tok.tok.setup(_join_cols(df[~valid], cols), tok.rules)
-        blocks = [_text_block(tok, text_vocab, is_lm, seq_len, min_freq, max_vocab, backwards=backwards)]
-        if not is_lm: blocks += L(_y_block(df, label_col, label_delim, valid) if y_block is None else y_block)
-        get_y = None if is_lm else ColReader(_names(df, label_col), label_delim=label_delim)
-        dblock = DataBlock(blocks, get_x=ColReader(tok_text_col), get_y=get_y, splitter=IndexSplitter(np.flatnonzero(valid)))
+        x_block = _text_block(tok, text_vocab, is_lm, seq_len, min_freq, max_vocab,
+                              backwards=backwards)
+        target = {} if is_lm else _target(df, label_col, label_delim, valid, y_block)
+        dblock = _data_block(x_block, tok_text_col, valid, **target)
+        return cls._from_block(dblock, df, path, is_lm, kwargs)
+
+    @classmethod
+    def _from_block(cls, dblock, df, path, is_lm, kwargs):
+        "Loaders of `dblock`, checked; ValueError where a language model has not one batch"
         try: return cls._checked(cls.from_dblock(dblock, df, path=path, **kwargs))
         except IndexError as e: # fastai's loader has no first batch to try
             if not is_lm: raise
             bs = kwargs.get('bs', 64)
-            raise ValueError(f'the training set has fewer than {bs+1} tokens, so there is not one batch of {bs=}: pass a smaller bs') from e
+            raise ValueError(f'the training set has fewer than {bs+1} tokens, so there is not one '
+                             f'batch of {bs=}: pass a smaller bs') from e
 
     @classmethod
     def _checked(cls, dls):
@@ -574,43 +730,60 @@ def from_csv(cls:TransformerDataLoaders,
     quoting=csv.QUOTE_MINIMAL,
     **kwargs
 ):
-    "Loaders from the rows of a csv file; pandas reads an empty text as missing, and the error says how to keep it"
-    return cls.from_df(pd.read_csv(Path(path)/csv_fname, header=header, delimiter=delimiter, quoting=quoting), path=path, **kwargs)
+    """Loaders from the rows of a csv file;
+    pandas reads an empty text as missing, and the error says how to keep it"""
+    df = pd.read_csv(Path(path)/csv_fname, header=header, delimiter=delimiter, quoting=quoting)
+    return cls.from_df(df, path=path, **kwargs)
 
 def _folder_frame(files, splitter):
-    "The texts of `files`, the names of their folders as labels, and which `splitter` takes for validation; others are left out"
+    """The texts of `files`, the names of their folders as labels, and which `splitter` takes
+    for validation; others are left out"""
     train,valid = splitter(files)
     files = [files[i] for i in (*train, *valid)]
-    return pd.DataFrame(dict(text=_all_texts(files), label=[*map(parent_label, files)], is_valid=[False]*len(train) + [True]*len(valid), file=[*map(str, files)]))
+    return pd.DataFrame(dict(
+        text=_all_texts(files), label=[*map(parent_label, files)],
+        is_valid=[False]*len(train) + [True]*len(valid), file=[*map(str, files)]))
+
+def _text_files(path, train, valid, valid_pct):
+    "The text files to read; ValueError if there is none"
+    by_folder = valid_pct is None
+    files = get_text_files(path, folders=[train,valid] if by_folder else None)
+    if files: return files
+    where = f' under {train!r} or {valid!r}: name the folders, or give valid_pct'
+    raise ValueError(f'there is no text file (*.txt) in {path}' + (where if by_folder else ''))
 
 @patch(cls_method=True)
 @delegates(TextDataLoaders.from_folder)
 def from_folder(cls:TransformerDataLoaders,
-    path, # holds the folders `train` and `valid` with a folder for each label, or the labels' folders (`valid_pct`)
+    path, # holds `train` and `valid`, with a folder for each label; or these alone (`valid_pct`)
     train='train', # name of the folder to train on
     valid='valid', # name of the one for validation
     valid_pct:float=None, # share of validation files, drawn at random; None goes by the folders
     seed:int=None, # of that draw
     vocab:list=None, # labels; None takes them from the training files
-    tok_tfm=None, # tokenizer; None is fastai's, whose tokens are kept in `<path>_tok` for the next time
+    tok_tfm=None, # tokenizer; None is fastai's, whose tokens are kept in `<path>_tok`
     splitter=None, # what parts the files, in place of the folders' names and the draw
     **kwargs
 ):
     "Loaders from a folder of text files, tokenized again if any is new or changed"
     _check_options(TextDataLoaders.from_folder, kwargs)
     if valid_pct is not None: _check_pct(valid_pct)
-    files = get_text_files(path, folders=[train,valid] if valid_pct is None else None)
-    if not files: raise ValueError(f'there is no text file (*.txt) in {path}' + (f' under {train!r} or {valid!r}: name the folders, or give valid_pct' if valid_pct is None else ''))
+    files = _text_files(path, train, valid, valid_pct)
     if tok_tfm is None:
         refresh_tokens(path)
-        return cls._checked(TextDataLoaders.from_folder(path, train, valid, valid_pct, seed, vocab, splitter=splitter, **kwargs))
-    if splitter is None: splitter = GrandparentSplitter(train, valid) if valid_pct is None else RandomSplitter(valid_pct, seed=seed)
-    return cls.from_df(_folder_frame(files, splitter), path, text_col='text', label_col='label', valid_col='is_valid', tok_tfm=tok_tfm,
-                       y_block=None if vocab is None else CategoryBlock(vocab), **kwargs)
+        return cls._checked(TextDataLoaders.from_folder(
+            path, train, valid, valid_pct, seed, vocab, splitter=splitter, **kwargs))
+    if splitter is None and valid_pct is None: splitter = GrandparentSplitter(train, valid)
+    elif splitter is None: splitter = RandomSplitter(valid_pct, seed=seed)
+    y_block = None if vocab is None else CategoryBlock(vocab)
+    return cls.from_df(_folder_frame(files, splitter), path, text_col='text', label_col='label',
+                       valid_col='is_valid', tok_tfm=tok_tfm, y_block=y_block, **kwargs)
 
 def _check_columns(df, tls):
     "`df` has the columns that `tls` read"
-    for tl in tls: _names(df, [c for f in tl.tfms.fs if isinstance(f, ColReader) for c in f.cols])
+    for tl in tls:
+        readers = [f for f in tl.tfms.fs if isinstance(f, ColReader)]
+        _names(df, [c for f in readers for c in f.cols])
 
 @patch
 @delegates(TfmdDL.__init__)
@@ -621,7 +794,10 @@ def test_dl(self:TransformerDataLoaders,
     **kwargs
 ):
     "A loader over `test_items`, tokenized as the training texts were (see `tokenize_like`)"
-    if with_labels and isinstance(test_items, pd.DataFrame): _check_columns(test_items.rename(columns=str), self.valid_ds.tls[1:])
-    files = with_labels and is_listy(test_items) and isinstance(first(test_items), Path) # their folders are the labels
+    if with_labels and isinstance(test_items, pd.DataFrame):
+        _check_columns(test_items.rename(columns=str), self.valid_ds.tls[1:])
+    # the folders of files are their labels
+    files = with_labels and is_listy(test_items) and isinstance(first(test_items), Path)
     if rm_type_tfms is None and not files: test_items = tokenize_like(self, test_items)
-    return super(TransformerDataLoaders, self).test_dl(test_items, rm_type_tfms=rm_type_tfms, with_labels=with_labels, **kwargs)
+    return super(TransformerDataLoaders, self).test_dl(
+        test_items, rm_type_tfms=rm_type_tfms, with_labels=with_labels, **kwargs)
