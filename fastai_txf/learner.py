@@ -89,7 +89,7 @@ def _check_same_shape(saved, enc, source):
 def _emb_scale(config): return math.sqrt(config['d_model']) if config['scale_emb'] else 1.
 
 def _fit_weights(saved, enc, vocab, vectors):
-    "The saved weights, with as many rows as `enc` needs, and how many tokens of `vocab` were found."
+    "The saved weights with the rows that `enc` needs, and how many tokens of `vocab` were found."
     weights = dict(saved['weights'])
     rows,found = remap_rows(weights['emb.weight'], saved['vocab'], vocab, vectors)
     scale = _emb_scale(saved['config'])/_emb_scale(dataclasses.asdict(enc.config))
@@ -270,7 +270,7 @@ class TransformerLearner(Learner):
         return file
 
     def load_encoder(self,
-        file, # a name under `path/model_dir`, a `Path`, a learner, or a model with a `vocab` (`from_hf`)
+        file, # a name under `path/model_dir`, a `Path`, a learner, or a model with a `vocab`
         vectors=None, # of the tokens of `dls`, `(vocab_sz, d)`: they place those that are not known
     ): # `self`
         """Load an encoder, token by token where the vocabularies differ (`remap_rows`);

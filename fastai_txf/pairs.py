@@ -189,10 +189,10 @@ class Seq2SeqDataLoaders(DataLoaders):
         valid_col=None, # column that is true for validation rows
         tok_tfm=None, # tokenizer for both sides, or a pair of them; default: fastai's
         rules=None, # rewrite a text before it is cut; default: the tokenizer's own, or fastai's
-        share_vocab:bool=False, # one for both sides (a tokenizer that learns one for both shares it)
+        share_vocab:bool=False, # one for both sides (a tokenizer that learns for both shares it)
         min_freq:int=None, # rarer is xxunk; default: 1 if a tokenizer has `detokenize`, else 3
         max_vocab:int=60000, # most tokens in a vocabulary
-        n_workers:int=None, # that tokenize; default: 0 below 2,000 rows or without rules, else one a CPU
+        n_workers:int=None, # that tokenize; default: one a CPU, 0 below 2,000 rows or without rules
         **kwargs
     ):
         "Loaders from the rows of `df`. A ValueError names rows, column and remedy if it cannot be."
@@ -228,7 +228,7 @@ class Seq2SeqDataLoaders(DataLoaders):
         tgt_col=1, # of the column to write
         **kwargs
     ):
-        "Loaders from a csv file. Both columns are text, numbers too; an empty field is an empty one."
+        "Loaders from a csv file. Both columns are text, numbers too; empty fields are empty texts."
         read = partial(pd.read_csv, Path(path)/csv_fname, header=header, delimiter=delimiter,
                        quoting=quoting, keep_default_na=False)
         names = read(nrows=0 if header is not None else 1).columns
