@@ -4,7 +4,7 @@ One shape for all: 4 layers, d_model 256, 8 heads, vocabulary 10,000, random wei
 The candidates take turns in one process; each figure is a median over the rounds, each ratio the median of the rounds' ratios."""
 from peers import *
 from x_transformers import AutoregressiveWrapper
-from fastai_txf.generate import generate, stream_tokens
+from fastai_txf.generate.decode import generate, stream_tokens
 
 PROMPT = 16
 

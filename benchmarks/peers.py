@@ -4,8 +4,9 @@ sys.modules.setdefault('torchvision', None) # transformers would import it for p
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
 from x_transformers import Decoder, TransformerWrapper
-from fastai_txf.models import TransformerLM
-from fastai_txf.scale import chunked_cross_entropy, compile_for_training
+from fastai_txf.model.models import TransformerLM
+from fastai_txf.train.losses import chunked_cross_entropy
+from fastai_txf.train.compile import compile_for_training
 
 VOCAB,WIDTH,HEADS,LAYERS = 10_000,256,8,4
 

@@ -8,9 +8,10 @@ from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastai.optimizer import Adam
-from fastai_txf.learner import TransformerLMLearner
-from fastai_txf.models import TransformerLM
-from fastai_txf.scale import ChunkedLoss, SpareDecay, adamw
+from fastai_txf.learn.lm import TransformerLMLearner
+from fastai_txf.model.models import TransformerLM
+from fastai_txf.train.losses import ChunkedLoss
+from fastai_txf.train.optim import adamw, SpareDecay
 
 STEPS = {'full':'all logits', 'chunked':'`ChunkedLoss`', 'twice':'`checkpoint=True`', 'both':'both'}
 OPTIMIZERS = {'loop':'plain loop, fused AdamW', 'ours':'`TransformerLMLearner`, `adamw`', 'adamw':'`Learner`, `adamw`', 'adam':"`Learner`, fastai's `Adam`"}

@@ -8,7 +8,7 @@ import argparse, json, torch
 from accelerate import FullyShardedDataParallelPlugin
 from fastai.text.all import *
 from fastai_txf.all import *
-from fastai_txf.distributed import *
+from fastai_txf.train.distributed import *
 
 BATCH = 16 # texts, or streams of text, in a step of all processes together
 MODEL = dict(d_model=32, n_heads=2, p=0., emb_p=0.) # without dropout: a process does not draw what one alone would

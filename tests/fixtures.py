@@ -1,7 +1,8 @@
 "Small texts, loaders and learners that several test files share"
 import random, pandas as pd, pytest, torch
 from fastai.text.all import BaseTokenizer, Callback, MultiCategoryBlock, RegressionBlock, TextDataLoaders, noop
-from fastai_txf.learner import transformer_classifier_learner, transformer_lm_learner
+from fastai_txf.learn.classifier import transformer_classifier_learner
+from fastai_txf.learn.lm import transformer_lm_learner
 
 SMALL = dict(d_model=16, n_heads=2, n_layers=2)
 both = pytest.mark.parametrize('kind', ['clf','lm'])

@@ -5,7 +5,7 @@ from accelerate import FullyShardedDataParallelPlugin
 from fastai.text.all import *
 from torch.utils._pytree import tree_leaves, tree_map
 from fastai_txf.all import *
-from fastai_txf.distributed import *
+from fastai_txf.train.distributed import *
 from fixtures import SMALL, make_dls, quiet, texts_df
 
 torch.set_num_threads(1)

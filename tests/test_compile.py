@@ -6,12 +6,13 @@ import os, pickle, pytest, subprocess, sys, torch, torch.nn as nn
 from fastai.text.all import load_learner, set_seed
 from torch._dynamo.utils import counters
 from fastai_txf import scale
-from fastai_txf.attention import record_attention
-from fastai_txf.generate import generate
-from fastai_txf.layers import TransformerBlock
-from fastai_txf.mlm import transformer_mlm_learner
-from fastai_txf.models import TransformerLM
-from fastai_txf.scale import ChunkedLoss, compile_for_training
+from fastai_txf.model.attention import record_attention
+from fastai_txf.generate.decode import generate
+from fastai_txf.model.layers import TransformerBlock
+from fastai_txf.learn.mlm import transformer_mlm_learner
+from fastai_txf.model.models import TransformerLM
+from fastai_txf.train.losses import ChunkedLoss
+from fastai_txf.train.compile import compile_for_training
 from fixtures import SMALL, df, dls, dls_lm, make, quiet, weights
 from test_scale import fitted, pairs_learner, start
 
@@ -110,8 +111,8 @@ def test_plain_elsewhere(traced):
 WITHOUT = """
 import warnings, torch
 from copy import deepcopy
-from fastai_txf.models import TransformerLM
-from fastai_txf.scale import compile_for_training
+from fastai_txf.model.models import TransformerLM
+from fastai_txf.train.compile import compile_for_training
 
 plain = TransformerLM(vocab_sz=30, d_model=12, n_heads=2, n_layers=2, p=0., emb_p=0.)
 model,x,said = compile_for_training(deepcopy(plain)), torch.randint(2, 30, (3,7)), []

@@ -10,11 +10,11 @@ from fastai.text.all import (BOS, PAD, SGD, UNK, BaseTokenizer, BCEWithLogitsLos
     TensorCategory, TensorMultiCategory, TextBlock, TextDataLoaders, TransformBlock, get_text_files, ifnone, load_learner)
 
 from fastai_txf.data import *
-from fastai_txf.data import _clean, _name_pattern
-from fastai_txf.pairs import Seq2SeqDataLoaders
-from fastai_txf.recipes import self_pretrain
-from fastai_txf.stream import LMDataLoaders
-from fastai_txf.tokens import BPETokenizer, CharTokenizer
+from fastai_txf.text.corpus import _clean, _name_pattern
+from fastai_txf.text.pairs import Seq2SeqDataLoaders
+from fastai_txf.recipes.pretrain import self_pretrain
+from fastai_txf.text.stream import LMDataLoaders
+from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 
 FAST = dict(tok_tfm=BaseTokenizer(), n_workers=0, min_freq=1, bs=4)
 

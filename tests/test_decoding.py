@@ -4,14 +4,16 @@ import pandas as pd, pytest, torch
 from fastai.text.all import AWD_LSTM, CrossEntropyLossFlat, Learner, awd_lstm_lm_config, language_model_learner
 from hypothesis import example, given, settings, strategies as st
 from torch import nn
-from fastai_txf.attention import KVCache, causal_mask
-from fastai_txf.data import text_list, tokenize_like
+from fastai_txf.model.attention import causal_mask
+from fastai_txf.generate.cache import KVCache
+from fastai_txf.text.codec import text_list, tokenize_like
 from fastai_txf.generate import *
-from fastai_txf.generate import _CachedReader, _make_reader
-from fastai_txf.layers import TransformerBlock
-from fastai_txf.models import PRESETS, TransformerLM, make_config
-from fastai_txf.positions import POSITIONS
-from fastai_txf.stream import TextStart
+from fastai_txf.generate.decode import _CachedReader, make_reader
+from fastai_txf.model.layers import TransformerBlock
+from fastai_txf.model.config import make_config, PRESETS
+from fastai_txf.model.models import TransformerLM
+from fastai_txf.model.positions import POSITIONS
+from fastai_txf.text.stream import TextStart
 from fixtures import uncompiled
 from test_generate import Chars, Own, banded, by_hand, dls, lm_dls, remembered, scripted, tiny
 
@@ -41,7 +43,7 @@ cases = {**{k: dict(config=k, **cached(k)) for k in PRESETS}, **{f'{k} positions
 @torch.no_grad()
 def walk(model, prompts, more, max_len=None, cache=True):
     "The reader's logits before each column of `more`, `(bs, n, vocab_sz)`"
-    reader,res = _make_reader(model, prompts, max_len, cache), []
+    reader,res = make_reader(model, prompts, max_len, cache), []
     assert isinstance(reader, _CachedReader)
     for new in more.T:
         res.append(reader.logits())
@@ -126,7 +128,7 @@ def test_foreign_batch(dls):
 
 def test_compile_but_for_the_compiler(monkeypatch):
     "The same texts; who cannot is told"
-    monkeypatch.setattr('fastai_txf.generate._build', uncompiled)
+    monkeypatch.setattr('fastai_txf.generate.faststep._build', uncompiled)
     for model in (models['learned'], models['alibi'], tiny('llama', max_len=8).double()):
         for prompts in (ids(5), ids(12), ids(3, 9)): # one text far past `max_len`, and two
             got,want = [generate(model, prompts, 14, temperature=0, compile=o) for o in (True,False)]
@@ -191,7 +193,7 @@ def test_bounded(width, chunk):
 def test_bounded_reader():
     "So does a reader, and learned positions never need more than twice their number"
     for positions in ('rotary','learned'):
-        reader = _make_reader(models[positions], ids(2, 5), None, True)
+        reader = make_reader(models[positions], ids(2, 5), None, True)
         with torch.no_grad():
             for _ in range(35): reader.logits(); reader.append(torch.tensor([1,2]))
         assert all(c.shape[2]-1 <= 2*(8+5) for kv in reader.cache.layers.values() for c in kv)
@@ -232,7 +234,7 @@ def test_fallbacks(case):
     "They read everything again, in a sliding window"
     model = fallbacks[case]()
     if not hasattr(model, 'config'): model.config = model[0].config
-    assert not isinstance(_make_reader(model, torch.zeros(1,1), None, True), _CachedReader)
+    assert not isinstance(make_reader(model, torch.zeros(1,1), None, True), _CachedReader)
     prompts = ids(3, 15)
     for got,x in zip(generate(model, prompts, 12, temperature=0), prompts):
         for _ in range(12): x = torch.cat([x, model(x[None,-W:])[0,-1].argmax(-1, keepdim=True)])
@@ -245,7 +247,7 @@ def test_not_causal():
 
 def test_subclass_is_cached():
     "A subclass that changes neither `forward` nor `hidden`"
-    assert isinstance(_make_reader(small(OwnName), torch.zeros(1,1), None, True), _CachedReader)
+    assert isinstance(make_reader(small(OwnName), torch.zeros(1,1), None, True), _CachedReader)
 
 # Traces
 
@@ -782,7 +784,7 @@ def test_recorded(preset, n_layers, dtype, eps):
     model = TransformerLM(preset, vocab_sz=V, d_model=16, n_heads=4, n_layers=n_layers, d_ff=32, max_len=16).to(dtype).eval()
     for p in model.parameters(): nn.init.normal_(p, std=0.3)
     for prompts in (ids(3), ids(2, 7, 5)):
-        fast,slow = _make_reader(model, prompts, None), _make_reader(model, prompts, None)
+        fast,slow = make_reader(model, prompts, None), make_reader(model, prompts, None)
         slow.fixed,recorded = False,0
         with torch.no_grad():
             for i in range(20):
@@ -796,7 +798,7 @@ def test_record_follows_the_weights():
     "Weights that change while a text is made count from the next token on"
     model = tiny(positions='learned', max_len=32)
     x = ids(3)
-    reader,slow = [_make_reader(model, x, None) for _ in range(2)]
+    reader,slow = [make_reader(model, x, None) for _ in range(2)]
     slow.fixed = False
     with torch.no_grad():
         for i in range(6):

@@ -10,10 +10,10 @@ from hypothesis import assume, given, settings, strategies as st
 from scipy.stats import chisquare
 from torch import nn
 from types import SimpleNamespace
-from fastai_txf.attention import causal_mask
+from fastai_txf.model.attention import causal_mask
 from fastai_txf.generate import *
-from fastai_txf.models import TransformerLM
-from fastai_txf.train import SampleText
+from fastai_txf.model.models import TransformerLM
+from fastai_txf.learn.writing import SampleText
 
 torch.set_num_threads(1)
 some = settings(max_examples=30)

@@ -5,11 +5,17 @@ from functools import partial
 import pandas as pd, pytest, tokenizers as tk, torch, torch.nn as nn
 from fastai.text.all import RegressionBlock, TextDataLoaders, load_learner
 from hypothesis import given, settings, strategies as st
-from fastai_txf.data import TransformerDataLoaders, text_vocab, tokenize_like
-from fastai_txf.generate import generate
-from fastai_txf.hf import HFTokenizer, from_hf
-from fastai_txf.learner import remap_rows, transformer_classifier_learner, transformer_lm_learner
-from fastai_txf.models import TransformerClassifier, TransformerEncoder, TransformerLM, classifier_splitter, lm_splitter
+from fastai_txf.text.special import text_vocab
+from fastai_txf.text.codec import tokenize_like
+from fastai_txf.text.loaders import TransformerDataLoaders
+from fastai_txf.generate.decode import generate
+from fastai_txf.share.hf import from_hf, HFTokenizer
+from fastai_txf.learn.transfer import remap_rows
+from fastai_txf.learn.classifier import transformer_classifier_learner
+from fastai_txf.learn.lm import transformer_lm_learner
+from fastai_txf.model.stack import TransformerEncoder
+from fastai_txf.model.models import (
+    classifier_splitter, lm_splitter, TransformerClassifier, TransformerLM)
 from fixtures import quiet, texts_df, weights
 
 tr = pytest.importorskip('transformers')

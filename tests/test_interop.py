@@ -3,10 +3,10 @@ import pickle, re
 from functools import partial
 from itertools import product
 import pytest, torch, torch.nn as nn, torch.nn.functional as F
-from fastai_txf.attention import MultiHeadAttention
-from fastai_txf.interop import EncoderDecoder, Stack, from_former, from_torch
-from fastai_txf.layers import PostNorm, PreNorm, TransformerBlock
-from fastai_txf.models import TransformerClassifier, TransformerLM, classifier_splitter
+from fastai_txf.model.attention import MultiHeadAttention
+from fastai_txf.share.torch import EncoderDecoder, from_former, from_torch, Stack
+from fastai_txf.model.layers import PostNorm, PreNorm, TransformerBlock
+from fastai_txf.model.models import classifier_splitter, TransformerClassifier, TransformerLM
 
 close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
 

@@ -6,11 +6,18 @@ from torch import nn
 from fastai.text.all import (L, BaseTokenizer, CancelFitException, CategoryBlock, CSVLogger, ClassificationInterpretation, DataBlock, EarlyStoppingCallback, GradientClip, GrandparentSplitter,
                              Learner, Module, Perplexity, RMSProp, SaveModelCallback, TextBlock, TextDataLoaders, accuracy, accuracy_multi,
                              get_text_files, load_learner, parent_label, tokenize_folder)
-import fastai.text.learner as fastai_text, fastai_txf.learner as learner_module
-from fastai_txf.data import TransformerDataLoaders, check_df, pad_index, text_vocab
-from fastai_txf.layers import TransformerBlock
-from fastai_txf.learner import TransformerLearner, remap_rows, transformer_classifier_learner, transformer_lm_learner
-from fastai_txf.models import TransformerClassifier, TransformerConfig, TransformerLM, compact
+import fastai.text.learner as fastai_text, fastai_txf.learn.classifier as learner_module
+from fastai_txf.text.special import pad_index, text_vocab
+from fastai_txf.text.frames import check_df
+from fastai_txf.text.loaders import TransformerDataLoaders
+from fastai_txf.model.layers import TransformerBlock
+from fastai_txf.learn.transfer import remap_rows
+from fastai_txf.learn.base import TransformerLearner
+from fastai_txf.learn.classifier import transformer_classifier_learner
+from fastai_txf.learn.lm import transformer_lm_learner
+from fastai_txf.model.windows import compact
+from fastai_txf.model.config import TransformerConfig
+from fastai_txf.model.models import TransformerClassifier, TransformerLM
 from fixtures import *
 
 factories = pytest.mark.parametrize('factory', [transformer_classifier_learner, transformer_lm_learner])

@@ -1,11 +1,13 @@
 "What only language models do in a learner: predictions that fit into memory, the likelihood of a text, samples in the fit's table"
 import math, numpy as np, pandas as pd, pytest, torch
 from fastai.text.all import CSVLogger, CrossEntropyLossFlat, Learner, SaveModelCallback, accuracy, set_seed
-from fastai_txf.data import TransformerDataLoaders
-from fastai_txf.generate import decode_ids, encode_text, generate, predict, text_logprobs
-from fastai_txf.stream import LMDataLoaders
-from fastai_txf.tokens import CharTokenizer
-from fastai_txf.train import SampleText
+from fastai_txf.text.loaders import TransformerDataLoaders
+from fastai_txf.text.codec import decode_ids, encode_text
+from fastai_txf.generate.decode import generate
+from fastai_txf.learn.writing import predict, text_logprobs
+from fastai_txf.text.stream import LMDataLoaders
+from fastai_txf.text.tokens import CharTokenizer
+from fastai_txf.learn.writing import SampleText
 from fixtures import *
 
 # Predictions

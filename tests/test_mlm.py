@@ -4,15 +4,21 @@ import numpy as np, pandas as pd, pytest, torch, torch.nn.functional as F
 from functools import partial
 from hypothesis import given, strategies as st
 from fastai.text.all import BaseTokenizer, CategoryBlock, ColReader, ColSplitter, Counter, DataBlock, Perplexity, TextBlock, accuracy, defaults, load_learner, make_vocab
-from fastai_txf.data import TransformerDataLoaders, text_tokenizer, text_vocab
-from fastai_txf.generate import generate, predict, stream_text, text_logprobs
-from fastai_txf.learner import transformer_lm_learner
-from fastai_txf.mlm import MaskTokens, TransformerMLM, fixed_draws, mask_index, mask_tokens, ordinary_tokens, transformer_mlm_learner
-from fastai_txf.models import TransformerConfig, compact
-from fastai_txf.pairs import Seq2SeqDataLoaders
-from fastai_txf.stream import LMDataLoaders
-from fastai_txf.tokens import BPETokenizer, CharTokenizer
-from fastai_txf.train import SampleText
+from fastai_txf.text.special import text_vocab
+from fastai_txf.text.codec import text_tokenizer
+from fastai_txf.text.loaders import TransformerDataLoaders
+from fastai_txf.generate.decode import generate
+from fastai_txf.learn.writing import predict, stream_text, text_logprobs
+from fastai_txf.learn.lm import transformer_lm_learner
+from fastai_txf.model.models import TransformerMLM
+from fastai_txf.text.special import mask_index, ordinary_tokens
+from fastai_txf.learn.mlm import fixed_draws, mask_tokens, MaskTokens, transformer_mlm_learner
+from fastai_txf.model.windows import compact
+from fastai_txf.model.config import TransformerConfig
+from fastai_txf.text.pairs import Seq2SeqDataLoaders
+from fastai_txf.text.stream import LMDataLoaders
+from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
+from fastai_txf.learn.writing import SampleText
 from fixtures import *
 
 N,MASK,FIRST = 50,49,9 # tokens, the mask, the first ordinary one
@@ -319,7 +325,7 @@ def test_show_results(of, kind, monkeypatch):
     "In brackets as many tokens as are hidden, and only there the texts differ from what they were"
     learn,cols = of(kind), {}
     learn.model.train()
-    monkeypatch.setattr('fastai_txf.mlm.show_pairs', cols.update)
+    monkeypatch.setattr('fastai_txf.learn.mlm.show_pairs', cols.update)
     learn.show_results(max_n=3, trunc_at=12, shuffle=False)
     assert learn.model.training and list(cols) == ['text','hidden','prediction'] and len(cols['text']) == 3
     vocab,(x,_) = text_vocab(learn.dls), compact(next(iter(learn.dls.valid))[0][:3])

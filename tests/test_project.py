@@ -8,7 +8,8 @@ from fastcore.docments import docments
 root = Path(__file__).parents[1]
 lib,nbs = root/'fastai_txf',root/'nbs'
 notebooks = sorted(o for o in nbs.rglob('*.ipynb') if '.ipynb_checkpoints' not in o.parts)
-modules = sorted(o.stem for o in lib.glob('*.py') if not o.stem.startswith('_'))
+sources = sorted(o for o in lib.rglob('*.py') if not o.stem.startswith('_'))
+modules = ['.'.join(o.relative_to(lib).with_suffix('').parts) for o in sources]
 max_lines = 25
 skip_dirs = {'.git','.venv','build','dist','__pycache__','.pytest_cache','.hypothesis','.ipynb_checkpoints','models'}
 
@@ -31,7 +32,8 @@ def cells(nb, typ='code'):
     return [{**o, 'source': ''.join(o['source'])} for o in json.loads(nb.read_text(encoding='utf-8'))['cells'] if o['cell_type']==typ]
 
 def default_exps(nb): return [m for c in cells(nb) for m in re.findall(r'^#\|\s*default_exp:?\s+(\S+)', c['source'], re.M)]
-def tree(mod): return ast.parse((lib/f'{mod}.py').read_text(encoding='utf-8'))
+def source(mod): return (lib/f"{mod.replace('.', '/')}.py").read_text(encoding='utf-8')
+def tree(mod): return ast.parse(source(mod))
 def load(mod): return importlib.import_module(f'fastai_txf.{mod}')
 def nb_name(o): return str(o.relative_to(nbs))
 
@@ -74,28 +76,86 @@ def test_wheel(dists):
     assert requires == set(cfg['requirements'].split())
     assert f"Version: {cfg['version']}\n" in meta and f"Requires-Python: >={cfg['min_python']}\n" in meta
 
-# The order of modules and their names
+# The rooms: floors, the order of modules, and what they may know of each other
 
+def number(nb): return tuple(re.findall(r'\d+', str(nb.relative_to(nbs).with_suffix(''))))
 def order():
-    "The number of each module: its notebook's (05 < 05a < 06), and for `all` the highest of those that it gathers"
-    res = {m:o.name.split('_')[0] for o in nbs.glob('[0-9][0-9]*_*.ipynb') for m in default_exps(o)}
-    return {**res, 'all': max(res.get(o, '') for o in imported('all'))}
+    "Floor and number of each module's notebook"
+    return {m:number(o) for o in notebooks if re.match(r'\d', nb_name(o)) for m in default_exps(o)}
+
+def resolved(mod, node):
+    "The full name of the module that an import in `mod` names"
+    if not node.level: return node.module
+    base = f'{lib.name}.{mod}'.split('.')[:-node.level]
+    return '.'.join([*base, *([node.module] if node.module else [])])
+
+def froms(mod): return [(resolved(mod, o), o) for o in ast.walk(tree(mod)) if isinstance(o, ast.ImportFrom)]
 
 def imported(mod):
     "Modules of this package that `mod` imports, inside functions too"
-    froms = [o for o in ast.walk(tree(mod)) if isinstance(o, ast.ImportFrom)]
-    res  = [f'.{o.module or ""}' if o.level else o.module for o in froms]
-    res += [f'{s}.{a.name}' for o,s in zip(froms, res) if s in ('.', lib.name) for a in o.names]
-    res += [a.name for o in ast.walk(tree(mod)) if isinstance(o, ast.Import) for a in o.names]
-    return {m[1] for o in res if (m := re.match(rf'(?:{lib.name})?\.+(\w+)', o))}
+    names = {m for full,o in froms(mod) for m in (full, *(f'{full}.{a.name}' for a in o.names))}
+    names |= {a.name for o in ast.walk(tree(mod)) if isinstance(o, ast.Import) for a in o.names}
+    return {m for m in modules if f'{lib.name}.{m}' in names}
 
 @each_module
-def test_layers(mod):
-    "A module imports only from modules of lower number"
+def test_rooms(mod):
+    "A module lies in the folder of its notebook, and imports only from floors below and from lower numbers on its own"
     nums = order()
-    assert mod in nums, f'{mod}.py comes from no numbered notebook'
-    wrong = [o for o in imported(mod) if nums.get(o, '99') >= nums[mod]] if mod!='all' else []
-    assert not wrong, f'{mod} (notebook {nums[mod]}) imports {wrong}, which do not come before it'
+    if mod=='all': return
+    assert mod in nums, f'{mod} comes from no numbered notebook'
+    floor = next(o for o in notebooks if number(o)==nums[mod]).parent.name.partition('_')[2]
+    assert mod.startswith(f'{floor}.') or floor=='roof' and '.' not in mod
+    wrong = [o for o in imported(mod) if o=='all' or nums[o] >= nums[mod]]
+    assert not wrong, f'{mod} ({"/".join(nums[mod])}) imports {wrong}, which do not come before it'
+
+def test_numbers():
+    "No two notebooks of a floor have the same number"
+    nums = [number(o) for o in notebooks if re.match(r'\d', nb_name(o))]
+    assert len(nums)==len(set(nums))
+
+@each_module
+def test_no_private_import(mod):
+    "A name with a leading underscore stays in its module"
+    found = [f'{full}.{a.name}' for full,o in froms(mod) if full.startswith(lib.name) for a in o.names if a.name.startswith('_')]
+    assert not found, f'{mod} imports {found}: what two rooms need has a public name in the lower one'
+
+def private(name): return name.startswith('_') and not name.startswith('__')
+
+def ours():
+    "Attributes with a leading underscore that this package defines itself"
+    res = set()
+    for mod in modules:
+        for o in ast.walk(tree(mod)):
+            if isinstance(o, (ast.FunctionDef, ast.ClassDef)): res.add(o.name)
+            if isinstance(o, ast.Name) and isinstance(o.ctx, ast.Store): res.add(o.id)
+            if isinstance(o, ast.Attribute) and isinstance(o.ctx, ast.Store) and getattr(o.value, 'id', '') in ('self','cls'): res.add(o.attr)
+            if isinstance(o, ast.keyword) and o.arg: res.add(o.arg)
+    return res
+
+@each_module
+def test_no_foreign_private(mod):
+    "Private names of torch and fastai are used in `base.compat` alone"
+    if mod=='base.compat': return
+    found,mine = [], ours()
+    for full,o in froms(mod):
+        if not full.startswith(lib.name): found += [f'{full}.{a.name}' for a in o.names if any(map(private, f'{full}.{a.name}'.split('.')))]
+    for o in ast.walk(tree(mod)):
+        if isinstance(o, ast.Import): found += [a.name for a in o.names if any(map(private, a.name.split('.')))]
+        if isinstance(o, ast.Attribute) and private(o.attr) and o.attr not in mine: found.append(f'….{o.attr} in line {o.lineno}')
+    found = [o for o in found if o.rpartition('.')[2].split(' ')[0] not in ('_default','_repr_html_')]
+    assert not found, f'{mod}: {found} belong into base/compat, each with a canary'
+
+def test_changes():
+    "What an import changes in fastai's learner is the list in `base.compat`"
+    code = """if True:
+        from fastai.text.all import *
+        before = dict(vars(Learner))
+        from fastai_txf.all import *
+        from fastai_txf.base.compat import CHANGES
+        print(sorted({f'Learner.{k}' for k,v in vars(Learner).items() if before.get(k) is not v} ^ {k for k in CHANGES if k.startswith('Learner.')}))
+        """
+    out = subprocess.run([sys.executable, '-c', code], cwd=root, capture_output=True, text=True)
+    assert out.stdout.strip()=='[]', out.stdout + out.stderr
 
 def test_all():
     "`fastai_txf.all` gathers every public name of its modules, none hidden by another"
@@ -157,11 +217,29 @@ def test_short(mod):
     long = {o.name:n for o in funcs if (n := body_lines(o)) > max_lines}
     assert not long, f'{mod}: functions of more than {max_lines} lines: {long}'
 
+def test_line_lengths():
+    "Code of modules is at most 120 characters wide, code of notebooks 100"
+    long = [f'{o}:{i}' for m,o in zip(modules, sources) for i,l in enumerate(source(m).splitlines(), 1) if len(l) > 120]
+    wide = [f"{nb_name(o)} {c['id']}" for o in notebooks for c in cells(o) if any(len(l) > 100 for l in c['source'].splitlines())]
+    assert not long+wide, '\n'.join(long+wide)
+
+@each_module
+def test_targets(mod):
+    "At most two targets in one assignment"
+    many = [o.lineno for o in ast.walk(tree(mod)) if isinstance(o, ast.Assign) and isinstance(o.value, ast.Tuple)
+            and isinstance(o.targets[0], ast.Tuple) and len(o.targets[0].elts) > 2]
+    assert not many, f'{mod}: lines {many}'
+
+@each_module
+def test_room_sizes(mod):
+    "A module that cannot be held in one head is two modules"
+    assert mod=='workshop' or len(source(mod).splitlines()) <= 400
+
 # Notebooks and text
 
 def test_notebooks():
     "The numbered notebooks are there, each exports one module of its own, and none is kept from the tests"
-    numbered = sorted(nbs.glob('[0-9][0-9]_*.ipynb'))
+    numbered = [o for o in notebooks if re.match(r'\d', nb_name(o))]
     exps = {nb_name(o): default_exps(o) for o in notebooks}
     assert numbered and all(len(exps[nb_name(o)])==1 for o in numbered), exps
     names = [m for ms in exps.values() for m in ms]

@@ -4,11 +4,14 @@ from dataclasses import replace
 from itertools import product
 import numpy as np, pytest, torch, torch.nn as nn, torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
-from fastai_txf.attention import PerHeadLinear
-from fastai_txf.layers import FEED_FORWARDS, NORMS, WIRINGS
-from fastai_txf.models import (INITS, LONG, POOLS, PRESETS, TransformerClassifier, TransformerConfig, TransformerEncoder, TransformerLM,
-                               classifier_splitter, lm_splitter, make_config)
-from fastai_txf.positions import POSITIONS
+from fastai_txf.model.attention import PerHeadLinear
+from fastai_txf.model.layers import FEED_FORWARDS, NORMS, WIRINGS
+from fastai_txf.model.windows import POOLS
+from fastai_txf.model.config import INITS, LONG, make_config, PRESETS, TransformerConfig
+from fastai_txf.model.stack import TransformerEncoder
+from fastai_txf.model.models import (
+    classifier_splitter, lm_splitter, TransformerClassifier, TransformerLM)
+from fastai_txf.model.positions import POSITIONS
 
 vocab_sz,pad,all_pools = 30, 1, [*POOLS,'max_logits']
 few,some = settings(max_examples=3), settings(max_examples=12)

@@ -1,15 +1,19 @@
 "The baseline against scikit-learn's own n-grams, suggestions that can be followed, pretraining that never looks at the validation set"
 import math, random, sys
 import numpy as np, pandas as pd, pytest, torch
-import fastai_txf.recipes as recipes, fastai_txf.train as train
+import fastai_txf.recipes.pretrain as recipes, fastai_txf.train as train
 from types import SimpleNamespace
 from hypothesis import given, strategies as st
 from fastai.text.all import BaseTokenizer, Callback, set_seed, tokenize_texts
-from fastai_txf.data import TransformerDataLoaders, text_vocab
-from fastai_txf.pairs import Seq2SeqDataLoaders
-from fastai_txf.recipes import SIZES, baseline, count_vectors, nb_weights, ngram_matrix, ngrams, self_pretrain, suggest_config
-from fastai_txf.selftrain import add_pseudo_labels
-from fastai_txf.tokens import CharTokenizer
+from fastai_txf.text.special import text_vocab
+from fastai_txf.text.loaders import TransformerDataLoaders
+from fastai_txf.text.pairs import Seq2SeqDataLoaders
+from fastai_txf.recipes.baseline import baseline, nb_weights, ngram_matrix, ngrams
+from fastai_txf.recipes.suggest import SIZES, suggest_config
+from fastai_txf.recipes.vectors import count_vectors
+from fastai_txf.recipes.pretrain import self_pretrain
+from fastai_txf.recipes.selftrain import add_pseudo_labels
+from fastai_txf.text.tokens import CharTokenizer
 from fixtures import *
 
 # The baseline

@@ -4,11 +4,14 @@ from copy import deepcopy
 from functools import partial
 from itertools import product
 import pytest, torch, torch.nn as nn, torch.nn.functional as F
-from fastai_txf.attention import MultiHeadAttention, SelfAttention, attend, causal_mask, combine_masks
-from fastai_txf.interop import from_former, from_torch
-from fastai_txf.layers import FEED_FORWARDS, NORMS, PostNorm, PreNorm, TransformerBlock
-from fastai_txf.models import TransformerClassifier, TransformerLM
-from fastai_txf.positions import ALiBiPositions, LearnedPositions, RotaryPositions, SinusoidalPositions, alibi_slopes, rotate_pairs, sinusoids
+from fastai_txf.model.attention import (
+    attend, causal_mask, combine_masks, MultiHeadAttention, SelfAttention)
+from fastai_txf.share.torch import from_former, from_torch
+from fastai_txf.model.layers import FEED_FORWARDS, NORMS, PostNorm, PreNorm, TransformerBlock
+from fastai_txf.model.models import TransformerClassifier, TransformerLM
+from fastai_txf.model.positions import (
+    alibi_slopes, ALiBiPositions, LearnedPositions, RotaryPositions, rotate_pairs,
+    SinusoidalPositions, sinusoids)
 
 close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
 def leaf(*shape): return torch.randn(*shape, requires_grad=True)

@@ -6,11 +6,12 @@ from fastai.text.all import (Adam, Callback, CSVLogger, CrossEntropyLossFlat, Da
                              set_seed)
 from fastai.data.load import DataLoader
 from hypothesis import given, settings, strategies as st
-from fastai_txf.models import TransformerBlock
-from fastai_txf.resume import ResumeCallback, _about_data, _describe, _differences
-from fastai_txf.scale import ChunkedLoss, SpareDecay, adamw
-from fastai_txf.stream import LMDataLoaders
-from fastai_txf.tokens import CharTokenizer
+from fastai_txf.model.layers import TransformerBlock
+from fastai_txf.train.resume import _about_data, _describe, _differences, ResumeCallback
+from fastai_txf.train.losses import ChunkedLoss
+from fastai_txf.train.optim import adamw, SpareDecay
+from fastai_txf.text.stream import LMDataLoaders
+from fastai_txf.text.tokens import CharTokenizer
 from fixtures import *
 
 class Kill(Callback):

@@ -5,11 +5,12 @@ import numpy as np, pandas as pd, pytest, torch, torch.nn as nn, torch.nn.functi
 from fastai.text.all import (Adam, Callback, CrossEntropyLossFlat, GradientAccumulation, LMDataLoader, LabelSmoothingCrossEntropyFlat, Learner, OptimWrapper,
                              accuracy, set_seed)
 from hypothesis import given, settings, strategies as st
-from fastai_txf.models import Seq2SeqTransformer, TransformerClassifier, TransformerLM
-from fastai_txf.pairs import Seq2SeqDataLoaders
-from fastai_txf.scale import ChunkedLoss, SpareDecay, TorchOptimizer, adamw, chunked_cross_entropy, spared_params
-from fastai_txf.seq2seq import transformer_seq2seq_learner
-from fastai_txf.tokens import CharTokenizer
+from fastai_txf.model.models import Seq2SeqTransformer, TransformerClassifier, TransformerLM
+from fastai_txf.text.pairs import Seq2SeqDataLoaders
+from fastai_txf.train.losses import chunked_cross_entropy, ChunkedLoss
+from fastai_txf.train.optim import adamw, spared_params, SpareDecay, TorchOptimizer
+from fastai_txf.learn.seq2seq import transformer_seq2seq_learner
+from fastai_txf.text.tokens import CharTokenizer
 from fixtures import *
 
 # Loss without logits

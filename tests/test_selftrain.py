@@ -3,11 +3,12 @@ import numpy as np, pandas as pd, pytest, torch, torch.nn.functional as F
 from hypothesis import given, strategies as st
 from fastai.text.all import (BaseTokenizer, CrossEntropyLossFlat, F1Score, FocalLossFlat, LabelSmoothingCrossEntropyFlat, MultiCategoryBlock, RegressionBlock, accuracy,
                              load_learner, set_seed)
-import fastai_txf.explain # top_losses
-from fastai_txf.data import TransformerDataLoaders
-from fastai_txf.learner import transformer_classifier_learner
-from fastai_txf.recipes import baseline
-from fastai_txf.selftrain import SoftCrossEntropy, add_pseudo_labels, pseudo_labels
+import fastai_txf.explain.attribution # top_losses
+from fastai_txf.text.loaders import TransformerDataLoaders
+from fastai_txf.learn.classifier import transformer_classifier_learner
+from fastai_txf.recipes.baseline import baseline
+from fastai_txf.train.losses import SoftCrossEntropy
+from fastai_txf.recipes.selftrain import add_pseudo_labels, pseudo_labels
 from fixtures import *
 
 NEW = ['a warm film', 'dull', 'the story was cold and poor and weak', 'it was lovely'] # texts without labels, of different lengths

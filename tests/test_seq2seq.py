@@ -4,17 +4,21 @@ import numpy as np, pandas as pd, pytest, sacrebleu, torch, torch.nn as nn, torc
 from fastai.text.all import (BaseTokenizer, Callback, ColReader, ColSplitter, DataBlock, SaveModelCallback, TextBlock, TextDataLoaders,
                              load_learner, set_seed)
 from hypothesis import example, given, settings, strategies as st
-from fastai_txf.attention import causal_mask
+from fastai_txf.model.attention import causal_mask
 from fastai_txf.generate import *
-from fastai_txf.generate import _CachedReader, _make_reader, _Reader
-from fastai_txf.interop import from_torch
-from fastai_txf.learner import transformer_classifier_learner, transformer_lm_learner
-from fastai_txf.models import PRESETS, Seq2SeqTransformer, TransformerDecoder, TransformerLM, make_config, seq2seq_splitter
+from fastai_txf.generate.decode import _CachedReader, _Reader, make_reader
+from fastai_txf.share.torch import from_torch
+from fastai_txf.learn.classifier import transformer_classifier_learner
+from fastai_txf.learn.lm import transformer_lm_learner
+from fastai_txf.model.config import make_config, PRESETS
+from fastai_txf.model.stack import TransformerDecoder
+from fastai_txf.model.models import seq2seq_splitter, Seq2SeqTransformer, TransformerLM
 from fastai_txf.pairs import *
-from fastai_txf.positions import POSITIONS, sinusoids
+from fastai_txf.model.positions import POSITIONS, sinusoids
 from fastai_txf.seq2seq import *
-from fastai_txf.tokens import BPETokenizer, CharTokenizer
-from fastai_txf.train import SampleText, TokenAccuracy
+from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
+from fastai_txf.train.losses import TokenAccuracy
+from fastai_txf.learn.writing import SampleText
 from fixtures import changed, make_dls, quiet, texts_df, uncompiled, weights
 from test_properties import build, configs
 
@@ -126,7 +130,7 @@ def sources(*lens): return torch.cat([padded(text(1,n), 0, max(lens)-n) for n in
 @torch.no_grad()
 def walk(model, src, prompts, more, cache=True):
     "The reader, and its logits before each column of `more`"
-    reader,res = _make_reader(model, prompts, None, cache, src=src), []
+    reader,res = make_reader(model, prompts, None, cache, src=src), []
     for new in more.T:
         res.append(reader.logits())
         reader.append(new)
@@ -153,7 +157,7 @@ def test_rows_keep_their_source(rows):
     more = torch.randint(4, V, (3,8))
     later = torch.cat([more[:,:3].new_zeros(len(rows),3), more[rows,3:]], 1)
     def go(cache):
-        reader,res = _make_reader(model, prompts, None, cache, src=src), []
+        reader,res = make_reader(model, prompts, None, cache, src=src), []
         with torch.no_grad():
             for i in range(8):
                 if i == 3: reader.select(torch.tensor(rows))
@@ -166,7 +170,7 @@ def test_rows_keep_their_source(rows):
 
 def test_compile_but_for_the_compiler(monkeypatch):
     "A step made for one source serves others, of other lengths, with padding and without"
-    monkeypatch.setattr('fastai_txf.generate._build', uncompiled)
+    monkeypatch.setattr('fastai_txf.generate.faststep._build', uncompiled)
     model = tiny(n_kv_heads=2)
     for lens in ((3,8),(5,5),(2,9),(4,),(7,),(1,)):
         src,start = sources(*lens),text(len(lens),1)
@@ -198,7 +202,7 @@ def test_any_model(make):
     "What has no cache is read again for every token, through the same loop, beams included"
     torch.manual_seed(0)
     model,src = make().eval(),sources(4,6)
-    assert type(_make_reader(model, text(2,1), None, src=src)) is _Reader
+    assert type(make_reader(model, text(2,1), None, src=src)) is _Reader
     out = generate(model, text(2,1), 5, src=src, temperature=0)
     for i in range(5): assert model(src, out[:,:i+1])[:,-1].argmax(-1).equal(out[:,i+1])
     ids,scores = beam_search(model, text(1,1), 3, src=src[:1], num_beams=3)

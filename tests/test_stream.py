@@ -3,9 +3,10 @@ import random, tracemalloc, numpy as np, pandas as pd, pytest, torch
 from fastai.text.all import BaseTokenizer, LMDataLoader, LMTensorText, Numericalize, TensorText, TfmdLists, load_learner, make_vocab, Counter
 from hypothesis import assume, given, strategies as st
 from fixtures import SMALL, quiet, texts_df
-from fastai_txf.learner import transformer_classifier_learner, transformer_lm_learner
-from fastai_txf.stream import FlatIds, FlatLMDataLoader, FlatTexts, LMDataLoaders, flat_ids
-from fastai_txf.tokens import BPETokenizer, CharTokenizer
+from fastai_txf.learn.classifier import transformer_classifier_learner
+from fastai_txf.learn.lm import transformer_lm_learner
+from fastai_txf.text.stream import flat_ids, FlatIds, FlatLMDataLoader, FlatTexts, LMDataLoaders
+from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 
 lists = st.lists(st.lists(st.integers(0, 99), max_size=12), min_size=1, max_size=12)
 VOCAB = ['xxunk','xxpad','xxbos',*map(str, range(97))]

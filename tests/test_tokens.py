@@ -4,13 +4,16 @@ from functools import partial
 from fastai.text.all import SpacyTokenizer, TextDataLoaders, TokenizeWithRules, fix_html, load_learner, lowercase, replace_rep
 from hypothesis import example, given, settings, strategies as st
 from fixtures import SMALL, quiet, texts_df
-from fastai_txf.data import TransformerDataLoaders, docstrings_df, text_tokenizer
-from fastai_txf.generate import decode_ids, encode_text
-from fastai_txf.learner import transformer_classifier_learner, transformer_lm_learner
-from fastai_txf.mlm import transformer_mlm_learner
-from fastai_txf.pairs import Seq2SeqDataLoaders
-from fastai_txf.stream import LMDataLoaders
-from fastai_txf.tokens import BPETokenizer, CharTokenizer, FastSpacyTokenizer
+from fastai_txf.text.codec import text_tokenizer
+from fastai_txf.text.corpus import docstrings_df
+from fastai_txf.text.loaders import TransformerDataLoaders
+from fastai_txf.text.codec import decode_ids, encode_text
+from fastai_txf.learn.classifier import transformer_classifier_learner
+from fastai_txf.learn.lm import transformer_lm_learner
+from fastai_txf.learn.mlm import transformer_mlm_learner
+from fastai_txf.text.pairs import Seq2SeqDataLoaders
+from fastai_txf.text.stream import LMDataLoaders
+from fastai_txf.text.tokens import BPETokenizer, CharTokenizer, FastSpacyTokenizer
 
 # FastSpacyTokenizer
 

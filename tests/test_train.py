@@ -4,8 +4,8 @@ from torch import nn
 from functools import partial
 from fastai.text.all import (Callback, CancelBatchException, CSVLogger, DataLoader, DataLoaders, EarlyStoppingCallback, GradientAccumulation, GradientClip, L,
                              Learner, MSELossFlat, ProgressCallback, SaveModelCallback, SGD, accuracy, slide, steep, valley, minimum)
-from fastai_txf.models import classifier_splitter, lm_splitter
-from fastai_txf.train import DeviceMixedPrecision
+from fastai_txf.model.models import classifier_splitter, lm_splitter
+from fastai_txf.train.precision import DeviceMixedPrecision
 from fixtures import *
 
 def toy_learner(**kw):

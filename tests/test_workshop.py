@@ -4,8 +4,8 @@ from functools import partial
 from pathlib import Path
 from fastai.torch_core import Module
 from fastai_txf import workshop
-from fastai_txf.attention import concat_heads, split_heads
-from fastai_txf.models import compact
+from fastai_txf.model.attention import concat_heads, split_heads
+from fastai_txf.model.windows import compact
 from fastai_txf.workshop import WrongAnswer, earlier, exercise_notebook, exercise_source, main, write_exercises
 
 root = Path(__file__).parents[1]
