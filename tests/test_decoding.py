@@ -7,7 +7,7 @@ from torch import nn
 from fastai_txf.model.attention import causal_mask
 from fastai_txf.generate.cache import KVCache
 from fastai_txf.text.codec import text_list, tokenize_like
-from fastai_txf.generate import *
+from fastai_txf.all import *
 from fastai_txf.generate.decode import _CachedReader, make_reader
 from fastai_txf.model.layers import TransformerBlock
 from fastai_txf.model.config import make_config, PRESETS
