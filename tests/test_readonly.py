@@ -219,7 +219,7 @@ def in_threads(jobs, seconds=40.):
     if not any(t.is_alive() for t in threads): return results
     with suppress(Exception): faulthandler.dump_traceback(sys.__stderr__)
     hang,there = sum(t.is_alive() for t in threads), sum(map(len, results))
-    pytest.fail(f'{hang} of {len(threads)} threads hang after {seconds:.0f} s, with {there} answers')
+    pytest.fail(f'{hang} of {len(threads)} threads hang, with {there} answers')
 
 def check_threads(learn, calls, n, seconds=40.):
     "`n` calls in each of eight threads answer as the same calls alone, and leave all as it was"
