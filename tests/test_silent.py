@@ -290,7 +290,7 @@ def many_ends():
 def test_beam_search_keeps_a_text_alive(num_beams, ends):
     "Ended candidates do not take the places of those that go on"
     model,known = Table(many_ends()), set(range(6))
-    kw = dict(stop_idx=dict(stop_idx=[*known]), is_end=dict(is_end=lambda t: int(t[-1]) in known))[ends]
+    kw = {ends:dict(stop_idx=[*known], is_end=lambda t: int(t[-1]) in known)[ends]}
     score,new = enumerate_all(model.logp, 7, 4, lambda t: t[-1] in known)
     texts,scores = beam_search(model, torch.tensor([[7]]), 4, num_beams=num_beams, **kw)
     assert math.isclose(scores[0], score, abs_tol=1e-5) and texts[0,1:1+len(new)].tolist() == [*new]
