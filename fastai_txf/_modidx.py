@@ -945,6 +945,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'fastai_txf/share/hf.py'),
                                      'fastai_txf.share.hf.HFTokenizer.detokenize': ( '8_share/hf.html#hftokenizer.detokenize',
                                                                                      'fastai_txf/share/hf.py'),
+                                     'fastai_txf.share.hf.HFTokenizer.learn': ( '8_share/hf.html#hftokenizer.learn',
+                                                                                'fastai_txf/share/hf.py'),
                                      'fastai_txf.share.hf.HFTokenizer.setup': ( '8_share/hf.html#hftokenizer.setup',
                                                                                 'fastai_txf/share/hf.py'),
                                      'fastai_txf.share.hf.HFTokenizer.tok': ('8_share/hf.html#hftokenizer.tok', 'fastai_txf/share/hf.py'),
