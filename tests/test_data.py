@@ -9,7 +9,7 @@ from fastai.text.all import (BOS, PAD, SGD, UNK, BaseTokenizer, BCEWithLogitsLos
     DataBlock, DataLoaders, L, Learner, Module, MSELossFlat, MultiCategoryBlock, Path, RandomSplitter, RegressionBlock, SortedDL,
     TensorCategory, TensorMultiCategory, TextBlock, TextDataLoaders, TransformBlock, get_text_files, ifnone, load_learner)
 
-from fastai_txf.data import *
+from fastai_txf.all import *
 from fastai_txf.text.corpus import _clean, _name_pattern
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
 from fastai_txf.recipes.pretrain import self_pretrain

@@ -5,7 +5,7 @@ from fastai.text.all import (BaseTokenizer, Callback, ColReader, ColSplitter, Da
                              load_learner, set_seed)
 from hypothesis import example, given, settings, strategies as st
 from fastai_txf.model.attention import causal_mask
-from fastai_txf.generate import *
+from fastai_txf.all import *
 from fastai_txf.generate.decode import CachedReader, Reader, make_reader
 from fastai_txf.share.torch import from_torch
 from fastai_txf.learn.classifier import transformer_classifier_learner
@@ -13,9 +13,7 @@ from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.model.config import make_config, PRESETS
 from fastai_txf.model.stack import TransformerDecoder
 from fastai_txf.model.models import seq2seq_splitter, Seq2SeqTransformer, TransformerLM
-from fastai_txf.pairs import *
 from fastai_txf.model.positions import POSITIONS, sinusoids
-from fastai_txf.seq2seq import *
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fastai_txf.train.losses import TokenAccuracy
 from fastai_txf.learn.writing import SampleText
