@@ -14,7 +14,7 @@ from fastcore.basics import first, ifnone, listify, store_attr
 from fastcore.meta import delegates
 from ..base.checks import check_values
 from ..base.shadow import kept_shadow, shadow
-from ..model.models import Seq2SeqTransformer, TransformerLM
+from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
 from .sampling import check_options, checked_logits, filter_logits, sample
 from .cache import KVCache
 try: from fastai_txf.generate.faststep import faster
@@ -110,7 +110,7 @@ def _cacheable(model):
 
 def begin_step(model, x, cache):
     "The logits of the token after `x`, and a function that gives them for the next one."
-    def step(x, cache): return model.head(model.hidden(x, cache=cache)[:,-1])
+    def step(x, cache): return model.head(model.decoder(x, cache=cache)[:,-1])
     return step(x, cache), step
 
 _piece = 512 # tokens of a long prompt that are read at once
@@ -136,7 +136,7 @@ class CachedReader(Reader):
         x,self.cache = self._new_cache()
         self.step = None
         size = x.shape[1] if x.shape[1] <= self.max_len else _piece
-        for piece in x.split(size, 1): h = self.model.hidden(piece, cache=self.cache)
+        for piece in x.split(size, 1): h = self.model.decoder(piece, cache=self.cache)
         return self.model.head(h[:,-1])
 
     @torch.inference_mode()
@@ -212,7 +212,8 @@ def _max_len(model, max_len):
 def _check_source(model, n_texts, src):
     "The ids of the sources beside the model; an error if they do not go with model or texts."
     name,own = type(model).__name__, isinstance(model, tuple(_own))
-    if isinstance(model, TransformerLM) and not model.config.causal:
+    guesses = isinstance(model, TransformerLM) and not model.config.causal
+    if guesses or isinstance(model, TransformerMLM):
         raise TypeError(f'{name} guesses what is missing inside a text and continues none: use `learn.fill`')
     if own and (src is None) != isinstance(model, TransformerLM):
         wrong = 'needs a source to read: give' if src is None else 'reads no source: leave out'

@@ -84,7 +84,7 @@ class _TapedCache:
         self.cache,self.tape = cache,tape
         self.context,self.once = cache.context,cache.once
         self.pos,self.mask = pos,mask
-        self.k_pos = k_pos
+        self.k_pos,self.n = k_pos,cache.n
         names = {'x':x, 'pos':pos, 'mask':mask, 'k_pos':k_pos}
         names.update({f'columns[{j}]':t for j,t in enumerate(columns)})
         tape.names.update({id(t):(name, t) for name,t in names.items() if t is not None})
@@ -107,10 +107,12 @@ def _open_step(x, cache):
     columns += [t for kv in cache.fixed.values() for t in kv]
     return x, pos, mask, cache.k_pos, *columns, cache.context[1]
 
+def _last_logits(model, x, cache): return model.head(model.decoder(x, cache=cache)[:,-1])
+
 def _program(model, args, cache, instead):
     "The logits after `args`, the lines that give them for the next token, and what these refer to."
     tape = _Tape(instead)
-    with tape: logits = model.head(model.hidden(args[0], cache=_TapedCache(cache, tape, *args))[:,-1])
+    with tape: logits = _last_logits(model, args[0], _TapedCache(cache, tape, *args))
     return logits, [*tape.lines, f'return {tape.write(logits)}'], tape.scope
 
 def _source(lines, *first):
