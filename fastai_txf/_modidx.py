@@ -711,6 +711,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'fastai_txf/learn/writing.py'),
                                           'fastai_txf.learn.writing.text_logprobs': ( '5_learn/writing.html#text_logprobs',
                                                                                       'fastai_txf/learn/writing.py'),
+                                          'fastai_txf.learn.writing.too_many_marks': ( '5_learn/writing.html#too_many_marks',
+                                                                                       'fastai_txf/learn/writing.py'),
                                           'fastai_txf.learn.writing.writing_codec': ( '5_learn/writing.html#writing_codec',
                                                                                       'fastai_txf/learn/writing.py')},
             'fastai_txf.model.attention': { 'fastai_txf.model.attention.MultiHeadAttention': ( '1_model/attention.html#multiheadattention',
