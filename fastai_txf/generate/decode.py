@@ -12,7 +12,7 @@ from numbers import Integral
 from fastcore.basics import first, ifnone, listify, store_attr
 from fastcore.meta import delegates
 from ..base.checks import check_values
-from ..model.models import Seq2SeqTransformer, TransformerLM
+from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
 from .sampling import DIVERGED, filter_logits, sample
 from .cache import KVCache
 from fastai_txf.generate.faststep import (
@@ -164,7 +164,8 @@ def _max_len(model, max_len):
 
 def _check_source(model, n_texts, src):
     "The ids of the sources beside the model; a ValueError if they do not go with the model or the texts, a TypeError for a model that continues none."
-    if isinstance(model, TransformerLM) and not model.config.causal: raise TypeError(f'{type(model).__name__} guesses what is missing inside a text and continues none: use `learn.fill`')
+    bidirectional = isinstance(model, TransformerMLM) or isinstance(model, TransformerLM) and not model.config.causal
+    if bidirectional: raise TypeError(f'{type(model).__name__} guesses what is missing inside a text and continues none: use `learn.fill`')
     if isinstance(model, tuple(_own)) and (src is None) != isinstance(model, TransformerLM):
         raise ValueError(f'{type(model).__name__} {"needs a source to read: give" if src is None else "reads no source: leave out"} src')
     if src is None: return None

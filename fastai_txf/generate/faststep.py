@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from .cache import put_columns
 
 # %% ../../nbs/3_generate/02_faststep.ipynb #f98240a1
-def last_logits(model, x, cache): return model.head(model.hidden(x, cache=cache)[:,-1])
+def last_logits(model, x, cache): return model.head(model.decoder(x, cache=cache)[:,-1])
 
 def is_fixed(model):
     "Whether a step is the same list of calls for every token: all parts are torch's or this library's, and without hooks."
@@ -78,6 +78,7 @@ class _TapedCache:
     "An opened `KVCache` whose additions are lines on a tape."
     def __init__(self, cache, tape, x, pos, mask, k_pos, *columns):
         self.cache,self.tape,self.context,self.once = cache,tape,cache.context,cache.once
+        self.n = cache.n
         self.pos,self.mask,self.k_pos = pos,mask,k_pos
         names = dict(x=x, pos=pos, mask=mask, k_pos=k_pos, **{f'columns[{j}]':t for j,t in enumerate(columns)})
         tape.names.update({id(t):(name, t) for name,t in names.items() if t is not None})

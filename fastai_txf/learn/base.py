@@ -17,7 +17,7 @@ from fastai.text.data import LMDataLoader
 from fastai.torch_core import to_cpu, trainable_params
 from fastcore.meta import delegates
 from ..model.config import make_config, TransformerConfig
-from ..model.models import TransformerLM
+from ..model.models import TransformerLM, TransformerMLM
 from ..text.special import pad_index, text_vocab
 from ..text.pairs import PairDL
 from ..train.precision import DeviceMixedPrecision
@@ -165,7 +165,7 @@ class TransformerLearner(Learner):
         vocab,enc = text_vocab(self.dls), self._encoder()
         saved,source = self._saved_encoder(file, vocab)
         check_same_shape(saved, enc, source)
-        if isinstance(self.model, TransformerLM) and self.model.config.tie:
+        if isinstance(self.model, (TransformerLM,TransformerMLM)) and self.model.config.tie:
             # the head shares the rows, so they stay as they are
             enc.config = dataclasses.replace(enc.config, scale_emb=saved['config']['scale_emb'])
         weights,found = _fit_weights(saved, enc, vocab, vectors)

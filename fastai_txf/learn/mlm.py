@@ -18,7 +18,7 @@ from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
 from ..model.windows import compact
 from ..model.config import TransformerConfig
-from ..model.models import lm_splitter, TransformerMLM
+from ..model.models import mlm_splitter, TransformerMLM
 from ..text.special import (
     decode_specials, mask_index, ordinary_tokens, pad_index, text_vocab)
 from ..text.tokens import CharTokenizer
@@ -216,4 +216,4 @@ def transformer_mlm_learner(
     if not isinstance(config, TransformerConfig): config_kw.setdefault('max_len', max(TransformerConfig.max_len, getattr(dls.train, 'seq_len', 0)))
     hide = MaskTokens(ordinary_tokens(dls, mask_tok), mask_index(dls, mask_tok), pad_index(dls), mask_p, p_mask, p_random, seed)
     learner_kw = {'loss_func':CrossEntropyLossFlat(), **learner_kw}
-    return make_learner(TransformerMLMLearner, dls, config, arch, lm_splitter, pretrained, drop_mult, compile, dict(block=block), config_kw, learner_kw).add_cb(hide)
+    return make_learner(TransformerMLMLearner, dls, config, arch, mlm_splitter, pretrained, drop_mult, compile, dict(block=block), config_kw, learner_kw).add_cb(hide)

@@ -201,7 +201,7 @@ class Seq2SeqLearner(TransformerLearner):
 def _last_cross(model, tgt, context, mask):
     "Output and weights of the last block's cross-attention."
     cross = model.decoder.blocks[-1].cross.fn
-    with record_attention(cross) as seen: model.hidden(tgt, context, mask)
+    with record_attention(cross) as seen: model.decoder(tgt, context, mask)
     return seen[cross][0]
 
 # %% ../../nbs/5_learn/06_seq2seq.ipynb #e2f98c54

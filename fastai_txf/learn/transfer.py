@@ -11,7 +11,7 @@ from pathlib import Path
 from fastai.text.core import PAD
 from fastai.torch_core import to_cpu
 from fastcore.basics import ifnone
-from ..model.models import TransformerLM
+from ..model.models import TransformerLM, TransformerMLM
 
 # %% ../../nbs/5_learn/00_transfer.ipynb #c22dac34
 _shape_fields = ('d_model','n_heads','n_layers','mode','positions','ff','norm','wiring')
@@ -110,7 +110,7 @@ def load_head(model, pretrained, vocab):
     "What `pretrained` has besides its encoder, into a model of its kind, where the shapes agree."
     if type(model) is not type(pretrained): return
     head = {k:v for k,v in to_cpu(pretrained.state_dict()).items() if not k.startswith('encoder.')}
-    if isinstance(model, TransformerLM):
+    if isinstance(model, (TransformerLM,TransformerMLM)):
         old = model_encoder(pretrained, vocab)['vocab']
         head = {} if model.config.tie else {k:remap_rows(v, old, vocab)[0] for k,v in head.items()}
     left = [k for k,v in model.state_dict().items() if k in head and v.shape != head[k].shape]

@@ -10,7 +10,7 @@ import inspect, time, torch, torch.nn as nn, warnings
 from functools import partial
 from fastai.torch_core import rank_distrib
 from fastcore.basics import ifnone
-from ..model.stack import TransformerEncoder
+from ..model.stack import TransformerStack
 
 # %% ../../nbs/4_train/04_compile.ipynb #ad843155
 _compile_options = dict(dynamic=True, fullgraph=True, options=dict(fallback_random=True),
@@ -66,14 +66,14 @@ def _reason(e):
 
 def compile_for_training(
     model, # a module, as in `learn.model`
-    parts=None, # to compile one by one; default: the blocks of all `TransformerEncoder`s, else all
+    parts=None, # to compile one by one; default: the blocks of all `TransformerStack`s, else all
 ): # `model`
     "Run `parts` compiled where they are trained; elsewhere, in copies and in files as they were."
     for o in [model, *(parts or [])]:
         if not isinstance(o, nn.Module):
             raise TypeError(f'{type(o).__name__} is no module: '
                             'give a model (learn.model), and parts of it as a list')
-    encoders = [m for m in model.modules() if isinstance(m, TransformerEncoder)]
+    encoders = [m for m in model.modules() if isinstance(m, TransformerStack)]
     blocks = [b for m in encoders for b in m.blocks]
     compiled = _Compiled()
     for part in ifnone(parts, blocks or [model]): compiled.add(part)

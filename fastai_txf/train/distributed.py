@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor import distribute_tensor, DTensor
 from torch.utils._pytree import tree_map
-from ..model.stack import TransformerEncoder
+from ..model.stack import TransformerStack
 from fastai.distributed import * # and the module gives `Learner` its `distrib_ctx`
 
 # %% ../../nbs/4_train/06_distributed.ipynb #72b5b6be
@@ -170,7 +170,7 @@ class ShardedTrainer(DistributedTrainer):
     def _share_out(self, model):
         "Share the parameters of `model` among the processes, those of each block by themselves."
         mesh = init_device_mesh(self.accelerator.device.type, (self.accelerator.num_processes,))
-        encoders = [m for m in model.modules() if isinstance(m, TransformerEncoder)]
+        encoders = [m for m in model.modules() if isinstance(m, TransformerStack)]
         for block in [b for m in encoders for b in m.blocks]:
             fully_shard(block, mesh=mesh, reshard_after_forward=self.plugin.reshard_after_forward)
         fully_shard(model, mesh=mesh, reshard_after_forward=None)
