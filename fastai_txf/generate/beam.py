@@ -43,20 +43,22 @@ def _score(logp, n, length_penalty):
 def _search(reader, n, num_beams, length_penalty, judge, k, opts):
     "Ended texts as (score, ids)."
     live,ended = torch.zeros(1, device=reader.idxs.device),[]
+    n_prompt = reader.idxs.shape[1]
     for i in range(1, n+1):
         logits = checked_logits(reader.next() if i > 1 else reader.prefill())
         total = live[:,None] + filter_logits(logits, reader.idxs, **opts).log_softmax(-1)
         scores,rows,texts,done,go_on = _candidates(total, reader.idxs, judge, num_beams, k)
         ended += [(_score(scores[j].item(), i, length_penalty), texts[j]) for j in done]
-        if not go_on and ended: return ended
-        if not go_on: break                                             # all is dropped
+        if not go_on: break                                             # all have ended, or are dropped
         live = scores[go_on]
         best = sorted((s for s,_ in ended), reverse=True)[:num_beams]
         hope = max(_score(live[0].item(), l, length_penalty) for l in (i,n))
         if len(best) == num_beams and best[-1] >= hope: return ended
         reader.select(rows[go_on])
         reader.append(texts[go_on,-1])
-    return ended + [(_score(s, n, length_penalty), t) for s,t in zip(live.tolist(), reader.idxs)]
+    if ended and not go_on: return ended
+    made = reader.idxs.shape[1] - n_prompt
+    return ended + [(_score(s, made, length_penalty), t) for s,t in zip(live.tolist(), reader.idxs)]
 
 # %% ../../nbs/3_generate/04_beam.ipynb #5e0c7e14
 @torch.no_grad()
