@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from torch import nn
 from types import SimpleNamespace
 from fastai_txf.model.attention import causal_mask
-from fastai_txf.generate import *
+from fastai_txf.all import *
 from fastai_txf.model.models import TransformerLM
 from fastai_txf.learn.writing import SampleText
 

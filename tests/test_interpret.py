@@ -6,8 +6,7 @@ from hypothesis import given, settings, strategies as st
 from fastai_txf.model.attention import record_attention, SelfAttention
 from fastai_txf.generate.cache import KVCache
 from fastai_txf.text.special import text_vocab
-from fastai_txf.explain import *
-from fastai_txf.interpret import *
+from fastai_txf.all import *
 from fastai_txf.learn.classifier import transformer_classifier_learner
 from fastai_txf.model.config import make_config
 from fastai_txf.model.stack import TransformerEncoder
@@ -15,7 +14,6 @@ from fastai_txf.model.models import Seq2SeqTransformer, TransformerClassifier, T
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
 from fastai_txf.model.positions import POSITIONS
 from fastai_txf.learn.seq2seq import transformer_seq2seq_learner
-from fastai_txf.steps import *
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fixtures import SMALL, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet
 from test_properties import build, configs

@@ -90,7 +90,7 @@ def described(learn):
     return _describe(learn, [*learn.cbs, GradientAccumulation(3), SaveModelCallback(), *learn.metrics])
 
 _elsewhere = """import json, torch; from fastai.text.all import accuracy, partial, Adam; from fixtures import *; from test_resume import described
-from fastai_txf.learner import *
+from fastai_txf.all import *
 print(json.dumps(described(quiet(transformer_classifier_learner(make_dls(texts_df(40), bs=4), **SMALL, metrics=accuracy, opt_func=partial(Adam, eps=1e-4))))))"""
 
 def test_same_run_in_another_process(new):

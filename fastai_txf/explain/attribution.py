@@ -17,7 +17,7 @@ from fastai.text.core import (
 from fastcore.basics import first, ifnone, patch
 from torch.nn.utils.rnn import pad_sequence
 from ..base.checks import nearest_words
-from ..model.models import Seq2SeqTransformer, TransformerLM
+from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
 from ..text.special import decode_specials, text_vocab
 from ..text.tokens import as_tokenizer
 from ..text.codec import as_texts, TextCodec
@@ -193,7 +193,7 @@ def class_outputs(learn):
     """The names of a classifier's outputs, and its task: 'one' label, 'many' labels or 'number'.
     A TypeError for learners that classify nothing."""
     model = our_model(learn)
-    if isinstance(model, (TransformerLM,Seq2SeqTransformer)):
+    if isinstance(model, (TransformerLM,TransformerMLM,Seq2SeqTransformer)):
         raise TypeError(f'{type(model).__name__} decides nothing about a text: '
                         'only classifiers can be explained')
     cat = first(f for f in learn.dls.train_ds.tls[-1].tfms.fs if isinstance(f, Categorize))
