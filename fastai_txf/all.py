@@ -13,6 +13,7 @@ from .text.tokens import *
 from .text.frames import *
 from .text.codec import *
 from .text.target import *
+from .text.folders import *
 from .text.corpus import *
 from .text.loaders import *
 from .text.pairs import *

@@ -6,7 +6,7 @@
 __all__ = ['label_kind', 'check_df']
 
 # %% ../../nbs/2_text/02_frames.ipynb #e0faecb8
-import numpy as np, pandas as pd
+import numpy as np, pandas as pd, warnings
 from fastai.data.transforms import ColReader, RandomSplitter
 from fastcore.foundation import L
 from fastcore.xtras import is_listy
@@ -139,6 +139,24 @@ def _check_unseen(df, cols, valid, label_delim=None):
                      f'only: {rows}: move some to training, leave them out, '
                      'or pass a y_block whose vocab holds it')
 
+# %% ../../nbs/2_text/02_frames.ipynb #b2a20002
+def warn_of_copies(
+    texts, # one for each row: series
+    valid, # boolean array: rows of validation
+    remedy:str, # what to do
+):
+    "A warning that counts the validation texts that are in the training set, too."
+    copies = valid & texts.isin(set(texts[~valid])).to_numpy()
+    if not copies.any(): return
+    shown = texts[copies].iloc[0][:40]
+    warnings.warn(f'{copies.sum()} of {valid.sum()} validation texts are in the training set, too '
+                  f'({shown!r}, …), so they test what was learnt by heart: {remedy}', stacklevel=4)
+
+def _warn_of_copies(df, cols, valid):
+    "`warn_of_copies` for rows that are equal in all of `cols`."
+    texts = df[cols[0]] if len(cols) == 1 else df[cols].agg('\0'.join, axis=1)
+    warn_of_copies(texts, valid, f'leave copies out with df.drop_duplicates({list(cols)})')
+
 # %% ../../nbs/2_text/02_frames.ipynb #26995f77
 def check_df(
     df:pd.DataFrame, # a row for each text
@@ -146,10 +164,10 @@ def check_df(
     label_col=None, # of the label column(s); None without labels
     valid_col=None, # of the column that is true for validation rows, or a mask; None: no split
     label_delim:str=None, # what separates the labels in a string
-    unseen_ok:bool=False # let labels occur in validation rows only (where the vocabulary is given)
+    unseen_ok:bool=False # a `y_block` is given: labels may be whole floats, or unseen in training
 ):
     """ValueError that names the rows, the column, the value and the remedy,
-    unless loaders can be made from `df`"""
+    unless loaders can be made from `df`; a warning for texts that both sets have"""
     if not len(df):
         raise ValueError(f'the data frame has no rows (columns {list(df.columns)}): '
                          'read it again or undo the filter that emptied it')
@@ -157,7 +175,9 @@ def check_df(
     _check_missing(df, texts, 'text')
     _check_strings(df, texts, 'a text is needed')
     valid = None if valid_col is None else valid_mask(df, valid_col)
-    if valid is not None: _check_split(valid)
+    if valid is not None:
+        _check_split(valid)
+        _warn_of_copies(df, texts, valid)
     if label_col is not None: _check_labels(df, label_col, valid, label_delim, unseen_ok)
 
 def _check_labels(df, label_col, valid, label_delim, unseen_ok):
@@ -167,7 +187,9 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok):
     if label_delim is not None: _check_strings(df, labels, f'{label_delim=} splits strings')
     kind = label_kind(df, labels, label_delim)
     if kind=='category': _check_one_kind(df, labels[0])
-    if kind=='regression': _check_finite(df, labels)
+    if kind=='regression':
+        _check_finite(df, labels)
+        if not unseen_ok: _check_whole(df, labels)
     elif kind!='encoded' and valid is not None and not unseen_ok:
         _check_unseen(df, labels, valid, label_delim)
 
@@ -178,6 +200,14 @@ def _check_one_kind(df, col):
         types = ', '.join(sorted({type(o).__name__ for o in df[col]}))
         raise ValueError(f'column {col!r} mixes labels of different types ({types}): '
                          f'convert it with df[{col!r}].astype(str)') from e
+
+def _check_whole(df, cols):
+    "No label that may be meant as a class and was made a float by a missing value"
+    if len(cols) > 1 or not (df[cols[0]] % 1 == 0).all(): return
+    c,shown = cols[0], float(df[cols[0]].iloc[0])
+    raise ValueError(f'column {c!r} holds whole numbers as floats ({shown!r}, …), as integers become '
+                     f'where one was missing: for classes, convert them, df[{c!r}].astype(int); '
+                     'for numbers, say so, y_block=RegressionBlock()')
 
 def _check_finite(df, cols):
     "No infinite target in `cols`"
