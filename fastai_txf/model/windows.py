@@ -14,6 +14,11 @@ def plain_tensor(x):
     "`x` without fastai's subclass, whose methods would break a compiled graph."
     return x.as_subclass(torch.Tensor) if isinstance(x, TensorBase) else x
 
+def _is_exporting():
+    "Whether `torch.export` is at work. (torch 2.6 knows it only without dynamo.)"
+    if 'is_exporting' in torch.compiler.__all__: return torch.compiler.is_exporting()
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+
 # %% ../../nbs/1_model/03_windows.ipynb #822f839f
 def compact(
     x, # token ids, `(bs, sl)`, padding anywhere
@@ -22,12 +27,12 @@ def compact(
     "Move padding behind the text and crop to the longest text (at least one column)."
     x = plain_tensor(x).long()
     if not x.shape[1]: x = nn.functional.pad(x, (0, 1), value=pad_idx)     # empty texts alone
-    is_pad = x == pad_idx
-    lens = (~is_pad).sum(1)
-    order = is_pad.byte().argsort(dim=1, stable=True)
+    real = x != pad_idx
+    n = real.cumsum(1)                                  # real tokens up to each column
+    lens,col = n[:,-1], torch.arange(x.shape[1], device=x.device)
+    x = x.scatter(1, torch.where(real, n-1, lens[:,None]+col-n), x)
     # an exported program has the same width for all texts
-    if not torch.compiler.is_exporting(): order = order[:,:max(1, int(lens.max()))]
-    return x.gather(1, order), lens
+    return (x if _is_exporting() else x[:,:max(1, int(lens.max()))]), lens
 
 # %% ../../nbs/1_model/03_windows.ipynb #29db62e5
 def crop_index(
