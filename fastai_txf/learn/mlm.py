@@ -21,7 +21,7 @@ from ..model.config import TransformerConfig
 from ..model.models import mlm_splitter, TransformerMLM
 from ..text.special import (
     decode_specials, mask_index, ordinary_tokens, pad_index, text_vocab)
-from ..text.tokens import CharTokenizer
+from ..text.tokens import as_tokenizer, CharTokenizer
 from ..text.codec import (
     as_texts, is_backwards, joiner, text_list, text_tokenizer, tokenize_like)
 from ..text.loaders import check_dls
@@ -110,7 +110,7 @@ class TransformerMLMLearner(TransformerLearner):
         if tok is None: raise ValueError('these `dls` were made from tokens and have no tokenizer to cut a text with: make them from texts')
         pieces = _gap.split(text)
         if len(pieces) == 1: raise ValueError(f'{text!r} has no gap: write ___ (or xxmask, [MASK], <mask>) where a token is missing')
-        own = hasattr(tok.tok, 'detokenize')
+        own = as_tokenizer(tok.tok).lossless
         if not own: cuts = [p.strip() for p in pieces]
         elif isinstance(tok.tok, CharTokenizer): cuts = pieces
         else: cuts = [p.rstrip() for p in pieces[:-1]] + pieces[-1:]        # byte pairs: the space belongs to the token behind it
