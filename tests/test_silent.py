@@ -1,0 +1,574 @@
+"Wrong answers in silence: each is right now, or an error that names the remedy"
+import sys; sys.modules.setdefault('torchvision', None) # `transformers` would import it
+import dataclasses, math, random
+import matplotlib.pyplot as plt, pandas as pd, pytest, torch
+import torch.nn as nn, torch.nn.functional as F
+from fastai.text.all import (BaseTokenizer, CrossEntropyLossFlat, Learner, Perplexity,
+                             RegressionBlock, accuracy, accuracy_multi, mse)
+from fastai_txf.all import (
+    CharTokenizer, KVCache, LMDataLoaders, LearnedPositions, Seq2SeqDataLoaders, Seq2SeqTransformer,
+    SoftCrossEntropy, TransformerDataLoaders, TransformerLM, beam_search,
+    chunked_cross_entropy, compile_for_training, from_hf, generate, predict, text_vocab,
+    transformer_classifier_learner, transformer_lm_learner, transformer_mlm_learner,
+    transformer_seq2seq_learner)
+from fixtures import SMALL, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet, texts_df
+
+TEXT = 'music warm clever dull film'
+
+def close(a, b, eps=1e-5): torch.testing.assert_close(a, b, atol=eps, rtol=eps)
+
+@pytest.fixture(autouse=True)
+def no_pictures_left():
+    "Close the figures of each test"
+    yield
+    plt.close('all')
+
+@pytest.fixture(scope='module')
+def pairs():
+    "Letters and the same backwards, of many lengths"
+    words = [''.join(random.Random(i).choices('abcd', k=1+i%17)) for i in range(100)]
+    df = pd.DataFrame(dict(a=words, b=[w[::-1] for w in words]))
+    return Seq2SeqDataLoaders.from_df(df, tok_tfm=CharTokenizer(), seed=0, bs=8)
+
+@pytest.fixture
+def any_learner(request, make, tmp_path):
+    "`any_learner(kind, **options)`: also masked language models and encoder–decoders"
+    factories = dict(mlm=(transformer_mlm_learner, 'dls'),
+                     s2s=(transformer_seq2seq_learner, 'pairs'))
+    def _made(kind, **kw):
+        if kind not in factories: return make(kind, **kw)
+        factory,loaders = factories[kind]
+        loaders = kw.pop('dls', None) or request.getfixturevalue(loaders)
+        return quiet(factory(loaders, **{**SMALL, 'path':tmp_path, **kw}))
+    return _made
+
+# Encoders that move, and what is saved of them
+
+def logits(learn):
+    "What a model in evaluation makes of some ids"
+    model,x = learn.model.eval(), torch.arange(2, 14)[None]
+    with torch.no_grad(): return model(x, x) if isinstance(model, Seq2SeqTransformer) else model(x)
+
+def load_or_refuse(learn, source):
+    "Whether `learn` takes the encoder; if not, the error names the field"
+    try: learn.load_encoder(source)
+    except ValueError as e:
+        assert 'scale_emb' in str(e)
+        return False
+    return True
+
+kinds = dict(lm=dict(kind='lm'), shared=dict(kind='s2s', share_emb=True, tie=True),
+             mlm=dict(kind='mlm'), clf=dict(kind='clf'))
+
+@pytest.mark.parametrize('kw', kinds.values(), ids=kinds)
+@pytest.mark.parametrize('here', [True,False])
+@pytest.mark.parametrize('there', [True,False])
+def test_load_encoder_then_save_and_load(any_learner, kw, here, there):
+    "A fresh learner of the same call gives the same logits after `load`, or the encoder is refused"
+    source = any_learner('s2s' if kw['kind'] == 's2s' else 'clf', scale_emb=there)
+    learn,fresh = (any_learner(**kw, scale_emb=here) for _ in range(2))
+    if not load_or_refuse(learn, source): return
+    learn.save('whole')
+    fresh.load('whole')
+    close(logits(fresh), logits(learn))
+
+@pytest.mark.parametrize('kw', kinds.values(), ids=kinds)
+@pytest.mark.parametrize('here', [True,False])
+def test_loaded_encoder_gives_the_same_vectors(any_learner, kw, here):
+    "Whatever either side multiplies embeddings by"
+    learn,x = any_learner(**kw, scale_emb=here), torch.arange(2, 13)[None]
+    if kw['kind'] == 's2s': source = any_learner('s2s', scale_emb=not here)
+    else: source = any_learner('clf', scale_emb=not here, causal=kw['kind'] == 'lm')
+    if not load_or_refuse(learn, source): return
+    a,b = (o.model.eval().encoder.read(x)[0] for o in (source, learn))
+    close(a, b)
+
+@pytest.mark.parametrize('here', [True,False])
+def test_shared_head_keeps_its_rows(any_learner, here):
+    "`share_emb` with `tie`: the head's rows are the encoder's, none shrinks or grows in silence"
+    source = any_learner('s2s', scale_emb=not here, share_emb=True)
+    learn = any_learner('s2s', scale_emb=here, share_emb=True)
+    if not load_or_refuse(learn, source): return
+    close(learn.model.head.weight[:13], source.model.head.weight[:13])
+
+@pytest.mark.parametrize('kind', ['clf','lm'])
+def test_eps_is_compared(make, kind):
+    "Norms with another `eps` compute something else, and no weight tells"
+    file = make('clf', eps=1e-5).save_encoder('enc')
+    with pytest.raises(ValueError, match='eps'): make(kind, eps=1e-1).load_encoder(file)
+    make(kind, eps=1e-5).load_encoder(file)
+
+# Compiled steps after a change
+
+def rough(model):
+    "`model` with weights so large that all of it matters"
+    torch.manual_seed(0)
+    for p in model.parameters(): p.data += 0.3*torch.randn_like(p)
+    return model
+
+def scale(m): m.encoder.config = dataclasses.replace(m.config, scale_emb=True)
+
+CHANGES = dict(base=lambda m: [vars(b.attn.fn.positions).update(base=7.) for b in m.encoder.blocks],
+               act=lambda m: [setattr(b.ff.fn, 'act', nn.Tanh()) for b in m.encoder.blocks],
+               scale=scale,
+               eps=lambda m: vars(m.encoder.blocks[0].attn.norm).update(eps=100.),
+               part=lambda m: m.encoder.blocks.__setitem__(1, m.encoder.blocks[0]),
+               head=lambda m: setattr(m, 'head', rough(nn.Linear(16, 40))))
+each_change = pytest.mark.parametrize('change', CHANGES.values(), ids=CHANGES)
+
+def small_lm(): return rough(TransformerLM(vocab_sz=40, p=0., emb_p=0., **SMALL)).eval()
+
+@pytest.mark.slow
+@each_change
+def test_compiled_generation_follows_a_change(change):
+    "Machine code that was made before is not used again, or computes the new thing"
+    model,x = small_lm(), torch.tensor([[2,5,9,7]])
+    def written(compile): return generate(model, x, 12, temperature=0, compile=compile)
+    assert written(True).equal(before := written(False))
+    change(model)
+    assert not (now := written(False)).equal(before) and written(True).equal(now)
+
+@pytest.mark.slow
+@each_change
+def test_compiled_training_follows_a_change(change):
+    model,x = compile_for_training(small_lm().train()), torch.randint(2, 40, (2,9))
+    model(x).sum().backward()
+    change(model)
+    trained = model(x)
+    with torch.no_grad(): close(trained.detach(), model(x), 1e-4)
+
+@each_change
+def test_recorded_generation_follows_a_change(change):
+    "The step that is noted, not compiled, lives for one text only"
+    model,x = small_lm(), torch.tensor([[2,5,9,7]])
+    def written(cache): return generate(model, x, 12, temperature=0, cache=cache)
+    before = written(True)
+    change(model)
+    assert written(True).equal(written(False)) and not written(True).equal(before)
+
+# Losses
+
+def gap(a, b): return ((a.double()-b.double()).norm()/b.double().norm().clamp(min=1e-30)).item()
+
+LOSSES = dict(plain={}, smoothing=dict(label_smoothing=0.1), ignore=dict(ignore_index=-100),
+              both=dict(ignore_index=3, label_smoothing=0.3))
+PRECISIONS = {torch.float32:1e-5, torch.bfloat16:1e-2}
+each_dtype = pytest.mark.parametrize('dtype', PRECISIONS, ids=str)
+each_n = pytest.mark.parametrize('n', [1,128,129,4096,32_768])
+each_loss = pytest.mark.parametrize('options', LOSSES.values(), ids=LOSSES)
+
+def against_float64(loss, inputs, targ, dtype):
+    "Value and gradients of `loss(*inputs, targ)` are those of float64, up to what `dtype` allows"
+    low = [t.to(dtype).requires_grad_() for t in inputs]
+    high = [t.detach().double().requires_grad_() for t in low]
+    value,want = loss(*low, targ), loss(*high, targ.double() if targ.is_floating_point() else targ)
+    errors = [gap(value.detach(), want.detach())]
+    errors += map(gap, torch.autograd.grad(value, low), torch.autograd.grad(want, high))
+    assert max(errors) <= PRECISIONS[dtype], f'{float(value)} for {float(want)}; off by {errors}'
+
+def targets(n, vocab_sz, ignore_index=None, **_):
+    "Token ids, a third of them not counted"
+    targ = torch.randint(4, vocab_sz, (n,))
+    if ignore_index is not None and n > 2: targ[::3] = ignore_index
+    return targ
+
+@each_dtype
+@each_n
+@each_loss
+@pytest.mark.parametrize('bias', [True,False])
+def test_chunked_cross_entropy(dtype, n, options, bias):
+    "Models wholly in one dtype, against torch's own loss in float64"
+    h,w,b = torch.randn(n, 16), torch.randn(64, 16), torch.randn(64)
+    def loss(h, w, *rest):
+        *b,targ = rest
+        if h.dtype != torch.float64: return chunked_cross_entropy(h, w, targ, *b, **options)
+        return F.cross_entropy(F.linear(h, w, *b), targ, **options)
+    against_float64(loss, [h, w, *[b]*bias], targets(n, 64, **options), dtype)
+
+def test_chunked_cross_entropy_in_fp16():
+    "The sum over 32,768 tokens is beyond fp16, their mean is not"
+    h,w,targ = torch.randn(32_768, 16).half(), torch.randn(64, 16).half(), targets(32_768, 64)
+    want = F.cross_entropy(h.double() @ w.double().T, targ)
+    assert gap(chunked_cross_entropy(h, w, targ), want) <= 1e-2
+
+@each_dtype
+@each_n
+@each_loss
+@pytest.mark.parametrize('cls', [CrossEntropyLossFlat,SoftCrossEntropy])
+def test_losses_of_logits(dtype, n, options, cls):
+    "The learners' own losses"
+    against_float64(cls(**options), [3*torch.randn(n, 64)], targets(n, 64, **options), dtype)
+
+@each_dtype
+@each_n
+@pytest.mark.parametrize('smoothing', [0.,0.1])
+def test_soft_cross_entropy(dtype, n, smoothing):
+    "Targets that are probabilities, given in fp32 as pseudo-labels are"
+    targ = torch.randn(n, 8).softmax(-1)
+    against_float64(SoftCrossEntropy(label_smoothing=smoothing), [3*torch.randn(n, 8)], targ, dtype)
+
+# Models of Hugging Face that were changed by hand
+
+sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, vocab_size=50)
+
+def gpt2(**kw):
+    tr = pytest.importorskip('transformers')
+    ends = dict(max_position_embeddings=24, bos_token_id=0, eos_token_id=0)
+    return rough(tr.GPT2LMHeadModel(tr.GPT2Config(**sizes, **ends, **kw))).eval()
+
+def bert():
+    tr = pytest.importorskip('transformers')
+    config = tr.BertConfig(**sizes, intermediate_size=24, num_labels=3)
+    return rough(tr.BertForSequenceClassification(config)).eval()
+
+def same_or_refused(theirs, match):
+    "`from_hf` computes what the model does, or says what has no equivalent"
+    x = torch.randint(1, 50, (2,9))
+    try: ours = from_hf(theirs)
+    except ValueError as e:
+        assert match in str(e)
+        return
+    with torch.no_grad(): close(ours(x), theirs(x).logits, 1e-4)
+
+def test_from_hf_head_untied_by_hand():
+    "The configuration still says `tie_word_embeddings`"
+    theirs = gpt2(tie_word_embeddings=True)
+    theirs.lm_head.weight = nn.Parameter(torch.randn(50, 16))
+    same_or_refused(theirs, 'lm_head')
+
+def test_from_hf_head_tied_by_hand():
+    "The configuration says that it is not"
+    theirs = gpt2(tie_word_embeddings=False)
+    theirs.lm_head.weight = theirs.transformer.wte.weight
+    same_or_refused(theirs, 'lm_head')
+
+@pytest.mark.parametrize('layers', [(0,), (0,1)])
+def test_from_hf_activation_replaced_by_hand(layers):
+    theirs = gpt2()
+    for i in layers: theirs.transformer.h[i].mlp.act = nn.ReLU()
+    same_or_refused(theirs, 'act')
+
+def test_from_hf_bert_activation_replaced_by_hand():
+    theirs = bert()
+    theirs.bert.encoder.layer[1].intermediate.intermediate_act_fn = nn.ReLU()
+    same_or_refused(theirs, 'act')
+
+def test_from_hf_eps_replaced_by_hand():
+    theirs = gpt2()
+    theirs.transformer.ln_f.eps = 1.
+    same_or_refused(theirs, 'eps')
+
+# Beam search
+
+class Table(nn.Module):
+    "A language model whose next token depends on the last one alone"
+    def __init__(self, probs):
+        super().__init__()
+        self.register_buffer('logp', torch.as_tensor(probs).log())
+    def forward(self, x): return self.logp[x]
+
+def one_more(logp, first, live):
+    "Each of the texts `live`, sums of log-probabilities and tokens, with each token behind it"
+    return [(s + p, (*t, v)) for s,t in live for v,p in enumerate(logp[(first, *t)[-1]].tolist())]
+
+def enumerate_all(logp, first, n, is_end):
+    "The best text of all: its mean log-probability and its new tokens"
+    live,ended = [(0., ())], []
+    for i in range(1, n+1):
+        grown = one_more(logp, first, live)
+        ended += [(s/i, t) for s,t in grown if i == n or is_end(t)]
+        live = [(s, t) for s,t in grown if not is_end(t)]
+    return max(ended)
+
+def many_ends():
+    "Six likely tokens that end a text, and one, 6, after which the text is better"
+    row = [0.14]*6 + [0.1] + [0.06]
+    return torch.tensor([row]*6 + [[0.97] + [0.03/7]*7] + [row])
+
+@pytest.mark.parametrize('num_beams', [2,3,4])
+@pytest.mark.parametrize('ends', ['is_end','stop_idx'])
+def test_beam_search_keeps_a_text_alive(num_beams, ends):
+    "Ended candidates do not take the places of those that go on"
+    model,known = Table(many_ends()), set(range(6))
+    kw = {ends:dict(stop_idx=[*known], is_end=lambda t: int(t[-1]) in known)[ends]}
+    score,new = enumerate_all(model.logp, 7, 4, lambda t: t[-1] in known)
+    texts,scores = beam_search(model, torch.tensor([[7]]), 4, num_beams=num_beams, **kw)
+    assert math.isclose(scores[0], score, abs_tol=1e-5) and texts[0,1:1+len(new)].tolist() == [*new]
+
+@pytest.mark.parametrize('seed', range(30))
+def test_beam_search_is_no_worse_than_a_loop(seed):
+    "The loop ranks all candidates and follows the best of those that have not ended"
+    g = torch.Generator().manual_seed(seed)
+    logp = (3*torch.randn(7, 7, generator=g)).log_softmax(-1)
+    ends,num_beams,n = {0,1,2,3}, 2, 5
+    live,ended = [(0., ())], []
+    for i in range(1, n+1):
+        grown = one_more(logp, 6, live)
+        ended += [s/i for s,t in grown if t[-1] in ends]
+        live = sorted(((s, t) for s,t in grown if t[-1] not in ends), reverse=True)[:num_beams]
+    best = max(ended + [s/n for s,_ in live])
+    _,scores = beam_search(Table(logp.exp()), torch.tensor([[6]]), n, num_beams=num_beams,
+                           is_end=lambda t: int(t[-1]) in ends)
+    assert scores[0] >= best - 1e-5
+
+@pytest.mark.parametrize('seed', range(5))
+def test_beam_search_with_all_beams_is_enumeration(seed):
+    g = torch.Generator().manual_seed(seed)
+    model = Table(torch.randn(4, 4, generator=g).softmax(-1))
+    want = enumerate_all(model.logp, 0, 4, lambda t: t[-1] == 3)[0]
+    _,scores = beam_search(model, torch.tensor([[0]]), 4, num_beams=4**4, stop_idx=3)
+    assert math.isclose(scores[0], want, abs_tol=1e-5)
+
+def table_learner(dls, next_of):
+    "A learner whose model gives tokens the probabilities of `next_of(last)`, others next to none"
+    vocab = text_vocab(dls)
+    probs = torch.full((len(vocab),)*2, 1e-9)
+    for i,t in enumerate(vocab):
+        for o,p in next_of(t).items(): probs[i,vocab.index(o)] = p
+    return quiet(Learner(dls, Table(probs), loss_func=CrossEntropyLossFlat()))
+
+@pytest.fixture(scope='module')
+def letters():
+    "Loaders of single characters, white space of three kinds among them"
+    return LMDataLoaders.from_texts(['abcdefghx \n\t']*20, ['abc']*4, tok_tfm=CharTokenizer(),
+                                    rules=[], bs=2, seq_len=8)
+
+def test_beams_with_stop(letters):
+    "Six strings stop, and the text with a seventh letter before them is likelier by the mean"
+    likely = {c:0.14 for c in 'abcdef'}
+    learn = table_learner(letters, lambda t: {'a':0.97} if t == 'g' else {**likely, 'g':0.1})
+    assert predict(learn, 'x', n_tokens=4, num_beams=2, stop=[*'abcdef']) == 'xg'
+
+def test_beams_with_n_words(letters):
+    "Each of three spaces ends a word, and a longer word is likelier by the mean"
+    space = {'▁':0.29, '\n':0.29, '\t':0.29, 'c':0.13}
+    rows = {'a':space, 'b':space, 'c':{'▁':0.99}}
+    learn = table_learner(letters, lambda t: rows.get(t, {'a':0.5, 'b':0.45}))
+    assert predict(learn, 'x ', n_words=1, num_beams=2).rstrip() == 'x ac'
+
+@pytest.mark.parametrize('num_beams', [2,4])
+def test_n_words_are_words(num_beams):
+    "Texts that have their words go before those that only put full stops in a row"
+    texts = ['film . good . film good .']*40
+    dls = LMDataLoaders.from_texts(texts, texts[:8], tok_tfm=BaseTokenizer(), bs=4, seq_len=8)
+    learn = table_learner(dls, lambda t: {'.':0.6, 'film':0.3, 'good':0.1})
+    new = predict(learn, 'film', n_words=3, num_beams=num_beams).split()[1:]
+    assert sum(w.isalnum() for w in new) == 3 and new.count('.') < 10
+
+# Models that have diverged
+
+NANS = dict(predict=('clf', lambda o: o.predict(TEXT)),
+            predict_many=('clf', lambda o: o.predict([TEXT]*3)),
+            regression=('reg', lambda o: o.predict(TEXT)),
+            many=('multi', lambda o: o.predict(TEXT)),
+            explain=('clf', lambda o: o.explain(TEXT)),
+            fill=('mlm', lambda o: o.fill('warm ___ film')),
+            write=('lm', lambda o: o.predict(TEXT, 3)),
+            beams=('lm', lambda o: o.predict(TEXT, 3, num_beams=2)),
+            perplexity=('lm', lambda o: o.perplexity(TEXT)),
+            pairs=('s2s', lambda o: o.predict('abc')),
+            pair_beams=('s2s', lambda o: o.predict('abc', num_beams=2)))
+
+@pytest.mark.parametrize('kind,call', NANS.values(), ids=NANS)
+def test_nan_weights(any_learner, kind, call, dls_multi):
+    learn = any_learner(kind)
+    learn.model.head.weight.data.fill_(math.nan)
+    with pytest.raises(ValueError, match='NaN|diverged'): call(learn)
+
+# Labels
+
+def stars(values, **kw):
+    "Loaders with these numbers as labels"
+    return TransformerDataLoaders.from_df(texts_df().assign(stars=values), text_col='text', bs=8,
+                                          label_col='stars', valid_col='is_valid',
+                                          tok_tfm=BaseTokenizer(), **kw)
+
+WHOLE = [float(i%3) for i in range(80)]
+
+def test_whole_floats_are_refused():
+    "Integers with a missing value, after `dropna`: the remedy for labels and the one for numbers"
+    with pytest.raises(ValueError, match="stars") as e: stars(WHOLE)
+    assert 'astype(int)' in str(e.value) and 'RegressionBlock' in str(e.value)
+
+remedies = [(WHOLE, dict(y_block=RegressionBlock), 1), ([*map(int, WHOLE)], {}, 3),
+            ([o+0.5 for o in WHOLE], {}, 1)]
+
+@pytest.mark.parametrize('values,kw,n_out', remedies)
+def test_remedies_for_whole_floats(values, kw, n_out):
+    "What the message says works, and other numbers are numbers"
+    learn = quiet(transformer_classifier_learner(stars(values, **kw), **SMALL))
+    assert learn.model.config.n_out == n_out
+    learn.fit(1)
+
+@pytest.mark.parametrize('metric', [accuracy,accuracy_multi,[mse,accuracy]])
+def test_accuracy_on_regression_is_refused(make, metric):
+    "When the learner is made, or at the latest when it is fitted"
+    with pytest.raises(ValueError, match='accuracy'): make('reg', metrics=metric).fit(1)
+
+def test_mse_on_regression_is_not(make): make('reg', metrics=mse).fit(1)
+
+# Rows and dicts for one text
+
+ROWS = dict(row=lambda df: df.iloc[0], dict=lambda df: dict(df.iloc[0]),
+            text_only=lambda df: dict(text=df.text[0]))
+each_row = pytest.mark.parametrize('row', ROWS.values(), ids=ROWS)
+
+@each_row
+def test_predict_a_row(make, df, row):
+    "As the text in it, not as a list"
+    learn = make('clf')
+    label,i,probs = learn.predict(row(df))
+    want = learn.predict(df.text[0])
+    assert label == want[0] and i == want[1]
+    close(probs, want[2])
+
+@each_row
+def test_explain_a_row(make, df, row):
+    learn = make('clf')
+    a,b = (learn.explain(o, target=0) for o in (row(df), df.text[0]))
+    assert a.tokens == b.tokens
+    close(a.attributions, b.attributions)
+
+@each_row
+def test_show_attention_of_a_row(make, df, row):
+    learn = make('clf')
+    learn.show_attention(row(df), layer=0, head=0)
+    close(learn.attention(row(df)).weights, learn.attention(df.text[0]).weights)
+
+@each_row
+def test_write_from_a_row(make, df, row):
+    "A language model's calls too"
+    learn = make('lm')
+    kw = dict(n_tokens=3, temperature=0)
+    assert learn.predict(row(df), **kw) == learn.predict(df.text[0], **kw)
+    assert learn.perplexity(row(df)) == learn.perplexity(df.text[0])
+
+def test_columns_are_still_many(make, df):
+    "A series of texts is a list, also of one; a row without the text says so"
+    learn = make('clf')
+    for many in (df.text, df.text[:1], df[:1]): assert len(learn.predict(many)[0]) == len(many)
+    with pytest.raises((ValueError,TypeError), match='text'): learn.predict(df.iloc[0].drop('text'))
+
+@pytest.fixture(scope='module')
+def two_columns():
+    "A frame with two columns of texts, and a learner for it"
+    df = texts_df().assign(title=[f'title {i%3}' for i in range(80)])
+    dls = TransformerDataLoaders.from_df(df, text_col=['title','text'], label_col='label', bs=8,
+                                         valid_col='is_valid', tok_tfm=BaseTokenizer(), min_freq=1)
+    return df, quiet(transformer_classifier_learner(dls, **SMALL))
+
+@pytest.mark.parametrize('call', ['predict','explain','attention'])
+def test_bare_string_for_several_columns(two_columns, call):
+    "It has no field marks, which every text in training had: the error names the columns"
+    ask = getattr(two_columns[1], call)
+    with pytest.raises((ValueError,TypeError), match='title'): ask('a warm film')
+
+@pytest.mark.parametrize('many', [['a warm film'], pd.Series(['a warm film'])], ids=type)
+def test_bare_strings_for_several_columns(two_columns, many):
+    with pytest.raises((ValueError,TypeError), match='title'): two_columns[1].predict(many)
+
+def test_row_of_several_columns(two_columns):
+    "With its marks, as in training"
+    df,learn = two_columns
+    want = learn.predict(df[:1])[2][0]
+    for row in (df.iloc[0], dict(df.iloc[0])): close(learn.predict(row)[2], want)
+    assert [t for t in learn.explain(df.iloc[0], target=0).tokens if t == 'xxfld'] == ['xxfld']*2
+
+# Fields that a model does not use
+
+UNUSED = dict(lm=dict(pool='mean', n_out=3, pooler=True, long='head', token_p=0.1, word_p=0.1,
+                      head_p=0.2, n_dec_layers=2, share_emb=True, tgt_vocab_sz=50),
+              clf=dict(share_emb=True, n_dec_layers=2, tgt_vocab_sz=50, tie=False),
+              s2s=dict(pool='mean', n_out=3, pooler=True, token_p=0.1, word_p=0.1, head_p=0.2),
+              mlm=dict(pool='mean', n_out=3, share_emb=True, n_dec_layers=2))
+
+@pytest.mark.parametrize('kind,field', [(k, f) for k,fields in UNUSED.items() for f in fields])
+def test_unused_field_is_refused(any_learner, kind, field):
+    "As a misspelt one is"
+    option = {field:UNUSED[kind][field]}
+    with pytest.raises((TypeError,ValueError), match=field): any_learner(kind, **option)
+
+# Models
+
+@pytest.mark.parametrize('d_head', [None,6])
+def test_wide_cross_attention(d_head):
+    "Every head of cross-attention has the whole width too, with biases as in `SelfAttention`"
+    model = Seq2SeqTransformer(vocab_sz=30, **SMALL, mode='wide', d_head=d_head)
+    for block in model.decoder.blocks:
+        own,cross = block.attn.fn, block.cross.fn
+        width = 2*(d_head or 16)
+        assert own.qkv.out_features == 3*width == 3*cross.out.in_features
+        assert {o.out_features for o in (cross.q, cross.k, cross.v)} == {width}
+        assert cross.q.bias is None and cross.out.bias is not None
+    x = torch.randint(2, 30, (2,5))
+    assert model(x, x).shape == (2,5,30)
+
+def broken_rule(text): return text + [][1]
+
+@pytest.mark.parametrize('is_lm', [True,False])
+def test_index_error_of_a_rule(df, is_lm):
+    "It is the rule's, and says nothing about the number of tokens"
+    with pytest.raises(IndexError, match='list index'):
+        TransformerDataLoaders.from_df(df, text_col='text', label_col='label', is_lm=is_lm, bs=8,
+                                       valid_col='is_valid', tok_tfm=BaseTokenizer(),
+                                       rules=[broken_rule])
+
+def test_too_few_tokens_is_still_said():
+    df = pd.DataFrame(dict(text=['a b']*4, is_valid=[False]*2 + [True]*2))
+    with pytest.raises(ValueError, match='bs=64'):
+        TransformerDataLoaders.from_df(df, text_col='text', is_lm=True, valid_col='is_valid',
+                                       tok_tfm=BaseTokenizer())
+
+@pytest.mark.parametrize('pos', [[*range(6, 12)], [8], [[0,1,2],[6,7,8]]], ids=str)
+def test_position_beyond_the_last(pos):
+    "Its largest value counts, not how many there are"
+    pos = torch.tensor(pos)
+    x = torch.zeros(2, pos.shape[-1], 16)
+    with pytest.raises(ValueError, match='max_len=8'): LearnedPositions(16, 8).embed(x, pos)
+
+def test_positions_up_to_the_last():
+    LearnedPositions(16, 8).embed(torch.zeros(1, 2, 16), torch.tensor([6,7]))
+
+def test_position_beyond_the_last_in_a_cache():
+    model = TransformerLM(vocab_sz=30, positions='learned', max_len=8, **SMALL).eval()
+    cache,x = KVCache(), torch.randint(2, 30, (1,12))
+    model(x[:,:6], cache)
+    with pytest.raises(ValueError, match='max_len=8'): model(x[:,6:], cache)
+
+# Means over tokens
+
+@pytest.fixture(scope='module')
+def flat_lm():
+    texts = texts_df().text.tolist()
+    kw = dict(tok_tfm=BaseTokenizer(), bs=4, seq_len=16)
+    return LMDataLoaders.from_texts(texts[:60], texts[60:], **kw)
+
+@pytest.fixture(scope='module')
+def small_valid(df): return make_dls(df, val_bs=3)
+
+def token_loss(learn):
+    "The mean over all tokens of the validation set"
+    logp,targ = learn.get_preds()
+    pad = 1 if isinstance(learn.model, Seq2SeqTransformer) else -1
+    return -logp[targ != pad].double().mean().item()
+
+MEANS = dict(lm={}, flat=dict(kind='lm', dls='flat_lm'), mlm=dict(dls='small_valid'),
+             s2s=dict(label_smoothing=0.))
+
+@pytest.mark.parametrize('case', MEANS)
+def test_valid_loss_weighs_tokens(any_learner, request, case):
+    "And fastai's `Perplexity` with it: batches of few tokens count less"
+    kw = {'kind':case, 'metrics':Perplexity(), **MEANS[case]}
+    if 'dls' in kw: kw['dls'] = request.getfixturevalue(kw['dls'])
+    learn = any_learner(**kw)
+    learn.fit(3, 3e-2)
+    want,(loss,ppl) = token_loss(learn), learn.validate()
+    assert [loss, ppl] == pytest.approx([want, math.exp(want)], rel=1e-4)
+    assert [*learn.recorder.values[-1]][-2:] == pytest.approx([loss, ppl], rel=1e-4)
+
+def test_valid_loss_of_smoothed_pairs_weighs_tokens(any_learner):
+    "With the learner's own label smoothing: in batches of one row, or all in one"
+    learn = any_learner('s2s')
+    learn.fit(2, 3e-2)
+    losses = [learn.validate(dl=learn.dls.valid.new(bs=bs))[0] for bs in (1,7,20)]
+    assert losses == pytest.approx(losses[-1:]*3, rel=1e-4)

@@ -1,0 +1,388 @@
+"Crashes and surprises: what a user meets in a day, each mended or said in time"
+import sys; sys.modules.setdefault('torchvision', None) # `transformers` would import it
+import configparser, copy, math, random, re, subprocess, textwrap, warnings
+import matplotlib.pyplot as plt, pandas as pd, pytest, torch, torch.nn as nn
+from pathlib import Path
+from fastai.text.all import (AWD_LSTM, BaseTokenizer, Callback, ClassificationInterpretation, MixUp,
+                             load_learner)
+from fastai_txf.all import (
+    CharTokenizer, KVCache, Seq2SeqDataLoaders, Seq2SeqTransformer, TransformerClassifier,
+    TransformerDataLoaders, TransformerEncoder, TransformerLM, TransformerMLM, add_pseudo_labels,
+    beam_search, from_hf, generate, self_pretrain, stream_tokens, transformer_classifier_learner,
+    transformer_lm_learner, transformer_mlm_learner, transformer_seq2seq_learner)
+from fixtures import SMALL, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet, weights
+
+TEXT = 'music warm clever dull film'
+REFUSED = (ValueError,TypeError)
+
+def close(a, b, eps=1e-5): torch.testing.assert_close(a, b, atol=eps, rtol=eps)
+
+def rough(model):
+    "`model` in evaluation, with weights so large that all of it matters"
+    torch.manual_seed(0)
+    for p in model.parameters(): p.data += 0.3*torch.randn_like(p)
+    return model.eval()
+
+@pytest.fixture(autouse=True)
+def no_pictures_left():
+    "Close the figures of each test"
+    yield
+    plt.close('all')
+
+@pytest.fixture(scope='module')
+def pairs():
+    "Letters and the same backwards"
+    words = [''.join(random.Random(i).choices('abcd', k=1+i%6)) for i in range(60)]
+    df = pd.DataFrame(dict(a=words, b=[w[::-1] for w in words]))
+    return Seq2SeqDataLoaders.from_df(df, tok_tfm=CharTokenizer(), seed=0, bs=8)
+
+# Long prompts
+
+def read_all(model, idxs, n, max_len):
+    "`n` greedy tokens from a cache that has read all of `idxs`, one by one"
+    cache = KVCache(max_len)
+    with torch.no_grad():
+        for i in range(idxs.shape[1]): out = model(idxs[:,i:i+1], cache)
+        for _ in range(n):
+            idxs = torch.cat([idxs, out[:,-1:].argmax(-1)], 1)
+            out = model(idxs[:,-1:], cache)
+    return idxs
+
+@pytest.mark.parametrize('positions', ['rotary','alibi','none','sinusoidal'])
+@pytest.mark.parametrize('n_layers', [1,3])
+def test_long_prompt_is_cut_where_nothing_changes(positions, n_layers):
+    "The same text as with all of the prompt read, which is many times `max_len`"
+    kw = dict(vocab_sz=30, d_model=16, n_heads=2, n_layers=n_layers, max_len=6, positions=positions)
+    model,x = rough(TransformerLM(**kw)), torch.randint(2, 30, (1,100))
+    assert generate(model, x, 20, temperature=0).equal(read_all(model, x, 20, 6))
+
+MEMORY = '''
+    import resource, sys, time, torch
+    from fastai_txf.all import *
+    peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/1024
+    torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_AS, (8*2**30,)*2)
+    model = TransformerLM(vocab_sz=1000, d_model=64, n_heads=4, n_layers=2, max_len=512,
+                          positions=sys.argv[2]).eval()
+    def run(n): return generate(model, torch.randint(2, 1000, (1,n)), 2, temperature=0)
+    run(600)
+    before,start = peak(), time.perf_counter()
+    run(int(sys.argv[1]))
+    print(peak()-before, time.perf_counter()-start)
+'''
+
+def cost(n, positions):
+    "MB and seconds of a prompt of `n` tokens, in a process of its own that may not take 8 GB"
+    args = [sys.executable, '-c', textwrap.dedent(MEMORY), str(n), positions]
+    res = subprocess.run(args, capture_output=True, text=True, timeout=300)
+    assert res.returncode == 0, res.stderr[-500:]
+    return map(float, res.stdout.split()[-2:])
+
+@pytest.mark.slow
+@pytest.mark.parametrize('n', [16_000,100_000])
+@pytest.mark.parametrize('positions', ['rotary','alibi','learned'])
+def test_long_prompt_memory(n, positions):
+    "500 MB at most, and a time that grows no faster than the prompt"
+    mb,seconds = cost(n, positions)
+    assert mb <= 500 and seconds <= 10
+
+# Crashes
+
+@pytest.mark.parametrize('label', ['$1^$', '$', '\\frac{', '$a$ b$'])
+def test_plot_of_any_label(df, label):
+    "What looks like a formula is drawn as it stands"
+    dls = make_dls(df.assign(label=df.label.replace('pos', label)))
+    e = quiet(transformer_classifier_learner(dls, **SMALL)).explain(TEXT, target=label)
+    ax = e.plot()
+    ax.figure.canvas.draw()
+    assert label in e.title
+
+def test_attention_of_any_token(df):
+    dls = make_dls(df.assign(text=df.text + ' $1^$ $'))
+    learn = quiet(transformer_classifier_learner(dls, **SMALL))
+    for ax in learn.attention('film $1^$ $').plot().flat: ax.figure.canvas.draw()
+
+def quantized(model):
+    "`model` with weights of 8 bits in its linear maps"
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+
+@pytest.mark.parametrize('call', ['generate','beams','several'])
+def test_quantized_model_writes(call):
+    "As it does without a cache"
+    model,x = quantized(rough(TransformerLM(vocab_sz=30, **SMALL))), torch.tensor([[2,5,9]])
+    write = dict(generate=lambda **kw: generate(model, x, 8, temperature=0, **kw),
+                 beams=lambda **kw: beam_search(model, x, 8, num_beams=3, **kw)[0],
+                 several=lambda **kw: generate(model, x, 70, n_samples=5, seed=0, **kw))[call]
+    assert write().shape == write(cache=False).shape
+    if call == 'generate': assert write().equal(write(cache=False))
+
+@pytest.mark.parametrize('n', [10,24,25,60])
+def test_gpt2_encoder_reads_long_texts(n):
+    "Beyond `max_len` in windows, as other encoders do"
+    tr = pytest.importorskip('transformers')
+    sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, vocab_size=50)
+    ends = dict(max_position_embeddings=24, bos_token_id=0, eos_token_id=0)
+    model = from_hf(tr.GPT2Model(tr.GPT2Config(**sizes, **ends)).eval())
+    x = torch.randint(1, 50, (2,n))
+    h,real = model.read(x)
+    assert h.shape == (2,n,16) and h.isfinite().all() and real.all()
+    close(h[:,:10], model(x[:,:10]))
+
+def test_perplexity_of_an_extreme_model(make):
+    "Infinite, not an `OverflowError`"
+    learn = make('lm')
+    learn.model.head.weight.data *= 1e6
+    assert learn.perplexity(TEXT) == math.inf
+    assert learn.perplexity([TEXT, TEXT]) == [math.inf]*2
+
+MODELS = dict(encoder=TransformerEncoder, lm=TransformerLM, classifier=TransformerClassifier,
+              mlm=TransformerMLM, seq2seq=Seq2SeqTransformer)
+each_model = pytest.mark.parametrize('cls', MODELS.values(), ids=MODELS)
+
+def model_and_inputs(cls, **kw):
+    "A small model and two texts, one with padding behind"
+    x = torch.randint(2, 30, (2,7))
+    x[1,5:] = 1
+    return rough(cls(vocab_sz=30, **SMALL, **kw)), (x, x) if cls is Seq2SeqTransformer else (x,)
+
+@each_model
+@pytest.mark.parametrize('n_kv_heads', [None,1])
+def test_trace(cls, n_kv_heads):
+    "`torch.jit.trace`, which `TensorBoardCallback` uses by its defaults"
+    model,xs = model_and_inputs(cls, n_kv_heads=n_kv_heads)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter('ignore')
+        close(torch.jit.trace(model, xs, check_trace=False)(*xs), model(*xs))
+
+@pytest.mark.parametrize('kind', ['clf','lm'])
+def test_tensorboard(make, kind, tmp_path):
+    "The callback by its defaults, but for its folder"
+    pytest.importorskip('tensorboard')
+    from fastai.callback.tensorboard import TensorBoardCallback
+    make(kind).fit(1, cbs=TensorBoardCallback(tmp_path))
+
+@each_model
+@pytest.mark.parametrize('positions', ['rotary','learned','alibi'])
+def test_export(cls, positions):
+    "`torch.export` of every model, with the same outputs"
+    model,xs = model_and_inputs(cls, positions=positions)
+    with torch.no_grad(): close(torch.export.export(model, xs).module()(*xs), model(*xs))
+
+@each_model
+def test_onnx(cls, tmp_path):
+    pytest.importorskip('onnxscript')
+    model,xs = model_and_inputs(cls)
+    torch.onnx.export(model, xs, tmp_path/'model.onnx', dynamo=True)
+    assert (tmp_path/'model.onnx').exists()
+
+# What people type
+
+@pytest.mark.parametrize('kind,factory', [('dls',transformer_classifier_learner),
+                                          ('dls_lm',transformer_lm_learner),
+                                          ('dls',transformer_mlm_learner)])
+def test_architecture_of_fastai(request, kind, factory):
+    "fastai's call with the learner's name changed: the error says what to leave out"
+    with pytest.raises(REFUSED, match='AWD_LSTM.*leave.* out|leave.* out.*AWD_LSTM'):
+        factory(request.getfixturevalue(kind), AWD_LSTM, drop_mult=0.5)
+
+IDS = torch.tensor([[2,9,10]])
+WRITERS = dict(predict=lambda o: o.predict(TEXT, temprature=1.),
+               stream_text=lambda o: list(o.stream_text(TEXT, temprature=1.)),
+               generate=lambda o: generate(o.model, IDS, 1, temprature=1.),
+               stream_tokens=lambda o: list(stream_tokens(o.model, IDS, 1, temprature=1.)))
+
+@pytest.mark.parametrize('call', WRITERS.values(), ids=WRITERS)
+def test_spelling(make, call):
+    "As the learners help with theirs"
+    with pytest.raises(TypeError, match="temprature.*'temperature'"): call(make('lm'))
+
+def test_spelling_of_pairs(pairs):
+    learn = quiet(transformer_seq2seq_learner(pairs, **SMALL))
+    with pytest.raises(TypeError, match="temprature.*'temperature'"):
+        learn.predict('abc', temprature=1.)
+
+@pytest.mark.parametrize('temperature', [1e-50,1e-300,1e-12])
+def test_tiny_temperature(make, temperature):
+    "As good as greedy, no divergence"
+    learn = make('lm')
+    want = learn.predict(TEXT, n_tokens=8, temperature=0)
+    assert learn.predict(TEXT, n_tokens=8, temperature=temperature) == want
+
+@pytest.mark.parametrize('kind', ['clf','lm'])
+def test_mixup(make, kind):
+    "It would mix the numbers of tokens: the error says that"
+    with pytest.raises(REFUSED, match='MixUp'): make(kind, cbs=MixUp()).fit(1)
+
+# What is said
+
+def one_class(make, bias):
+    "A learner that always says the same, and one epoch without a step"
+    learn = make('clf')
+    learn.model.head.weight.data.zero_()
+    learn.model.head.bias.data.copy_(torch.tensor(bias))
+    learn.fit(1, 0., wd=0.)
+
+@pytest.mark.parametrize('bias,label', [([9.,0.], 'neg'), ([0.,9.], 'pos')])
+def test_all_predictions_one_class(make, bias, label):
+    "A warning that names the class"
+    said = f'one class.*{label}|{label}.*one class'
+    with pytest.warns(UserWarning, match=said): one_class(make, bias)
+
+def test_predictions_of_two_classes(make):
+    "No warning where there are two"
+    learn = make('clf')
+    learn.fit(6, 1e-2)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)
+        learn.fit(1, 1e-3)
+    assert len(set(learn.get_preds()[0].argmax(1).tolist())) == 2
+
+def test_load_encoder_device(make):
+    "As fastai's: where the weights are put before they are copied"
+    file = make('lm').save_encoder('enc')
+    learn = make('clf').load_encoder(file, device='cpu')
+    assert next(learn.model.parameters()).device.type == 'cpu'
+
+def test_load_encoder_freezes_or_says_that_it_does_not(make):
+    "fastai's freezes: here the docstring speaks of it, or it does the same"
+    learn = make('clf')
+    learn.load_encoder(make('lm').save_encoder('enc'))
+    frozen = not next(learn.model.encoder.parameters()).requires_grad
+    assert frozen or re.search('fr[eo]ez|froz', type(learn).load_encoder.__doc__)
+
+def pretrained(df, **kw):
+    "`self_pretrain` in a second"
+    return self_pretrain(df, minutes=0.01, valid_col='is_valid', tok_tfm=BaseTokenizer(),
+                         seq_len=16, bs=4, **{**SMALL, **kw})
+
+def test_self_pretrain_says_what_the_baseline_has(df):
+    "A row of the results"
+    res = pretrained(df, verbose=False)
+    assert 'bigrams' in repr(res) or 'baseline' in repr(res)
+
+@pytest.mark.parametrize('objective', ['lm','mlm','counts'])
+def test_self_pretrain_is_silent(df, capfd, objective):
+    "`verbose=False` prints nothing"
+    pretrained(df, verbose=False, objective=objective)
+    assert capfd.readouterr().out == ''
+
+def loaders(df, **kw):
+    return TransformerDataLoaders.from_df(df, text_col='text', label_col='label', bs=8,
+                                          valid_col='is_valid', tok_tfm=BaseTokenizer(), **kw)
+
+def unlike(df): return df.assign(text=[f'{t} number{i}' for i,t in enumerate(df.text)])
+
+@pytest.mark.parametrize('is_lm', [True,False])
+def test_duplicates_across_the_split(df, is_lm):
+    "A warning that counts the validation texts that are in the training set, too"
+    df = unlike(df)
+    df.loc[df.index[df.is_valid][:3], 'text'] = df.text[0]
+    with pytest.warns(UserWarning, match=r'\b3 of 16\b.*training'): loaders(df, is_lm=is_lm)
+
+def test_no_duplicates_across_the_split(df):
+    "Nothing is said of those within a set"
+    df = unlike(df)
+    df.loc[[0,1], 'text'] = 'the same text'
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)
+        loaders(df)
+
+# Known and left so far
+
+@pytest.mark.parametrize('kind', ['clf','multi','reg'])
+def test_show_results_without_labels(make, df, capsys, kind):
+    "The texts and the predictions are shown"
+    learn = make(kind)
+    learn.show_results(dl=learn.dls.test_dl(df.text[:4].tolist()), shuffle=False)
+    out = capsys.readouterr().out
+    assert 'prediction' in out and df.text[0][:10] in out
+
+@pytest.mark.parametrize('ds_idx', [0,1])
+def test_show_results_of_an_exported_encoder_decoder(pairs, tmp_path, ds_idx):
+    "It takes no texts along: the error asks for a loader"
+    learn = quiet(transformer_seq2seq_learner(pairs, path=tmp_path, **SMALL))
+    learn.export('l.pkl')
+    new = load_learner(tmp_path/'l.pkl')
+    with pytest.raises(ValueError, match='loader'): new.show_results(ds_idx)
+    new.show_results(dl=new.dls.test_dl(['abc', 'dd']))
+
+class Fails(Callback):
+    "Ends a fit with an error, after an event of the second batch"
+    def __init__(self, event): setattr(self, event, self.fail)
+    def fail(self):
+        if self.iter == 1: raise ZeroDivisionError('a mistake')
+
+@pytest.mark.parametrize('event', ['after_pred','after_loss','after_backward','after_step'])
+@pytest.mark.parametrize('kind', ['clf','lm'])
+def test_deepcopy_after_a_failed_fit(make, kind, event):
+    "The copy has the same weights, and trains"
+    learn = make(kind)
+    with pytest.raises(ZeroDivisionError): learn.fit(1, cbs=Fails(event))
+    for cb in learn.cbs.filter(lambda cb: isinstance(cb, Fails)): learn.remove_cb(cb)
+    new = copy.deepcopy(learn)
+    assert all(p.equal(weights(new)[k]) for k,p in weights(learn).items())
+    new.fit(1)
+
+def test_interpretation_of_pseudo_labels(make, dls):
+    "Guesses count as the likeliest label; or the error says that they are no labels"
+    texts = ['a warm film', 'a cold film']
+    more = add_pseudo_labels(dls, texts, torch.tensor([[0.2,0.8], [0.9,0.1]]))
+    learn,dl = make('clf', dls=more), more.train.new(drop_last=False)
+    try: interp = ClassificationInterpretation.from_learner(learn, dl=dl)
+    except ValueError as e:
+        assert 'pseudo' in str(e)
+        return
+    assert interp.confusion_matrix().sum() == len(dls.train_ds) + 2
+
+@pytest.mark.parametrize('positions', ['rotary','alibi','none','sinusoidal'])
+@pytest.mark.parametrize('training', [True,False])
+def test_lm_batch_longer_than_max_len(positions, training):
+    "A token sees the `max_len` tokens up to itself, block by block, as with a cache"
+    kw = dict(vocab_sz=30, max_len=6, positions=positions, p=0., emb_p=0., attn_p=0.)
+    model = rough(TransformerLM(**{**SMALL, **kw})).train(training)
+    x = torch.randint(2, 30, (1,40))
+    other = x.clone()
+    other[0,:10] = 2 + (x[0,:10]-1)%28
+    a,b = model(x), model(other)
+    reach = 10 + 2*5                                # two blocks, five tokens back each
+    close(a[:,reach:], b[:,reach:])
+    assert (a[:,:reach]-b[:,:reach]).abs().amax(-1).min() > 1e-6
+    with torch.no_grad(): close(a.detach(), model.eval()(x, KVCache(6)), 1e-4)
+
+# Pictures
+
+def test_every_token_is_labelled(make):
+    "Up to 40 of them"
+    text = ' '.join(random.Random(0).choices(TEXT.split(), k=39))
+    ax = make('clf').attention(text).plot(layer=0, head=0)[0,0]
+    assert len(ax.get_xticks()) == len(ax.get_yticks()) == 40
+
+def test_unknown_words_are_shown_as_written(make):
+    "Not as `xxunk`"
+    learn = make('clf')
+    assert 'Zyzzyva' in str(learn.explain('the film with Zyzzyva was fine', target=0))
+
+def test_legend_says_for_and_against(make):
+    "Of an explanation's bars"
+    ax = make('clf').explain(TEXT, target='pos').plot()
+    said = [t.get_text() for t in ax.get_legend().get_texts()]
+    assert any('for' in t for t in said) and any('against' in t for t in said)
+
+def test_table_under_the_coloured_text(make):
+    "Words and their shares, in the notebook"
+    html = make('clf').explain(TEXT)._repr_html_()
+    assert '<table' in html and 'attribution' in html
+
+# Requirements
+
+packages = 'pandas>=2.1','numpy>=2','matplotlib','plum-dispatch','fastprogress'
+
+@pytest.mark.parametrize('package', packages)
+def test_declared(package):
+    "What is imported is required"
+    config = configparser.ConfigParser(delimiters='=')
+    config.read(Path(__file__).parents[1]/'settings.ini')
+    found = config['DEFAULT']['requirements'].split()
+    assert any(o.startswith(package) for o in found), found
