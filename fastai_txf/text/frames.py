@@ -7,6 +7,7 @@ __all__ = ['label_kind', 'check_df', 'as_texts']
 
 # %% ../../nbs/2_text/02_frames.ipynb #e0faecb8
 import numpy as np, pandas as pd, warnings
+from pathlib import Path
 from fastai.data.transforms import ColReader, RandomSplitter
 from fastcore.foundation import L
 from fastcore.xtras import is_listy
