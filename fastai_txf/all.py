@@ -18,6 +18,7 @@ from .text.corpus import *
 from .text.loaders import *
 from .text.pairs import *
 from .text.stream import *
+from .text.words import *
 from .generate.sampling import *
 from .generate.cache import *
 from .generate.decode import *

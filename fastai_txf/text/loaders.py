@@ -27,8 +27,8 @@ from .special import pad_index, text_vocab
 from .tokens import as_tokenizer
 from .frames import (
     as_frame, check_columns, check_df, column_names, each_label, label_kind, random_mask,
-    valid_mask, warn_of_copies)
-from .codec import join_columns, read_texts, TextTokenizer, tokenize_like
+    read_texts, valid_mask, warn_of_copies)
+from .codec import join_columns, TextTokenizer, tokenize_like
 from .folders import FolderTokenizer
 
 # %% ../../nbs/2_text/06_loaders.ipynb #e379e308

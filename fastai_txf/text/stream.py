@@ -20,8 +20,9 @@ from fastcore.meta import delegates
 from ..base.checks import check_batch_size
 from ..base.files import replacing
 from .tokens import as_tokenizer, token_lists
-from .frames import as_frame, check_df, one_column, random_mask, valid_mask
-from .codec import as_texts, refuse_keys, text_tokenizer, TextTokenizer
+from .frames import (
+    as_frame, as_texts, check_df, one_column, random_mask, refuse_keys, valid_mask)
+from .codec import text_tokenizer, TextTokenizer
 from .loaders import check_dls
 
 # %% ../../nbs/2_text/08_stream.ipynb #5d9b728e
