@@ -305,7 +305,8 @@ class TokenLearner(TransformerLearner):
         "As in `Learner`."
         res = super().add_cb(cb)
         recorder = vars(self).get('recorder')
-        if isinstance(recorder, Recorder): recorder.loss = TokenLoss()
+        if isinstance(recorder, Recorder) and not isinstance(recorder.loss, TokenLoss):
+            vars(recorder)['loss'] = TokenLoss() # assigned, it would warn of the learner's own
         return res
 
     @property
