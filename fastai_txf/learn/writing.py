@@ -178,8 +178,8 @@ def predict(
         del options['n_samples']
         how.update(n_tokens=n_tokens, stop=stop)
         pieces = stream_text(learn, prompts[0], n_words, **how, **options)
-        res = [_print_stream(prompts[0], pieces)]
-        return res[0] if codec.is_one(text, text_col) else res
+        res = _print_stream(prompts[0], pieces)
+        return res if codec.is_one(text, text_col) else [res]
     n = _n_new(n_words, n_tokens)
     end = text_end(n_words if n_tokens is None else None, codec.sep, stop)
     ids = codec.prompts(text, text_col)
@@ -191,8 +191,12 @@ def predict(
         new,bar = ['']*(len(ids)*n_samples), not no_bar and hasattr(learn, 'progress')
         for new in _sampled(learn, codec, ids, n, end, bar=bar, **how, **options): pass
     texts = [codec.append(prompts[i//n_samples], t) for i,t in enumerate(new)]
-    if n_samples > 1: texts = [texts[i:i+n_samples] for i in range(0, len(texts), n_samples)]
+    texts = _by_prompt(texts, n_samples)
     return texts[0] if codec.is_one(text, text_col) else texts
+
+def _by_prompt(texts, n):
+    if n == 1: return texts
+    return [texts[i:i+n] for i in range(0, len(texts), n)]
 
 # %% ../../nbs/5_learn/02_writing.ipynb #2e2e0059
 def text_logprobs(
