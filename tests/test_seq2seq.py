@@ -6,7 +6,7 @@ from fastai.text.all import (BaseTokenizer, Callback, ColReader, ColSplitter, Da
 from hypothesis import example, given, settings, strategies as st
 from fastai_txf.model.attention import causal_mask
 from fastai_txf.all import *
-from fastai_txf.generate.decode import _CachedReader, _Reader, make_reader
+from fastai_txf.generate.decode import CachedReader, Reader, make_reader
 from fastai_txf.share.torch import from_torch
 from fastai_txf.learn.classifier import transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
@@ -130,7 +130,7 @@ def walk(model, src, prompts, more, cache=True):
     "The reader, and its logits before each column of `more`"
     reader,res = make_reader(model, prompts, None, cache, src=src), []
     for new in more.T:
-        res.append(reader.logits())
+        res.append(reader.next() if res else reader.prefill())
         reader.append(new)
     return reader,res
 
@@ -140,7 +140,7 @@ def test_cached(case):
     model,src,more = tiny(**cases[case]),sources(3,8,5),torch.randint(4, V, (3,16))
     prompts = [text(n) for n in (1,2,1)]
     reader,got = walk(model, src, prompts, more)
-    assert isinstance(reader, _CachedReader)
+    assert isinstance(reader, CachedReader)
     for a,b in zip(got, walk(model, src, prompts, more, cache=False)[1]): close(a, b, 1e-4*b.abs().max().item())
     if model.decoder.positions.max_len: return
     for r in range(3):
@@ -159,7 +159,7 @@ def test_rows_keep_their_source(rows):
         with torch.no_grad():
             for i in range(8):
                 if i == 3: reader.select(torch.tensor(rows))
-                res.append(reader.logits())
+                res.append(reader.next() if res else reader.prefill())
                 reader.append((more if i < 3 else later)[:,i])
         return res
     for a,b in zip(go(True), go(False)): close(a, b, 1e-4)
@@ -200,7 +200,7 @@ def test_any_model(make):
     "What has no cache is read again for every token, through the same loop, beams included"
     torch.manual_seed(0)
     model,src = make().eval(),sources(4,6)
-    assert type(make_reader(model, text(2,1), None, src=src)) is _Reader
+    assert type(make_reader(model, text(2,1), None, src=src)) is Reader
     out = generate(model, text(2,1), 5, src=src, temperature=0)
     for i in range(5): assert model(src, out[:,:i+1])[:,-1].argmax(-1).equal(out[:,i+1])
     ids,scores = beam_search(model, text(1,1), 3, src=src[:1], num_beams=3)
@@ -663,7 +663,7 @@ def test_predict_types(make):
     with pytest.raises(TypeError): learn.predict('h', tempreature=1)
     with pytest.raises(TypeError, match='number 1 is None'): learn.predict(['h',None])
     with pytest.raises(ValueError, match='no text'): learn.predict([])
-    with pytest.raises(ValueError, match="no column 'src'"): learn.predict(pd.DataFrame(dict(de=['h'])))
+    with pytest.raises(ValueError, match="'src'"): learn.predict(pd.DataFrame(dict(de=['h'])))
     with pytest.raises(TypeError, match="'d_modle' .*'d_model'"): make(d_modle=3)
     for k,v in dict(causal=True, pool='first', token_p=0.5, n_out=3).items():
         with pytest.raises(TypeError, match=f"'{k}' is neither a field of TransformerConfig that this model uses"): make(**{k:v})
