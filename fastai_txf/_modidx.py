@@ -1783,6 +1783,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                               'fastai_txf/train/resume.py'),
                                          'fastai_txf.train.resume.ResumeCallback._save': ( '4_train/resume.html#resumecallback._save',
                                                                                            'fastai_txf/train/resume.py'),
+                                         'fastai_txf.train.resume.ResumeCallback._sweep': ( '4_train/resume.html#resumecallback._sweep',
+                                                                                            'fastai_txf/train/resume.py'),
                                          'fastai_txf.train.resume.ResumeCallback._wake': ( '4_train/resume.html#resumecallback._wake',
                                                                                            'fastai_txf/train/resume.py'),
                                          'fastai_txf.train.resume.ResumeCallback.after_fit': ( '4_train/resume.html#resumecallback.after_fit',
