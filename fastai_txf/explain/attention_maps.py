@@ -14,6 +14,7 @@ from fastai.text.core import PAD
 from fastcore.basics import ifnone, patch
 from matplotlib.colors import PowerNorm
 from ..base.checks import nearest_words
+from ..base.shadow import shadow
 from ..model.attention import MultiHeadAttention, record_attention, SelfAttention
 from ..model.positions import POSITIONS
 from ..model.stack import TransformerEncoder
@@ -21,7 +22,6 @@ from ..model.models import Seq2SeqTransformer
 from ..text.special import text_vocab
 from ..text.codec import encode_prompts, encode_text
 from ..text.pairs import pair_vocabs
-from ..generate.decode import decoding
 from ..learn.seq2seq import Seq2SeqLearner
 from .colours import ColouredText, shown_token
 
@@ -183,22 +183,22 @@ class Attention:
 # %% ../../nbs/6_explain/01_attention_maps.ipynb #6645ee07
 _parts = 'encoder','decoder','cross'
 
-def _self_attention(learn, text, window):
-    "`Attention` in the encoder."
-    _,_,ids,weights = _read(learn.model.encoder, text_ids(learn, text))
+def _self_attention(learn, model, text, window):
+    "`Attention` in the encoder of `model`, a shadow."
+    _,_,ids,weights = _read(model.encoder, text_ids(learn, text))
     i, = _choose(window, len(ids), 'window')
     vocab = side_vocab(learn)
-    real = ids[i] != learn.model.encoder.config.pad_idx
+    real = ids[i] != model.encoder.config.pad_idx
     tokens = [vocab[t] for t in ids[i][real]]
     n = int(real.sum())                                                     # padding comes last
     title = 'attention' if len(ids) == 1 else f'attention, window {i} of {len(ids)}'
     weights = torch.stack([w[i,:,:n,:n] for w in weights]).cpu()
     return Attention(weights, tokens, tokens, title)
 
-def _pair_attention(learn, text, target, cross):
-    "`Attention` in the decoder: to the source, or to the target itself."
-    vocabs,model = pair_vocabs(learn.dls), learn.model
-    tgt = text_ids(learn, ifnone(target, learn.predict(text)), 1)
+def _pair_attention(learn, model, text, target, cross):
+    "`Attention` in the decoder of `model`, a shadow: to the source, or to the target itself."
+    vocabs = pair_vocabs(learn.dls)
+    tgt = text_ids(learn, learn.predict(text) if target is None else target, 1)
     h,mask,ids,_ = _read(model.encoder, text_ids(learn, text))
     source = [vocabs[0][t] for t in ids[ids != model.encoder.config.pad_idx]]
     given,written = ([vocabs[1][t] for t in o] for o in (tgt[0,:-1], tgt[0,1:]))
@@ -224,9 +224,9 @@ def attention(self:Learner,
     if target is not None and part == 'encoder':
         raise ValueError(f'{target=} has no place in the encoder, which reads one text: '
                          'leave it out' + ", or choose part='cross'"*pairs)
-    with decoding(self.model, False):
-        if part == 'encoder': return _self_attention(self, text, window)
-        return _pair_attention(self, text, target, part == 'cross')
+    model = shadow(self.model)                                   # its calls are noted, nobody else's
+    if part == 'encoder': return _self_attention(self, model, text, window)
+    return _pair_attention(self, model, text, target, part == 'cross')
 
 @patch
 def show_attention(self:Learner,

@@ -20,7 +20,7 @@ from ..base.checks import nearest_words
 from ..model.models import Seq2SeqTransformer, TransformerLM
 from ..text.special import decode_specials, text_vocab
 from ..text.codec import as_texts, text_tokenizer
-from ..generate.decode import decoding
+from ..base.shadow import kept_shadow, shadow
 from .colours import ColouredText, shown_token
 from .attention_maps import our_model, text_ids
 
@@ -68,6 +68,7 @@ def integrated_gradients(
     max_tokens:int=8192, # tokens in a batch at most
 ): # shares `(n_tokens,)` of the tokens that are read, their ids, the scores of baseline and text
     "Shares of the tokens in the score (Sundararajan et al. 2017, eq. 1)."
+    model = shadow(model)                                # its embeddings are scaled, nobody else's
     rule = np.polynomial.legendre.leggauss(steps)
     x,w = (torch.tensor(o, dtype=base.dtype, device=base.device)/2 for o in rule)
     bs,res = max(1, max_tokens//max(1, ids.shape[1])), 0.
@@ -238,15 +239,14 @@ def explain(self:Learner,
     names,task = class_outputs(self)
     if baseline not in BASELINES: raise ValueError(f'{baseline=} is not one of {list(BASELINES)}')
     if steps is not None and steps < 1: raise ValueError(f'{steps=}: at least 1 point')
-    ids,model = text_ids(self, text), self.model
+    ids,model = text_ids(self, text), kept_shadow(self.model)
     vocab = text_vocab(self.dls)
-    with decoding(model, False):
-        with torch.no_grad(): out = model(ids)
-        if target is None and task != 'number': i = int(out[0].argmax())
-        else: i = _choose_output(ifnone(target, 0), names, out.shape[1])
-        def score(o): return _scores(task)(o, i)
-        base = BASELINES[baseline](model.encoder.emb, model.encoder.config.pad_idx).detach()
-        shares,read,low,high = _converged(model, ids, score, base, steps, tol)
+    with torch.no_grad(): out = model(ids)
+    if target is None and task != 'number': i = int(out[0].argmax())
+    else: i = _choose_output(ifnone(target, 0), names, out.shape[1])
+    def score(o): return _scores(task)(o, i)
+    base = BASELINES[baseline](model.encoder.emb, model.encoder.config.pad_idx).detach()
+    shares,read,low,high = _converged(model, ids, score, base, steps, tol)
     tokens = [vocab[t] for t in read]
     spans = word_spans(tokens, getattr(text_tokenizer(self.dls), 'tok', None))
     name = names[i] if names else f'output {i}'
@@ -333,7 +333,7 @@ def deletion_curve(
         raise ValueError(f'{n_points=}, {n_draws=}: at least 2 points and 1 draw')
     rng = np.random.default_rng(seed)
     shares = np.linspace(0, 1, n_points)
-    model,curves = learn.model, []
+    model,curves = kept_shadow(learn.model), []
     score = _scores(class_outputs(learn)[1])
     pad_idx = model.encoder.config.pad_idx
     for text in as_texts(texts, text_col):
@@ -344,7 +344,6 @@ def deletion_curve(
         best = words[np.argsort(-np.array(e.values)[words], kind='stable')]
         orders = [best, *(rng.permutation(words) for _ in range(n_draws))]
         counts = np.round(shares*len(words)).astype(int)
-        with decoding(model, False):
-            curves.append(_without(model, e.ids, e.spans, orders, counts, prob, pad_idx))
+        curves.append(_without(model, e.ids, e.spans, orders, counts, prob, pad_idx))
     curves = np.stack(curves, 1)                                # (1+n_draws, n_texts, n_points)
     return DeletionCurve(shares, curves[0], curves[1:])
