@@ -7,23 +7,32 @@ with a transformer of your own in them."""
 __all__ = ['TransformerLearner']
 
 # %% ../../nbs/5_learn/01_base.ipynb #c2d17d62
-import dataclasses, difflib, inspect, torch, torch.nn as nn
+import dataclasses, difflib, inspect, math, numpy as np, torch, torch.nn as nn, warnings
 from operator import attrgetter
 from pathlib import Path
 from fastai.callback.core import Callback, event
 from fastai.callback.fp16 import AMPMode
-from fastai.learner import Learner
+from fastai.callback.mixup import MixHandler
+from fastai.callback.schedule import LRFinder, ParamScheduler
+from fastai.learner import AvgLoss, AvgMetric, Learner, Recorder
+from fastai.metrics import Perplexity
 from fastai.text.data import LMDataLoader
-from fastai.torch_core import to_cpu, trainable_params
+from fastai.torch_core import trainable_params
+from fastcore.basics import ifnone
+from fastcore.foundation import L
 from fastcore.meta import delegates
+from fastcore.xtras import ContextManagers
+from ..base.compat import validation_loop
+from ..base.files import save_tensors
 from ..model.config import make_config, TransformerConfig
-from ..model.models import TransformerLM
 from ..text.special import pad_index, text_vocab
+from ..text.codec import TextCodec
 from ..text.pairs import PairDL
 from ..train.precision import DeviceMixedPrecision
 from ..train.compile import compile_for_training
 from .transfer import (
-    _fit_weights, check_same_shape, load_head, model_encoder, read_encoder)
+    adopted_fields, check_same_scale, check_same_shape, encoder_state, fit_weights, load_head,
+    model_encoder, read_encoder)
 
 # %% ../../nbs/5_learn/01_base.ipynb #2e8f7282
 def _vocabs(dls):
@@ -34,21 +43,107 @@ def _listens(cb, event_name):
     if hasattr(type(cb), event_name) or event_name in vars(cb): return True
     return type(cb).__call__ is not Callback.__call__
 
+# %% ../../nbs/5_learn/01_base.ipynb #3f0b6d21
+def width_lr(
+    d_model:int, # width of the model
+)->float:
+    "A largest learning rate that suits a transformer of this width, with Adam."
+    return float(f'{0.192/d_model:.1g}')
+
+_much = 4 # times what suits: from here on trainings fail
+
+def _top_rates(lr, cbs):
+    "The largest learning rate that each group will get, or one for all."
+    scheds = [cb.scheds['lr'] for cb in cbs if isinstance(cb, ParamScheduler) and 'lr' in cb.scheds]
+    if not scheds: return np.atleast_1d(lr.stop if isinstance(lr, slice) else lr)
+    rates = [np.atleast_1d(f(pct)) for f in scheds for pct in np.linspace(0, 1, 21)]
+    return np.max(rates, axis=0)
+
+def check_rate(
+    learn, # before a fit, its optimizer made
+    lr, # number, or one for each group, or a slice
+    cbs, # more callbacks of the fit
+):
+    "A warning that names a fitting rate where `lr` is far beyond what the model's width bears."
+    d_model = getattr(getattr(learn.model, 'config', None), 'd_model', None)
+    cbs = [*learn.cbs, *L(cbs)]
+    finds = any(isinstance(cb, LRFinder) for cb in cbs)
+    if d_model is None or finds or getattr(learn.opt_func, '__name__', '') == 'SGD': return
+    n,frozen = len(learn.opt.param_lists), learn.opt.frozen_idx
+    if n > 1 and frozen == n-1: return
+    rates,fits = _top_rates(ifnone(lr, learn.lr), cbs), width_lr(d_model)
+    top = float(rates.max() if len(rates) < n else rates[frozen:].max())
+    if top <= _much*fits: return
+    warnings.warn(f'a learning rate of {top:.2g} is far beyond what a transformer of {d_model=} '
+                  f'bears, and may leave it where it gives one answer to all texts: take about '
+                  f'{fits:g}, or what lr_find suggests', stacklevel=4)
+
+def check_callbacks(
+    cbs, # of a fit
+):
+    "Refuse what mixes inputs: a number between two tokens is another token."
+    for cb in cbs:
+        if isinstance(cb, MixHandler):
+            raise ValueError(f'{type(cb).__name__} mixes inputs, and these are numbers of tokens, '
+                             'which cannot be mixed: leave it out, and use token_p and word_p, '
+                             'which leave tokens out, for a classifier')
+
+# %% ../../nbs/5_learn/01_base.ipynb #64a1e7b9
+def _n_targets(learn):
+    "How many predictions count in the batch."
+    ignored = getattr(getattr(learn.loss_func, 'func', None), 'ignore_index', -100)
+    return (learn.y != ignored).sum()
+
+class TokenLoss(AvgLoss):
+    "The mean loss of all tokens that count."
+    def accumulate(self, learn):
+        n = learn.to_detach(_n_targets(learn))
+        self.total += learn.to_detach(learn.loss.mean())*n
+        self.count += n
+
+class TokenPerplexity(Perplexity):
+    "`exp` of the mean loss of all tokens that count."
+    def accumulate(self, learn): TokenLoss.accumulate(self, learn)
+
+class TokenMetric(AvgMetric):
+    "A metric that is a mean over the tokens of a batch, as a mean over all tokens."
+    def accumulate(self, learn):
+        n = learn.y.numel()
+        self.total += learn.to_detach(self.func(learn.pred, *learn.yb))*n
+        self.count += n
+
+def by_token(metric):
+    "`metric` weighted by tokens, if it is one of fastai's that are weighted by rows."
+    if type(metric) is AvgMetric: return TokenMetric(metric.func)
+    return TokenPerplexity() if type(metric) is Perplexity else metric
+
 # %% ../../nbs/5_learn/01_base.ipynb #8b3590a5
 class TransformerLearner(Learner):
     "A `Learner` around a transformer: what classifiers and language models share."
     def __call__(self, event_name):
-        "As in `Learner`, without an `L` for each event."
-        names = [event_name] if isinstance(event_name, str) else event_name
-        for name in names: self._call_one(name)
-
-    def _call_one(self, event_name):
         "As in `Learner`, without a call for each callback that has nothing to do."
-        # `after_fit` sets all of them running again
-        if event_name == 'after_fit' or not hasattr(event, event_name):
-            return super()._call_one(event_name)
-        for cb in sorted(self.cbs, key=attrgetter('order')):
-            if _listens(cb, event_name): cb(event_name)
+        for name in [event_name] if isinstance(event_name, str) else event_name:
+            # `after_fit` sets all of them running again
+            if name == 'after_fit' or not hasattr(event, name):
+                super().__call__(name)
+                continue
+            for cb in sorted(self.cbs, key=attrgetter('order')):
+                if _listens(cb, name): cb(name)
+
+    @property
+    def codec(self):
+        "The `TextCodec` of `dls`: how text becomes ids and ids become text."
+        dls,codec = vars(self).get('_codec', (None,None))
+        if dls is not self.dls:
+            codec = TextCodec(self.dls)
+            self._codec = self.dls,codec
+        return codec
+
+    def __getstate__(self):
+        "Without what a fit that was broken off has left, which cannot be copied."
+        state = super().__getstate__()
+        def is_result(o): return isinstance(o, torch.Tensor) and o.grad_fn is not None
+        return {k:None if is_result(o) else o for k,o in state.items() if k != '_codec'}
 
     def one_batch(self, i, b):
         "As in `Learner`, and callbacks that can `leave` a batch do so however it ends."
@@ -91,7 +186,22 @@ class TransformerLearner(Learner):
     ):
         "As in `Learner`. A ValueError where there is nothing to train on."
         self._loader(0, scored=False)
+        check_callbacks([*self.cbs, *L(cbs)])
+        if self.opt is None: self.create_opt()
+        check_rate(self, lr, cbs)
         return super().fit(n_epoch, lr, wd, cbs, **kwargs)
+
+    @delegates(Learner.fine_tune)
+    def fine_tune(self,
+        epochs:int, # with all groups
+        base_lr:float=None, # rate of the frozen epochs, half of it later; default: `2*width_lr`
+        lr_mult:float=10, # the first group's rate is the last one's by this (fastai: 100)
+        **kwargs
+    ):
+        "As in `Learner`, with rates that suit a transformer of this width."
+        d_model = getattr(getattr(self.model, 'config', None), 'd_model', 128)
+        return super().fine_tune(epochs, ifnone(base_lr, 2*width_lr(d_model)), lr_mult=lr_mult,
+                                 **kwargs)
 
     def validate(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
@@ -114,6 +224,22 @@ class TransformerLearner(Learner):
         "As in `Learner`. A ValueError where there is nothing to predict."
         return super().get_preds(ds_idx, self._loader(ds_idx, dl), **kwargs)
 
+    def _gather(self, cb, dl, inner=False, cbs=None):
+        "Go once through `dl` in order, without metrics: what the callback `cb` has gathered."
+        metrics,self.metrics = self.metrics,L()
+        cms = self.validation_context(cbs=L(cbs)+[cb], inner=inner)
+        try:
+            with ContextManagers(cms): validation_loop(self, dl)
+        finally: self.metrics = metrics
+        return cb.all_tensors()
+
+    def _loader_in_order(self, ds_idx, dl):
+        "The loader to gather from; a ValueError without a batch."
+        dl = self._loader(ds_idx, dl).new(shuffle=False, drop_last=False)
+        if len(dl): return dl
+        raise ValueError(f'there is not one batch in the loader ({ds_idx=}): '
+                         'give another, or more text')
+
     def show_results(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
         dl=None, # a loader
@@ -134,16 +260,10 @@ class TransformerLearner(Learner):
     def _file(self, file):
         return self.path/self.model_dir/f'{file}.pth' if isinstance(file, str) else Path(file)
 
-    def _to_save(self):
-        "What the file of the encoder holds."
-        enc = self._encoder()
-        vocab = [str(t) for t in text_vocab(self.dls)]
-        return dict(config=dataclasses.asdict(enc.config), vocab=vocab,
-                    weights=to_cpu(enc.state_dict()))
-
     def _saved_encoder(self, file, vocab):
         "What the file of an encoder holds, or would hold, and how an error calls it."
-        if isinstance(file, TransformerLearner): return file._to_save(), 'the learner'
+        if isinstance(file, TransformerLearner):
+            return encoder_state(file._encoder(), text_vocab(file.dls)), 'the learner'
         if isinstance(file, nn.Module): return model_encoder(file, vocab), 'the model'
         return read_encoder(self._file(file)), self._file(file)
 
@@ -151,34 +271,90 @@ class TransformerLearner(Learner):
         file, # a name under `path/model_dir`, or a `Path`
     ): # the file's path
         "Save the encoder's weights with its configuration and vocabulary."
-        file,saved = self._file(file), self._to_save()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(saved, file)
+        file = self._file(file)
+        save_tensors(encoder_state(self._encoder(), text_vocab(self.dls)), file)
         return file
 
     def load_encoder(self,
         file, # a name under `path/model_dir`, a `Path`, a learner, or a model with a `vocab`
         vectors=None, # of the tokens of `dls`, `(vocab_sz, d)`: they place those that are not known
+        device=None, # move the model there; default: it stays where it is
+        freeze:bool=True, # train the last group of layers alone, until `unfreeze`
     ): # `self`
-        """Load an encoder, token by token where the vocabularies differ (`remap_rows`);
-        ValueError if its shape is another."""
+        """Load an encoder, token by token where the vocabularies differ (`remap_rows`), and freeze
+        it, as fastai does; ValueError if its shape is another."""
         vocab,enc = text_vocab(self.dls), self._encoder()
         saved,source = self._saved_encoder(file, vocab)
         check_same_shape(saved, enc, source)
-        if isinstance(self.model, TransformerLM) and self.model.config.tie:
-            # the head shares the rows, so they stay as they are
-            enc.config = dataclasses.replace(enc.config, scale_emb=saved['config']['scale_emb'])
-        weights,found = _fit_weights(saved, enc, vocab, vectors)
+        check_same_scale(saved, self.model, source)
+        weights,found = fit_weights(saved, enc, vocab, vectors)
         enc.load_state_dict(weights)
+        if device is not None: self.model.to(device)
+        if freeze: self.freeze()
         print(f"{found:,} of {len(vocab):,} tokens found in the encoder's vocabulary "
-              f"of {len(saved['vocab']):,}")
+              f"of {len(saved['vocab']):,}" + '; frozen but for the last group'*freeze)
         return self
 
+# %% ../../nbs/5_learn/01_base.ipynb #5a7c20e4
+class TokenLearner(TransformerLearner):
+    "A `TransformerLearner` whose every token is a prediction: losses and metrics count tokens."
+    def add_cb(self, cb):
+        "As in `Learner`."
+        res = super().add_cb(cb)
+        recorder = vars(self).get('recorder')
+        if isinstance(recorder, Recorder): recorder.loss = TokenLoss()
+        return res
+
+    @property
+    def metrics(self): return Learner.metrics.fget(self)
+    @metrics.setter
+    def metrics(self, v):
+        Learner.metrics.fset(self, v)
+        Learner.metrics.fset(self, self.metrics.map(by_token))
+
+def codec_of(
+    learn, # any learner with text loaders
+)->TextCodec:
+    "How its text becomes ids and its ids become text."
+    return learn.codec if isinstance(learn, TransformerLearner) else TextCodec(learn.dls)
+
+def check_spelling(
+    func, # takes the options, and does so in its signature
+    options, # their names
+):
+    "A TypeError that helps to spell what `func` does not take."
+    known = [*inspect.signature(func).parameters]
+    for k in options:
+        if k in known: continue
+        near = difflib.get_close_matches(k, known, 1)
+        hint = f'did you mean {near[0]!r}?' if near else f'it takes {", ".join(known)}'
+        raise TypeError(f'{func.__name__} has no option {k!r}: {hint}')
+
+def refuse_options(model, kwargs):
+    "A TypeError for options of fastai's `get_preds` that have no meaning here."
+    if not kwargs: return
+    raise TypeError(f'get_preds of {model} has no {", ".join(kwargs)}: '
+                    'it returns log-probabilities and targets')
+
 # %% ../../nbs/5_learn/01_base.ipynb #88b1a27b
-def split_options(kwargs, unused=()):
-    """`kwargs` parted into fields of the configuration, but for those that the model does not use,
-    and arguments of `Learner`."""
-    fields = {f.name for f in dataclasses.fields(TransformerConfig)} - {*unused}
+_shared = 'vocab_sz','pad_idx' # the data decide
+_classifiers = 'n_out','pool','pooler','token_p','word_p','head_p'
+_pairs = 'tgt_vocab_sz','n_dec_layers','share_emb'
+
+UNUSED = dict( # fields of the configuration that a model of each kind does not look at
+    classifier=(*_pairs,'tie'),
+    lm=(*_classifiers,*_pairs,'long'),
+    mlm=(*_classifiers,*_pairs,'long','causal'),
+    seq2seq=(*_classifiers,'causal'))
+
+HIDDEN = { # what the signature of each factory does not show
+    k:[*_shared, *v, *(['tgt_vocab_sz'] if k == 'seq2seq' else [])] for k,v in UNUSED.items()}
+
+def split_options(kwargs, kind, own=False):
+    """`kwargs` parted into fields of the configuration that a model of this `kind` uses (if it is
+    somebody's `own`, it may use any) and arguments of `Learner`."""
+    fields = {f.name for f in dataclasses.fields(TransformerConfig)}
+    if not own: fields -= {*UNUSED[kind]}
     learner = inspect.signature(Learner.__init__).parameters.keys() - {'self','dls','model'}
     for k in kwargs.keys() - fields - learner:
         near = difflib.get_close_matches(k, sorted(fields|learner), 1)
@@ -201,9 +377,19 @@ def check_kind(dls, is_lm):
                          'make them with labels, or use transformer_lm_learner')
 
 # %% ../../nbs/5_learn/01_base.ipynb #f0e229e3
-def start_config(config, pretrained):
+def _refuse_architecture(**options):
+    "A TypeError for an architecture of fastai's, which its own learners take here."
+    for k,v in options.items():
+        if getattr(v, '__module__', '').startswith('fastai.text.models') or \
+           k == 'config' and isinstance(v, type):
+            raise TypeError(f'{k}={v.__name__}: these learners make a transformer, so leave the '
+                            f'architecture {v.__name__} out (config= takes a preset\'s name or a '
+                            'TransformerConfig, arch= a class of your own)')
+
+def start_config(config, pretrained, arch=None):
     """`config`, or that of a model to start from;
     a ValueError for both, a TypeError for a model from elsewhere."""
+    _refuse_architecture(config=config, arch=arch)
     if not isinstance(pretrained, nn.Module): return config
     if not isinstance(getattr(pretrained, 'config', None), TransformerConfig):
         raise TypeError(f'{type(pretrained).__name__} is no model of this library: '
@@ -214,10 +400,25 @@ def start_config(config, pretrained):
     return pretrained.config
 
 # %% ../../nbs/5_learn/01_base.ipynb #2305cec0
+def _file_in(file, dls, path=None, model_dir='models', **_):
+    "Where a learner with these options looks for `file`."
+    path = getattr(dls, 'path', '.') if path is None else path
+    return Path(path)/model_dir/f'{file}.pth' if isinstance(file, str) else Path(file)
+
+def _adopt(pretrained, dls, config, config_kw, learner_kw, tied):
+    "`config_kw` with what the encoder to start from says and the caller has left open."
+    if pretrained is None or isinstance(pretrained, nn.Module): return config_kw
+    if isinstance(pretrained, TransformerLearner):
+        saved = dict(config=dataclasses.asdict(pretrained._encoder().config))
+    else: saved = read_encoder(_file_in(pretrained, dls, **learner_kw))
+    return {**adopted_fields(saved, config, config_kw, tied), **config_kw}
+
 def make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, compile,
-                  model_kw, config_kw, learner_kw):
-    "Configuration to model to learner."
+                 model_kw, config_kw, learner_kw, tied=False):
+    "Configuration to model to learner. `tied`: the output layer may be the encoder's embeddings."
     config_kw = {'vocab_sz':len(text_vocab(dls)), 'pad_idx':pad_index(dls), **config_kw}
+    tied = tied and make_config(config, **config_kw).tie
+    config_kw = _adopt(pretrained, dls, config, config_kw, learner_kw, tied)
     config = make_config(config, **config_kw).scale_dropout(drop_mult)
     model = arch(config, **{k:v for k,v in model_kw.items() if v is not None})
     if not hasattr(model, 'encoder'): splitter = trainable_params
@@ -227,5 +428,4 @@ def make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, compil
     if pretrained is None: return learn
     learn.load_encoder(pretrained)
     if isinstance(pretrained, nn.Module): load_head(model, pretrained, text_vocab(dls))
-    learn.freeze()
     return learn

@@ -6,32 +6,62 @@
 __all__ = ['TransformerClassifierLearner', 'transformer_classifier_learner', 'show_results']
 
 # %% ../../nbs/5_learn/03_classifier.ipynb #6f0f4266
-import pandas as pd
-from contextlib import contextmanager
+import pandas as pd, torch, warnings
+from fastai.callback.core import Callback
 from fastai.data.transforms import get_c
-from fastai.learner import Learner, Recorder
+from fastai.learner import Learner
+from fastai.metrics import accuracy, accuracy_multi, error_rate, top_k_accuracy
 from fastai.text.data import TensorText
 from fastai.torch_core import display_df, get_empty_df
-from fastcore.basics import ifnone
+from fastcore.basics import getcallable, ifnone
 from fastcore.imports import IN_NOTEBOOK
 from fastcore.meta import delegates
 from plum import dispatch
+from torch.nn.utils.rnn import pad_sequence
 from ..base.checks import check_values
+from ..base.shadow import kept_shadow
 from ..model.config import TransformerConfig
 from ..model.models import classifier_splitter, TransformerClassifier
-from ..text.codec import item_tokens
+from ..model.stack import TransformerEncoder
 from ..text.loaders import check_dls
+from ..text.target import Target
+from ..generate.sampling import DIVERGED
 from .base import (
-    check_kind, make_learner, split_options, start_config, TransformerLearner)
+    check_kind, HIDDEN, make_learner, split_options, start_config, TransformerLearner)
 
-# %% ../../nbs/5_learn/03_classifier.ipynb #1d7b8ab9
-@contextmanager
-def _record_kept(learn):
-    "The recorder is at the end as it was before."
-    kept = [(cb, dict(vars(cb))) for cb in learn.cbs.filter(lambda cb: isinstance(cb, Recorder))]
-    try: yield
-    finally:
-        for cb,state in kept: vars(cb).update(state)
+# %% ../../nbs/5_learn/03_classifier.ipynb #71d20c5a
+class OneClass(Callback):
+    "A warning where all validation predictions are one class and the targets are not."
+    order,run_train = 60,False
+    least = 10 # texts: of fewer it may be chance
+    def before_validate(self): self.guesses,self.targets = [],[]
+    def after_batch(self):
+        if self.training or not len(self.yb): return
+        if self.y.ndim != 1 or self.y.is_floating_point() or self.pred.ndim != 2: return
+        self.guesses.append(self.pred.detach().argmax(-1))
+        self.targets.append(self.y.detach().as_subclass(torch.Tensor))
+
+    def after_validate(self):
+        if not self.targets: return
+        guess,targ = map(torch.cat, (self.guesses, self.targets))
+        self.guesses,self.targets = [],[]
+        if len(targ) < self.least or (guess != guess[0]).any() or (targ == targ[0]).all(): return
+        label = self.learn.label_of(guess[0])
+        warnings.warn(f'all {len(targ):,} validation predictions are one class, {label!r}: the '
+                      'model has learnt nothing yet, or the learning rate was too high '
+                      '(start anew with a lower one)')
+
+_of_classes = accuracy, accuracy_multi, error_rate, top_k_accuracy
+
+def check_metrics(learn):
+    "A ValueError for a metric of classes where the targets are numbers."
+    if Target.of(learn.dls).kind != 'regression': return
+    for m in learn.metrics:
+        func = getattr(m, 'func', None)
+        if getattr(func, 'func', func) not in _of_classes: continue
+        raise ValueError(f'{m.name} counts classes, and these targets are numbers: take '
+                         'metrics=mse or mae, or make the loaders with classes (a label column of '
+                         'strings or integers, y_block=CategoryBlock)')
 
 # %% ../../nbs/5_learn/03_classifier.ipynb #1785ac0f
 class TransformerClassifierLearner(TransformerLearner):
@@ -40,32 +70,85 @@ class TransformerClassifierLearner(TransformerLearner):
         """As in `TransformerLearner`, and what the texts ask of loss and,
         where they are `scored`, of metrics."""
         dl = super()._loader(ds_idx, dl)
+        check_metrics(self)
         check = getattr(getattr(dl, 'dataset', None), 'check_learner', None)
         if check is not None: check(self, scored)
         return dl
 
-    def _predict_tokens(self, tokens, bs):
-        "Probabilities and decoded predictions of texts that are tokenized."
-        check_values(bs=bs)
-        dl = self.dls.test_dl(tokens, num_workers=0, **({} if bs is None else dict(bs=bs)))
-        with self.no_bar(), _record_kept(self):
-            preds,_,dec = self.get_preds(dl=dl, with_decoded=True)
-        return preds, dec
+    def label_of(self,
+        decoded, # a decoded prediction, as `get_preds(with_decoded=True)` gives
+    ): # a label, a list of labels, or a number
+        "What a prediction is called."
+        return self.dls.valid_ds.tls[-1].decode(decoded)
+
+    @torch.no_grad()
+    def outputs(self,
+        ids, # list of token ids, `(n_tokens,)` each
+        bs:int=64, # texts in a batch
+    ): # `(n, n_out)`, on the CPU
+        "What the model says of texts, in evaluation mode. A ValueError if there is a NaN."
+        model,pad = kept_shadow(self.model), self.codec.pad_idx
+        device = next(model.parameters()).device
+        res = [None]*len(ids)
+        for rows in _batches(ids, bs, pads=_hides_padding(model)):
+            x = pad_sequence([ids[i] for i in rows], batch_first=True, padding_value=pad)
+            out = model(x.to(device)).float().cpu()
+            for i,o in zip(rows, out): res[i] = o
+        res = torch.stack(res)
+        if res.isnan().any(): raise ValueError(DIVERGED)
+        return res
 
     def predict(self,
-        item, # a text, a list or series of texts, or a data frame
+        item, # a text, a row of a frame, a dict; or a list, a series or a frame of texts
         text_col:str=None, # the data frame's column; default: the column or columns of training
         bs:int=None, # batch size; default: that of validation
     ): # (decoded prediction, its index or activation, probabilities); lists and tensors for several
-        "Prediction for one text, as fastai returns it, or for many at once."
-        preds,dec = self._predict_tokens(item_tokens(self.dls, item, text_col), bs)
-        target = self.dls.train_ds.tls[-1]
-        labels = [target.decode(d) for d in dec]
-        return (labels[0],dec[0],preds[0]) if isinstance(item, str) else (labels,dec,preds)
+        """Prediction for one text, as fastai returns it, or for many at once.
+        A ValueError if the model has diverged."""
+        check_values(bs=bs)
+        ids = self.codec.encode(item, text_col)
+        out = self.outputs(ids, ifnone(bs, self.dls.valid.bs))
+        preds = getcallable(self.loss_func, 'activation')(out)
+        dec = getcallable(self.loss_func, 'decodes')(preds)
+        if self.codec.is_one(item, text_col): return self.label_of(dec[0]), dec[0], preds[0]
+        return [self.label_of(d) for d in dec], dec, preds
+
+    def show_results(self,
+        ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
+        dl=None, # a loader
+        max_n:int=9, # texts to show
+        shuffle:bool=True, # draw them at random; False: the first ones
+        **kwargs # of the table
+    ):
+        "As in `TransformerLearner`; of texts without labels, the predictions."
+        dl = self._loader(ds_idx, dl, scored=False)
+        if len(dl.dataset.tls) > dl.n_inp:
+            return super().show_results(ds_idx, dl, max_n, shuffle, **kwargs)
+        b = dl.new(shuffle=shuffle).one_batch()
+        ids = [x[x != self.codec.pad_idx].as_subclass(torch.Tensor).cpu() for x in b[0][:max_n]]
+        act,decodes = (getcallable(self.loss_func, k) for k in ('activation','decodes'))
+        guess = [self.label_of(d) for d in decodes(act(self.outputs(ids)))]
+        texts = [self.codec.decode(o[:kwargs.get('trunc_at', 150)]) for o in ids]
+        _show(pd.DataFrame(dict(text=texts, prediction=guess)))
+
+def _show(df): (display_df if IN_NOTEBOOK else print)(df)
+
+def _hides_padding(model): return isinstance(getattr(model, 'encoder', None), TransformerEncoder)
+
+def _batches(ids, bs, pads):
+    "Rows of `ids` from the shortest on, `bs` at a time; of one length unless the model `pads`."
+    lens = [len(o) for o in ids]
+    batch = []
+    for i in sorted(range(len(ids)), key=lens.__getitem__):
+        if batch and (len(batch) == bs or not pads and lens[i] != lens[batch[0]]):
+            yield batch
+            batch = []
+        batch.append(i)
+    yield batch
 
 # %% ../../nbs/5_learn/03_classifier.ipynb #ce0c9a01
 @delegates(Learner.__init__, but=['model'])
-@delegates(TransformerConfig, keep=True, but=['vocab_sz','pad_idx'])
+@delegates(TransformerConfig, keep=True, but=HIDDEN['classifier'])
 def transformer_classifier_learner(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
     config=None, # a preset's name or a `TransformerConfig`
@@ -82,13 +165,15 @@ def transformer_classifier_learner(
     `kwargs` are fields of the configuration and arguments of `Learner`."""
     check_dls(dls)
     check_kind(dls, is_lm=False)
-    config = start_config(config, pretrained)
-    config_kw,learner_kw = split_options(kwargs)
+    config = start_config(config, pretrained, arch)
+    config_kw,learner_kw = split_options(kwargs, 'classifier', arch is not TransformerClassifier)
     n_out = ifnone(n_out, get_c(dls))
     if not n_out: raise ValueError('the number of outputs cannot be read from `dls`: give n_out')
-    return make_learner(TransformerClassifierLearner, dls, config, arch, classifier_splitter,
+    learn = make_learner(TransformerClassifierLearner, dls, config, arch, classifier_splitter,
                          pretrained, drop_mult, compile, dict(block=block, y_range=y_range),
                          {**config_kw, 'n_out':n_out}, learner_kw)
+    check_metrics(learn)
+    return learn.add_cb(OneClass())
 
 # %% ../../nbs/5_learn/03_classifier.ipynb #3b40418b
 @dispatch
@@ -101,5 +186,5 @@ def show_results(x: TensorText, y, samples, outs, ctxs=None, max_n=10, trunc_at=
     for i in range(len(outs[0])):
         shown = zip(outs.itemgot(i), ctxs, range(max_n))
         ctxs = [b.show(ctx=c, label='prediction', **kwargs) for b,c,_ in shown]
-    (display_df if IN_NOTEBOOK else print)(pd.DataFrame(ctxs))
+    _show(pd.DataFrame(ctxs))
     return ctxs

@@ -6,36 +6,24 @@
 __all__ = ['TransformerLMLearner', 'transformer_lm_learner']
 
 # %% ../../nbs/5_learn/04_lm.ipynb #06ee1041
-import math
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
-from fastcore.foundation import L
 from fastcore.meta import delegates
-from fastcore.xtras import ContextManagers
 from ..model.config import TransformerConfig
 from ..model.models import lm_splitter, TransformerLM
-from ..text.codec import as_texts
 from ..text.loaders import check_dls
 from ..train.losses import GatherLogProbs
 from .base import (
-    check_kind, make_learner, split_options, start_config, TransformerLearner)
-from .writing import predict, stream_text, text_logprobs
+    check_kind, HIDDEN, make_learner, refuse_options, split_options, start_config, TokenLearner)
+from .writing import perplexity, predict, stream_text, text_logprobs
 
 # %% ../../nbs/5_learn/04_lm.ipynb #de8ceb6e
-class TransformerLMLearner(TransformerLearner):
+class TransformerLMLearner(TokenLearner):
     "A `TransformerLearner` that continues texts."
     predict = predict
     stream_text = stream_text
     text_logprobs = text_logprobs
-
-    def perplexity(self,
-        text, # a text; or a list of them, a series, a data frame
-        text_col:str='text', # the data frame's column
-    ): # a number, or a list of them
-        """How many equally likely tokens the model hesitates between, on average:
-        `exp` of the mean negative log-probability."""
-        res = [math.exp(-self.text_logprobs(t).logprob.mean()) for t in as_texts(text, text_col)]
-        return res[0] if isinstance(text, str) else res
+    perplexity = perplexity
 
     def get_preds(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
@@ -51,22 +39,14 @@ class TransformerLMLearner(TransformerLearner):
         if isinstance(dl, list):
             return super().get_preds(dl=dl, with_input=with_input, with_loss=with_loss,
                                      inner=inner, cbs=cbs, **kwargs)
-        if kwargs:
-            raise TypeError(f'get_preds of a language model has no {", ".join(kwargs)}: '
-                            'it returns log-probabilities and targets')
-        dl = self._loader(ds_idx, dl).new(shuffle=False, drop_last=False)
-        cb = GatherLogProbs(with_input=with_input, concat_dim=1)
-        if not len(dl):
-            raise ValueError(f'there is not one batch in the loader ({ds_idx=}): '
-                             'give another, or more text')
-        with ContextManagers(self.validation_context(cbs=L(cbs)+[cb], inner=inner)):
-            self._do_epoch_validate(dl=dl)
-        res = cb.all_tensors()
+        refuse_options('a language model', kwargs)
+        dl = self._loader_in_order(ds_idx, dl)
+        res = self._gather(GatherLogProbs(with_input=with_input, concat_dim=1), dl, inner, cbs)
         return tuple(res + [-res[int(with_input)].mean(1)]*with_loss)
 
 # %% ../../nbs/5_learn/04_lm.ipynb #995436b3
 @delegates(Learner.__init__, but=['model'])
-@delegates(TransformerConfig, keep=True, but=['vocab_sz','pad_idx','n_out','pool','pooler','long'])
+@delegates(TransformerConfig, keep=True, but=HIDDEN['lm'])
 def transformer_lm_learner(
     dls, # `DataLoaders` of a language model (`is_lm=True`)
     config=None, # a preset's name or a `TransformerConfig`
@@ -81,10 +61,10 @@ def transformer_lm_learner(
     `kwargs` are fields of the configuration and arguments of `Learner`."""
     check_dls(dls)
     check_kind(dls, is_lm=True)
-    config = start_config(config, pretrained)
-    config_kw,learner_kw = split_options(kwargs)
+    config = start_config(config, pretrained, arch)
+    config_kw,learner_kw = split_options(kwargs, 'lm', arch is not TransformerLM)
     if not isinstance(config, TransformerConfig):
         config_kw.setdefault('max_len', max(TransformerConfig.max_len, dls.train.seq_len))
     learner_kw = {'loss_func':CrossEntropyLossFlat(), **learner_kw}
     return make_learner(TransformerLMLearner, dls, config, arch, lm_splitter, pretrained,
-                         drop_mult, compile, dict(block=block), config_kw, learner_kw)
+                         drop_mult, compile, dict(block=block), config_kw, learner_kw, tied=True)

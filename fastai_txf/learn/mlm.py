@@ -11,25 +11,21 @@ from os.path import commonprefix
 from fastai.callback.core import Callback, CancelBatchException
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
-from fastai.text.core import EOS
 from fastcore.basics import store_attr
-from fastcore.foundation import L
 from fastcore.meta import delegates
-from fastcore.xtras import ContextManagers
+from ..base.shadow import kept_shadow
 from ..model.windows import compact
 from ..model.config import TransformerConfig
 from ..model.models import lm_splitter, TransformerMLM
-from ..text.special import (
-    decode_specials, mask_index, ordinary_tokens, pad_index, text_vocab)
-from ..text.tokens import CharTokenizer
-from ..text.codec import (
-    as_texts, is_backwards, joiner, text_list, text_tokenizer, tokenize_like)
+from ..text.special import mask_index, ordinary_tokens, pad_index
+from ..text.tokens import CharTokenizer, token_lists
 from ..text.loaders import check_dls
 from ..text.pairs import PairDL, show_pairs
 from ..generate.sampling import bar_tokens
-from ..generate.decode import decoding
+from ..generate.decode import checked_logits
 from ..train.losses import GatherLogProbs
-from .base import make_learner, split_options, TransformerLearner
+from .base import (
+    HIDDEN, make_learner, refuse_options, split_options, start_config, TokenLearner, UNUSED)
 
 # %% ../../nbs/5_learn/05_mlm.ipynb #335d4e4b
 def mask_tokens(
@@ -57,7 +53,8 @@ def fixed_draws(
     u = torch.zeros(*x.shape, 3)                                            # (bs, sl, 3)
     for row,out in zip(x.cpu(), u):
         ids = row[row != pad_idx]
-        out[:len(ids)] = torch.rand(len(ids), 3, generator=torch.Generator().manual_seed(zlib.crc32(ids.numpy().tobytes(), seed)))
+        own = torch.Generator().manual_seed(zlib.crc32(ids.numpy().tobytes(), seed))
+        out[:len(ids)] = torch.rand(len(ids), 3, generator=own)
     return u.permute(2, 0, 1).to(x.device)
 
 # %% ../../nbs/5_learn/05_mlm.ipynb #ec1925a0
@@ -69,12 +66,17 @@ class MaskTokens(Callback):
         pad_idx:int=1, # id of the padding
         p:float=0.15, # part of the ordinary tokens to choose
         p_mask:float=0.8, # part of the chosen ones to mask
-        p_random:float=0.1, # part of the chosen ones to replace by any ordinary token; the rest stay
+        p_random:float=0.1, # part of them to replace by any ordinary token; the rest stay
         seed:int=42, # of the masks in validation
     ):
-        if not 0 < p <= 1: raise ValueError(f'{p=} is the part of the tokens to choose: 0 < p ≤ 1')
-        if p_mask < 0 or p_random < 0 or p_mask+p_random > 1: raise ValueError(f'{p_mask=} and {p_random=} are parts of the chosen tokens: neither below 0, both together at most 1')
-        if not ordinary.any(): raise ValueError(f'all {len(ordinary)} tokens of the vocabulary are special: there is nothing to guess')
+        if not 0 < p <= 1:
+            raise ValueError(f'{p=} is the part of the tokens to choose: 0 < p ≤ 1')
+        if p_mask < 0 or p_random < 0 or p_mask+p_random > 1:
+            raise ValueError(f'{p_mask=} and {p_random=} are parts of the chosen tokens: '
+                             'neither below 0, both together at most 1')
+        if not ordinary.any():
+            raise ValueError(f'all {len(ordinary)} tokens of the vocabulary are special: '
+                             'there is nothing to guess')
         store_attr()
 
     def hide(self,
@@ -82,9 +84,10 @@ class MaskTokens(Callback):
         training:bool=False, # draw anew
     ): # as `mask_tokens`
         "What the model sees of `x`, and which tokens it shall guess."
-        self.ordinary = self.ordinary.to(x.device)
-        u = torch.rand(3, *x.shape, device=x.device) if training else fixed_draws(x, self.pad_idx, self.seed)
-        return mask_tokens(x, u, self.ordinary, self.mask_idx, self.p, self.p_mask, self.p_random)
+        if training: u = torch.rand(3, *x.shape, device=x.device)
+        else: u = fixed_draws(x, self.pad_idx, self.seed)
+        ordinary = self.ordinary.to(x.device)
+        return mask_tokens(x, u, ordinary, self.mask_idx, self.p, self.p_mask, self.p_random)
 
     def before_batch(self):
         x,_ = compact(self.xb[0], self.pad_idx)
@@ -102,57 +105,71 @@ class _GatherHidden(GatherLogProbs):
     def after_batch(self):
         if len(self.yb): super().after_batch()
 
-class TransformerMLMLearner(TransformerLearner):
-    "A `TransformerLearner` that guesses hidden tokens."
-    def _pieces(self, text):
-        "`text` cut at its gaps: as strings, and as tokens."
-        tok = text_tokenizer(self.dls)
-        if tok is None: raise ValueError('these `dls` were made from tokens and have no tokenizer to cut a text with: make them from texts')
-        pieces = _gap.split(text)
-        if len(pieces) == 1: raise ValueError(f'{text!r} has no gap: write ___ (or xxmask, [MASK], <mask>) where a token is missing')
-        own = hasattr(tok.tok, 'detokenize')
-        if not own: cuts = [p.strip() for p in pieces]
-        elif isinstance(tok.tok, CharTokenizer): cuts = pieces
-        else: cuts = [p.rstrip() for p in pieces[:-1]] + pieces[-1:]        # byte pairs: the space belongs to the token behind it
-        toks = [[t for t in ts if t] for ts in tokenize_like(self.dls, ['', *cuts])]
-        start,*cut = [t[:-1] if t[-1:] == [EOS] else t for t in toks[:-1]] + toks[-1:]
-        return pieces, cut[:1] + [t[len(commonprefix([start, t])):] for t in cut[1:]] # xxbos stands before the first piece only, xxeos behind the last
+def _cuts(codec, text):
+    "`text` cut at its gaps: as strings, and as tokens."
+    if codec.tok is None:
+        raise ValueError('these `dls` were made from tokens and have no tokenizer to cut a text '
+                         'with: make them from texts')
+    pieces = _gap.split(text)
+    if len(pieces) == 1:
+        raise ValueError(f'{text!r} has no gap: write ___ (or xxmask, [MASK], <mask>) '
+                         'where a token is missing')
+    cut = token_lists(['', *_trimmed(codec, pieces)], codec.tok, codec.rules)
+    toks = [[t for t in ts if t] for ts in cut]
+    end = {codec.vocab[i] for i in codec.stops}
+    start,*cut = [t[:-1] if len(t) > 1 and t[-1] in end else t for t in toks[:-1]] + toks[-1:]
+    # what begins a text stands before the first piece only, what ends it behind the last
+    return pieces, cut[:1] + [t[len(commonprefix([start, t])):] for t in cut[1:]]
 
+def _trimmed(codec, pieces):
+    "The pieces without the spaces that belong to no token of theirs."
+    if codec.sep: return [p.strip() for p in pieces]
+    if isinstance(codec.tok, CharTokenizer): return pieces
+    # byte pairs: the space belongs to the token behind it
+    return [p.rstrip() for p in pieces[:-1]] + pieces[-1:]
+
+class TransformerMLMLearner(TokenLearner):
+    "A `TransformerLearner` that guesses hidden tokens."
     @torch.no_grad()
     def _guess(self, toks):
-        "Probabilities of the vocabulary's tokens for each gap between the lists `toks`, `(n_gaps, vocab_sz)`."
-        device,hide = next(self.model.parameters()).device, self.mask_tokens
+        """Probabilities of the vocabulary's tokens for each gap between the lists `toks`,
+        `(n_gaps, vocab_sz)`. A ValueError if there is a NaN."""
+        model,hide,codec = kept_shadow(self.model), self.mask_tokens, self.codec
         n = torch.tensor([len(t) for t in toks[:-1]])
         given = [t for ts in toks for t in (*ts, 'xxfake')][:-1]
-        x = text_list(self.dls).infer(given).as_subclass(torch.Tensor).long()
-        gaps = n.cumsum(0) + torch.arange(len(n)) + len(x)-len(given)       # the loaders may put xxbos in front
-        if is_backwards(self.dls): gaps = len(x)-1 - gaps
+        x = codec.number([given])[0]
+        # the loaders may put xxbos in front
+        gaps = n.cumsum(0) + torch.arange(len(n)) + len(x)-len(given)
+        if codec.backwards: gaps = len(x)-1 - gaps
         where = torch.zeros(1, len(x), dtype=torch.bool).index_fill(1, gaps, True)
         x[gaps] = hide.mask_idx
-        with decoding(self.model, False): logits = self.model(x[None].to(device), where.to(device))
-        return bar_tokens(logits.float(), (~hide.ordinary).nonzero()[:,0]).softmax(-1).cpu()
+        device = next(model.parameters()).device
+        logits = checked_logits(model(x[None].to(device), where.to(device))).float()
+        barred = (~hide.ordinary).nonzero()[:,0].to(device)
+        return bar_tokens(logits, barred).softmax(-1).cpu()
 
     def _fill(self, text, n):
-        pieces,toks = self._pieces(text)
-        probs,ids = self._guess(toks).topk(min(n, int(self.mask_tokens.ordinary.sum())))
-        vocab,(decode,_) = text_vocab(self.dls), joiner(self.dls, decode_specials)
-        words = [[decode([vocab[i]]) for i in row] for row in ids]
+        codec,n = self.codec, min(n, int(self.mask_tokens.ordinary.sum()))
+        pieces,toks = _cuts(codec, text)
+        probs,ids = self._guess(toks).topk(n)
+        words = [[codec.decode([i]) for i in row] for row in ids.tolist()]
         def text_with(gap, word):
             new = [*(word if g == gap else ws[0] for g,ws in enumerate(words)), '']
             new = [w.lstrip() if p[-1:].isspace() and w.strip() else w for p,w in zip(pieces, new)]
             return ''.join(o for pair in zip(pieces, new) for o in pair)
         return pd.DataFrame([dict(gap=g, token=w, prob=p, text=text_with(g, w))
-                             for g,(ws,ps) in enumerate(zip(words, probs.tolist())) for w,p in zip(ws, ps)])
+                             for g,(ws,ps) in enumerate(zip(words, probs.tolist()))
+                             for w,p in zip(ws, ps)])
 
     def fill(self,
-        text, # a text with gaps, each written ___, xxmask, [MASK] or <mask>; or a list of them, a series, a data frame
+        text, # with gaps, each written ___, xxmask, [MASK] or <mask>; or several, as in `as_texts`
         n:int=5, # guesses for each gap
-        text_col:str='text', # the data frame's column
-    ): # data frame with columns gap, token, prob and text (other gaps filled with their best guess), best first; a list of them for several texts
-        "The likeliest tokens for each gap."
+        text_col:str=None, # the data frame's column; default: that of training
+    ): # frame of gap, token, prob and text (other gaps: best guess); a list of them for several
+        "The likeliest tokens for each gap, best first."
         if n < 1: raise ValueError(f'{n=}: at least 1 guess')
-        res = [self._fill(t, n) for t in as_texts(text, text_col)]
-        return res[0] if isinstance(text, str) else res
+        res = [self._fill(t, n) for t in self.codec.texts(text, text_col)]
+        return res[0] if self.codec.is_one(text, text_col) else res
     predict = fill
 
     def get_preds(self,
@@ -160,14 +177,12 @@ class TransformerMLMLearner(TransformerLearner):
         dl=None, # a loader of texts
         inner:bool=False, # as in `Learner.get_preds`
         cbs=None, # more callbacks
-        **kwargs, # options of fastai's own, which a list of batches is left to (`summary` gives one)
-    ): # log-probabilities of the hidden tokens and the tokens, each `(n_hidden,)`, in the loader's order
+        **kwargs, # fastai's own, for a list of batches (`summary` gives one)
+    ): # log-probabilities of the hidden tokens and the tokens, each `(n_hidden,)`, in order
         "How likely the model found what was hidden from it."
         if isinstance(dl, list): return super().get_preds(dl=dl, inner=inner, cbs=cbs, **kwargs)
-        if kwargs: raise TypeError(f'get_preds of a masked language model has no {", ".join(kwargs)}: it returns log-probabilities and targets')
-        dl,cb = self._loader(ds_idx, dl).new(shuffle=False, drop_last=False), _GatherHidden()
-        with ContextManagers(self.validation_context(cbs=L(cbs)+[cb], inner=inner)): self._do_epoch_validate(dl=dl)
-        return tuple(cb.all_tensors())
+        refuse_options('a masked language model', kwargs)
+        return tuple(self._gather(_GatherHidden(), self._loader_in_order(ds_idx, dl), inner, cbs))
 
     @torch.no_grad()
     def show_results(self,
@@ -177,43 +192,57 @@ class TransformerMLMLearner(TransformerLearner):
         shuffle:bool=True, # draw them at random; False: the first ones
         trunc_at:int=40, # tokens of each text to show
     ):
-        "A table of texts, with what the model saw of the chosen tokens in brackets, what they were and what it thought."
-        dl = self._loader(ds_idx, dl).new(shuffle=shuffle)
-        x = compact(dl.one_batch()[0][:max_n], self.mask_tokens.pad_idx)[0][:,:trunc_at]
-        seen,where = self.mask_tokens.hide(x)
-        with decoding(self.model, False): guess = seen.masked_scatter(where, self.model(seen, where).argmax(-1))
-        vocab,gap = text_vocab(self.dls), self.mask_tokens.mask_idx
+        """A table of texts, with what the model saw of the chosen tokens in brackets, what they
+        were and what it thought."""
+        dl,hide = self._loader(ds_idx, dl).new(shuffle=shuffle), self.mask_tokens
+        model = kept_shadow(self.model)
+        x = compact(dl.one_batch()[0][:max_n], hide.pad_idx)[0][:,:trunc_at]
+        x = x.to(next(model.parameters()).device)
+        seen,where = hide.hide(x)
+        guess = seen.masked_scatter(where, model(seen, where).argmax(-1))
+        vocab,gap = self.codec.vocab, hide.mask_idx
         def chosen(ids): return [' '.join(vocab[i] for i in row[w]) for row,w in zip(ids, where)]
-        def shown(i, w): return ('[___]' if i == gap else f'[{vocab[i]}]') if w else vocab[i]
-        texts = [' '.join(shown(i, w) for i,w in zip(*o) if i != self.mask_tokens.pad_idx) for o in zip(seen.tolist(), where.tolist())]
+        def shown(i, w):
+            if not w: return vocab[i]
+            return '[___]' if i == gap else f'[{vocab[i]}]'
+        texts = [' '.join(shown(i, w) for i,w in zip(*o) if i != hide.pad_idx)
+                 for o in zip(seen.tolist(), where.tolist())]
         show_pairs({'text':texts, 'hidden':chosen(x), 'prediction':chosen(guess)})
 
 # %% ../../nbs/5_learn/05_mlm.ipynb #9dee8a27
-UNUSED_FIELDS = 'causal','n_out','pool','pooler','long','token_p','word_p','head_p','tgt_vocab_sz','n_dec_layers','share_emb'
+UNUSED_FIELDS = UNUSED['mlm']
 
 # %% ../../nbs/5_learn/05_mlm.ipynb #20c3de2d
 @delegates(Learner.__init__, but=['model'])
-@delegates(TransformerConfig, keep=True, but=['vocab_sz','pad_idx',*UNUSED_FIELDS])
+@delegates(TransformerConfig, keep=True, but=HIDDEN['mlm'])
 def transformer_mlm_learner(
-    dls, # `DataLoaders` of texts, for classification or a language model; their targets are not used
+    dls, # of texts, for classification or a language model; their targets are not used
     config=None, # a preset's name or a `TransformerConfig`
     arch=TransformerMLM, # makes the model, called with the configuration
     block=None, # makes a block, in place of `TransformerBlock`
-    pretrained=None, # an encoder saved by `save_encoder`, or a learner with one: loaded, and frozen but for the last group
+    pretrained=None, # encoder file, learner or model; all but the last group of layers is frozen
     drop_mult:float=1., # factor on all dropouts
     mask_p:float=0.15, # part of the ordinary tokens to guess
     p_mask:float=0.8, # part of these to mask
     p_random:float=0.1, # part of these to replace by any ordinary token; the rest stay as they are
     mask_tok:str=None, # the mask token; default: the first of `MASKS` that the vocabulary has
     seed:int=42, # of the masks in validation
-    compile:bool=False, # compile the blocks in training (`compile_for_training`): the first step takes ten seconds to a minute, and has to be earned back
+    compile:bool=False, # compile the blocks in training (`compile_for_training`): a slow first step
     **kwargs
 ): # `TransformerMLMLearner`
-    "A learner that guesses hidden tokens; `kwargs` are fields of the configuration and arguments of `Learner`."
+    """A learner that guesses hidden tokens;
+    `kwargs` are fields of the configuration and arguments of `Learner`."""
     check_dls(dls)
-    if isinstance(dls.train, PairDL): raise ValueError('these `dls` hold pairs of texts: give loaders of single texts')
-    config_kw,learner_kw = split_options(kwargs, UNUSED_FIELDS)
-    if not isinstance(config, TransformerConfig): config_kw.setdefault('max_len', max(TransformerConfig.max_len, getattr(dls.train, 'seq_len', 0)))
-    hide = MaskTokens(ordinary_tokens(dls, mask_tok), mask_index(dls, mask_tok), pad_index(dls), mask_p, p_mask, p_random, seed)
+    if isinstance(dls.train, PairDL):
+        raise ValueError('these `dls` hold pairs of texts: give loaders of single texts')
+    config = start_config(config, pretrained, arch)
+    config_kw,learner_kw = split_options(kwargs, 'mlm', arch is not TransformerMLM)
+    if not isinstance(config, TransformerConfig):
+        longest = getattr(dls.train, 'seq_len', 0)
+        config_kw.setdefault('max_len', max(TransformerConfig.max_len, longest))
+    hide = MaskTokens(ordinary_tokens(dls, mask_tok), mask_index(dls, mask_tok), pad_index(dls),
+                      mask_p, p_mask, p_random, seed)
     learner_kw = {'loss_func':CrossEntropyLossFlat(), **learner_kw}
-    return make_learner(TransformerMLMLearner, dls, config, arch, lm_splitter, pretrained, drop_mult, compile, dict(block=block), config_kw, learner_kw).add_cb(hide)
+    learn = make_learner(TransformerMLMLearner, dls, config, arch, lm_splitter, pretrained,
+                         drop_mult, compile, dict(block=block), config_kw, learner_kw, tied=True)
+    return learn.add_cb(hide)

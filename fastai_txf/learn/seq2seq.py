@@ -6,29 +6,29 @@
 __all__ = ['TeacherForcing', 'Encoded', 'Seq2SeqLearner', 'transformer_seq2seq_learner', 'SacreBLEU']
 
 # %% ../../nbs/5_learn/06_seq2seq.ipynb #8afd6cca
-import inspect, numpy as np, torch
+import numpy as np, torch
 from dataclasses import dataclass
 from fastai.callback.core import Callback
 from fastai.learner import Learner, Metric
 from fastai.losses import CrossEntropyLossFlat
-from fastai.text.core import BOS, EOS, FLD, PAD, UNK
+from fastai.text.core import BOS, EOS
 from fastcore.basics import ifnone, store_attr
-from fastcore.foundation import L
 from fastcore.meta import delegates
-from fastcore.xtras import ContextManagers
 from torch.nn.utils.rnn import pad_sequence
 from ..base.checks import check_values
+from ..base.shadow import kept_shadow, shadow
 from ..model.attention import record_attention
 from ..model.windows import compact, masked_mean
 from ..model.config import TransformerConfig
 from ..model.models import seq2seq_splitter, Seq2SeqTransformer
 from ..text.special import decode_specials, pad_index
-from ..text.codec import as_texts, encode_text, joiner, text_tokenizer
+from ..text.codec import TextCodec
 from ..text.pairs import check_pairs, pair_vocabs, show_pairs
-from ..generate.decode import as_generator, decoding, generate, stream_tokens
+from ..generate.decode import as_generator, generate, stream_tokens
 from ..generate.beam import beam_search
 from ..train.losses import GatherLogProbs
-from .base import make_learner, split_options, TransformerLearner
+from .base import (
+    check_spelling, HIDDEN, make_learner, refuse_options, split_options, start_config, TokenLearner)
 from .writing import beam_options
 
 # %% ../../nbs/5_learn/06_seq2seq.ipynb #8e33060a
@@ -49,76 +49,86 @@ class TeacherForcing(Callback):
 
 # %% ../../nbs/5_learn/06_seq2seq.ipynb #91f656e6
 def _longest_ratio(ds, n=500):
-    "How many target tokens come to one of the source, in all but the longest hundredth of `n` pairs of `ds`, evenly drawn."
+    """How many target tokens come to one of the source, in all but the longest hundredth of `n`
+    pairs of `ds`, evenly drawn."""
     pairs = [ds[i] for i in np.linspace(0, len(ds)-1, min(n, len(ds))).astype(int)]
     return float(np.quantile([len(t)/len(s) for s,t in pairs], 0.99))
 
 @dataclass
 class Encoded:
-    "What `Seq2SeqLearner.encode` returns: as below for one text, lists of these for several (`pooled` is stacked)."
+    """What `Seq2SeqLearner.encode` returns: as below for one text, lists of these for several
+    (`pooled` is stacked)."""
     pooled:torch.Tensor  # mean over the source's tokens, `(d_model,)`
     states:torch.Tensor  # a vector for each source token, `(src_len, d_model)`
     tokens:list          # the source tokens
-    cross:torch.Tensor   # what the last cross-attention fetches for each target token, `(tgt_len, d_model)`; None without a target
-    weights:torch.Tensor # its attention weights, `(n_heads, tgt_len, src_len)`; None without a target
+    cross:torch.Tensor   # the last cross-attention's output, `(tgt_len, d_model)`; None: no target
+    weights:torch.Tensor # its weights, `(n_heads, tgt_len, src_len)`; None without a target
     target:list          # the target tokens; None without a target
 
 _filters = 'top_k','top_p','min_p','rel_min_p'
 
-def _write_options(n_tokens=None, num_beams=1, length_penalty=1., temperature=None, n_samples=1, **kwargs):
-    "The options of `write` as those of `generate`, or of `beam_search`. A ValueError for what is out of range or does not go together."
+def _write_options(n_tokens=None, num_beams=1, length_penalty=1., temperature=None, n_samples=1,
+                   **kwargs):
+    """The options of `write` as those of `generate`, or of `beam_search`. A ValueError for what is
+    out of range or does not go together."""
     samples = num_beams == 1 and (n_samples > 1 or any(kwargs.get(f) is not None for f in _filters))
     if temperature is None: temperature = 1. if samples or num_beams > 1 else 0.
     options = dict(temperature=temperature, n_samples=n_samples, **kwargs)
-    inspect.signature(stream_tokens).bind(None, None, None, **options)
     check_values(n_tokens=n_tokens, num_beams=num_beams, length_penalty=length_penalty, **options)
     return options if num_beams == 1 else beam_options(num_beams, length_penalty, **options)
 
-class Seq2SeqLearner(TransformerLearner):
+class Seq2SeqLearner(TokenLearner):
     "A `TransformerLearner` that reads one text and writes another."
     ratio = 2. # target tokens for one of the source: what is too long
 
-    def _given(self, item, text_col, side=0):
-        "`item` as a list of texts."
-        return as_texts(item, ifnone(text_col, getattr(text_tokenizer(self.dls, side), 'text_cols', 'text')))
+    @property
+    def target_codec(self):
+        "The `TextCodec` of the texts to write; `codec` is that of the texts to read."
+        dls,codec = vars(self).get('_target_codec', (None,None))
+        if dls is not self.dls:
+            codec = TextCodec(self.dls, side=1)
+            self._target_codec = self.dls,codec
+        return codec
 
-    def _barred(self, vocab, no_unk): return [i for i,t in enumerate(vocab) if t in (PAD,BOS,'xxfake') + (UNK,FLD)*no_unk]
+    def __getstate__(self):
+        return {k:v for k,v in super().__getstate__().items() if k != '_target_codec'}
 
-    def _pad(self, ids): return pad_sequence(ids, batch_first=True, padding_value=pad_index(pair_vocabs(self.dls)[0]))
+    def _pad(self, ids):
+        return pad_sequence(ids, batch_first=True, padding_value=self.codec.pad_idx)
 
     @delegates(stream_tokens, but='src,stop_idx,barred')
     def write(self,
         src, # ids of sources, `(bs, src_len)`, padding anywhere
-        n_tokens:int=None, # tokens to write at most; default: twice those of the source (more, if that is usual in training) and 20
+        n_tokens:int=None, # most tokens; default: twice the source's (more, if usual) and 20
         num_beams:int=1, # above 1: beam search, one text at a time
         length_penalty:float=1., # of the beam search
-        temperature:float=None, # 0 is greedy, above it sampling; default: 1 for several samples or with a filter such as `top_k`, else 0
+        temperature:float=None, # 0: greedy, the default unless samples or a filter ask for 1
         n_samples:int=1, # texts for each source, one after the other
         no_unk:bool=True, # never `xxunk` or `xxfld`
         decoder=decode_specials, # from tokens to strings, where the tokenizer has no `detokenize`
         **kwargs
     )->list: # `bs*n_samples` texts
         "Write a text for each source."
-        options = _write_options(n_tokens, num_beams, length_penalty, temperature, n_samples, **kwargs)
-        vocab = pair_vocabs(self.dls)[1]
-        ends = dict(stop_idx=vocab.index(EOS), barred=self._barred(vocab, no_unk))
-        limits = [ifnone(n_tokens, int(max(2, self.ratio)*n) + 20) for n in (src != pad_index(vocab)).sum(1).tolist()]
-        start = torch.full((len(src),1), vocab.index(BOS))
+        check_spelling(Seq2SeqLearner.write, kwargs)
+        options = _write_options(n_tokens, num_beams, length_penalty, temperature, n_samples,
+                                 **kwargs)
+        codec = self.target_codec
+        bos,eos = map(codec.vocab.index, (BOS,EOS))
+        barred = [*(codec.barred if no_unk else codec.fillers), bos]
+        ends = dict(stop_idx=eos, barred=barred)
+        lens = (src != self.codec.pad_idx).sum(1).tolist()
+        limits = [ifnone(n_tokens, int(max(2, self.ratio)*n) + 20) for n in lens]
+        start = torch.full((len(src),1), bos)
         if num_beams > 1:
-            rows = [beam_search(self.model, s, n, src=o[None], **ends, **options)[0][0] for s,o,n in zip(start[:,None], src, limits)]
+            rows = [beam_search(self.model, start[:1], n, src=o[None], **ends, **options)[0][0]
+                    for o,n in zip(src, limits)]
         else: rows = generate(self.model, start, max(limits), src=src, **ends, **options)
         limits = [n for n in limits for _ in range(n_samples)]
-        return self._texts([r[1:n+1] for r,n in zip(rows, limits)], 1, decoder)
-
-    def _texts(self, rows, side, decoder=decode_specials):
-        "The text of each row of ids, up to `xxeos`."
-        vocab,(decode,_) = pair_vocabs(self.dls)[side], joiner(self.dls, decoder, side)
-        toks = [[vocab[i] for i in r] for r in rows]
-        return [decode([t for t in ts[:ts.index(EOS) if EOS in ts else None] if t != BOS]) for ts in toks]
+        return _texts(codec, [r[1:n+1] for r,n in zip(rows, limits)], decoder)
 
     @delegates(write, but='src')
     def predict(self,
-        item, # a text, a list or series of texts, or a data frame
+        item, # a text, a row, a dict; or a list, a series or a frame of texts
         text_col:str=None, # the data frame's column; default: that of the sources in training
         bs:int=64, # texts in a batch
         n_samples:int=1, # texts for each source
@@ -127,12 +137,16 @@ class Seq2SeqLearner(TransformerLearner):
     ): # a text; a list of them for several sources or samples (for both, a list of lists)
         "What the model writes for `item`."
         check_values(bs=bs)
-        ids,seed = encode_text(self.dls, self._given(item, text_col)), as_generator(seed, next(self.model.parameters()).device)
+        check_spelling(Seq2SeqLearner.predict, kwargs)
+        ids = self.codec.encode(item, text_col)
+        seed = as_generator(seed, next(self.model.parameters()).device)
         order,res = sorted(range(len(ids)), key=lambda i: len(ids[i])), [None]*len(ids)
         for at in [order[i:i+bs] for i in range(0, len(ids), bs)]:
-            new = self.write(self._pad([ids[i] for i in at]), n_samples=n_samples, seed=seed, **kwargs)
-            for j,i in enumerate(at): res[i] = new[j] if n_samples == 1 else new[j*n_samples:(j+1)*n_samples]
-        return res[0] if isinstance(item, str) else res
+            src = self._pad([ids[i] for i in at])
+            new = self.write(src, n_samples=n_samples, seed=seed, **kwargs)
+            if n_samples > 1: new = [new[j:j+n_samples] for j in range(0, len(new), n_samples)]
+            for i,o in zip(at, new): res[i] = o
+        return res[0] if self.codec.is_one(item, text_col) else res
 
     def show_results(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
@@ -145,91 +159,111 @@ class Seq2SeqLearner(TransformerLearner):
         dl = self._loader(ds_idx, dl)
         idxs = np.random.permutation(dl.n)[:max_n] if shuffle else range(min(max_n, dl.n))
         b = dl.do_batch([dl.do_item(i) for i in idxs])
-        shown = {name:self._texts(ids.tolist(), side) for side,(name,ids) in enumerate(zip(('source','target'), b))}
-        show_pairs({**shown, 'prediction':self.write(b[0].as_subclass(torch.Tensor), **kwargs)})
+        sides = zip(('source','target'), (self.codec,self.target_codec), b)
+        shown = {name:_texts(codec, ids) for name,codec,ids in sides}
+        written = self.write(b[0].as_subclass(torch.Tensor), **kwargs)
+        show_pairs({**shown, 'prediction':written})
 
     def get_preds(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
         dl=None, # a loader of pairs
         inner:bool=False, # as in `Learner.get_preds`
         cbs=None, # more callbacks
-        **kwargs, # options of fastai's own, which a list of batches is left to (`summary` gives one)
-    ): # log-probabilities of the targets' tokens, 0 for padding, and the targets without their first token, `(n, longest)`
-        "How likely the model finds each target, in the order of the data. What it would write itself comes from `predict`."
+        **kwargs, # fastai's own, for a list of batches (`summary` gives one)
+    ): # log-probabilities of the targets' tokens, 0 for padding, and these, `(n, longest)`
+        """How likely the model finds each target (from its second token on), in the order of the
+        data. What it would write itself comes from `predict`."""
         if isinstance(dl, list): return super().get_preds(dl=dl, inner=inner, cbs=cbs, **kwargs)
-        if kwargs: raise TypeError(f'get_preds of an encoder–decoder has no {", ".join(kwargs)}: it returns log-probabilities and targets')
-        dl = self._loader(ds_idx, dl).new(shuffle=False, drop_last=False)
-        if len(dl.dataset.tls) < 2: raise ValueError('these texts have no targets: use `predict`, or give a loader with labels')
-        cb,idxs = GatherLogProbs(concat_dim=None), dl.get_idxs()
-        metrics,self.metrics = self.metrics,L()                             # none is asked for
-        try:
-            with ContextManagers(self.validation_context(cbs=L(cbs)+[cb], inner=inner)): self._do_epoch_validate(dl=dl)
-        finally: self.metrics = metrics
-        pad,order = pad_index(self.dls.vocab[1]), torch.tensor(idxs).argsort().tolist()
-        logp,targs = [[row for batch in o for row in batch] for o in cb.all_tensors()]
+        refuse_options('an encoder–decoder', kwargs)
+        dl = self._loader_in_order(ds_idx, dl)
+        if len(dl.dataset.tls) < 2:
+            raise ValueError('these texts have no targets: use `predict`, '
+                             'or give a loader with labels')
+        order = torch.tensor(dl.get_idxs()).argsort().tolist()
+        batches = self._gather(GatherLogProbs(concat_dim=None), dl, inner, cbs)
+        logp,targs = [[row for batch in o for row in batch] for o in batches]
+        pad = self.target_codec.pad_idx
         targs = pad_sequence([targs[i] for i in order], batch_first=True, padding_value=pad)
-        return pad_sequence([logp[i] for i in order], batch_first=True).masked_fill(targs == pad, 0.), targs
+        logp = pad_sequence([logp[i] for i in order], batch_first=True)
+        return logp.masked_fill(targs == pad, 0.), targs
 
     @torch.no_grad()
     def encode(self,
-        item, # a text, a list or series of texts, or a data frame
-        target=None, # as many texts to write: what does the decoder look at for each of their tokens?
+        item, # a text, a row, a dict; or a list, a series or a frame of texts
+        target=None, # as many texts to write: what does the decoder look at for their tokens?
         text_col:str=None, # as in `predict`
     ): # `Encoded`
-        "The source's representation, token by token and pooled; with `target`, the last cross-attention's output and weights."
-        if not hasattr(self.model, 'encode'): raise TypeError(f'{type(self.model).__name__} has no `encode`: only a Seq2SeqTransformer shows its states')
-        texts = self._given(item, text_col)
-        targets = [None]*len(texts) if target is None else self._given(target, None, side=1)
-        if len(targets) != len(texts): raise ValueError(f'{len(targets)} targets for {len(texts)} texts: give one for each')
-        tgt_ids = targets if target is None else encode_text(self.dls, targets, side=1)
-        with decoding(self.model, False): res = [self._encode_one(*o) for o in zip(encode_text(self.dls, texts), tgt_ids)]
-        if isinstance(item, str): return res[0]
+        """The source's representation, token by token and pooled; with `target`, the last
+        cross-attention's output and weights."""
+        if not hasattr(self.model, 'encode'):
+            raise TypeError(f'{type(self.model).__name__} has no `encode`: '
+                            'only a Seq2SeqTransformer shows its states')
+        ids = self.codec.encode(item, text_col)
+        targets = [None]*len(ids) if target is None else self.target_codec.encode(target)
+        if len(targets) != len(ids):
+            raise ValueError(f'{len(targets)} targets for {len(ids)} texts: give one for each')
+        model = kept_shadow(self.model) if target is None else shadow(self.model)
+        res = [self._encode_one(model, *o) for o in zip(ids, targets)]
+        if self.codec.is_one(item, text_col): return res[0]
         cols = {f:[getattr(r, f) for r in res] for f in Encoded.__dataclass_fields__}
         return Encoded(**{**cols, 'pooled':torch.stack(cols['pooled'])})
 
-    def _encode_one(self, src, tgt):
+    def _encode_one(self, model, src, tgt):
         "`Encoded` for the ids of a source, and those of a target or None."
-        device,vocabs = next(self.model.parameters()).device, pair_vocabs(self.dls)
-        h,mask = self.model.encode(src[None].to(device))
+        device = next(model.parameters()).device
+        h,mask = model.encode(src[None].to(device))
         cross = weights = target = None
         if tgt is not None:
-            cross,weights = (o[0].cpu() for o in _last_cross(self.model, tgt[None,:-1].to(device), h, mask))
-            target = [vocabs[1][i] for i in tgt[1:]]
-        states,tokens = h[0].cpu(), [vocabs[0][i] for i in src]
-        return Encoded(masked_mean(h, mask[:,0,0])[0].cpu(), states, tokens, cross, weights, target)
+            seen = _last_cross(model, tgt[None,:-1].to(device), h, mask)
+            cross,weights = (o[0].cpu() for o in seen)
+            target = [self.target_codec.vocab[i] for i in tgt[1:]]
+        states,tokens = h[0].cpu(), [self.codec.vocab[i] for i in src]
+        pooled = masked_mean(h, mask[:,0,0])[0].cpu()
+        return Encoded(pooled, states, tokens, cross, weights, target)
+
+def _texts(codec, rows, decoder=decode_specials):
+    "The text of each row of ids, up to `xxeos`."
+    eos = codec.vocab.index(EOS)
+    rows = [torch.as_tensor(r).tolist() for r in rows]
+    return [codec.decode(r[:r.index(eos)] if eos in r else r, decoder) for r in rows]
 
 def _last_cross(model, tgt, context, mask):
-    "Output and weights of the last block's cross-attention."
+    "Output and weights of the last block's cross-attention of a shadow."
     cross = model.decoder.blocks[-1].cross.fn
-    with record_attention(cross) as seen: model.hidden(tgt, context, mask)
+    with record_attention(cross) as seen: model.decoder(tgt, context, mask)
     return seen[cross][0]
 
 # %% ../../nbs/5_learn/06_seq2seq.ipynb #e2f98c54
-_unused = 'causal','n_out','pool','pooler','token_p','word_p','head_p'
-
 @delegates(Learner.__init__, but=['model'])
-@delegates(TransformerConfig, keep=True, but=['vocab_sz','tgt_vocab_sz','pad_idx',*_unused])
+@delegates(TransformerConfig, keep=True, but=HIDDEN['seq2seq'])
 def transformer_seq2seq_learner(
     dls, # `Seq2SeqDataLoaders`, or any `DataLoaders` of two `SequenceBlock`s
     config=None, # a preset's name or a `TransformerConfig`
     arch=Seq2SeqTransformer, # makes the model, called with the configuration
     block=None, # makes a block, in place of `TransformerBlock`
-    pretrained=None, # an encoder saved by `save_encoder`, or a learner with one: loaded, and frozen with what belongs to it alone
+    pretrained=None, # encoder file or learner: loaded, and frozen with what belongs to it alone
     drop_mult:float=1., # factor on all dropouts
     label_smoothing:float=0.1, # share of the probability that the loss wants spread over all tokens
-    compile:bool=False, # compile the blocks in training (`compile_for_training`): the first step takes ten seconds to a minute, and has to be earned back
+    compile:bool=False, # compile the blocks in training (`compile_for_training`): a slow first step
     **kwargs
 ): # `Seq2SeqLearner`
-    "A learner from texts to texts; `kwargs` are fields of the configuration and arguments of `Learner`."
+    """A learner from texts to texts;
+    `kwargs` are fields of the configuration and arguments of `Learner`."""
     check_pairs(dls)
-    if not 0 <= label_smoothing < 1: raise ValueError(f'{label_smoothing=} is a share of the probability: 0 ≤ label_smoothing < 1')
-    config_kw,learner_kw = split_options(kwargs, _unused)
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f'{label_smoothing=} is a share of the probability: '
+                         '0 ≤ label_smoothing < 1')
+    config = start_config(config, pretrained, arch)
+    config_kw,learner_kw = split_options(kwargs, 'seq2seq', arch is not Seq2SeqTransformer)
     src_vocab,tgt_vocab = pair_vocabs(dls)
-    if not isinstance(config, TransformerConfig): config_kw.setdefault('share_emb', list(src_vocab) == list(tgt_vocab))
+    if not isinstance(config, TransformerConfig):
+        config_kw.setdefault('share_emb', list(src_vocab) == list(tgt_vocab))
+    config_kw['tgt_vocab_sz'] = len(tgt_vocab)
     pad = pad_index(tgt_vocab)
-    learner_kw = {'loss_func':CrossEntropyLossFlat(ignore_index=pad, label_smoothing=label_smoothing), **learner_kw}
-    learn = make_learner(Seq2SeqLearner, dls, config, arch, seq2seq_splitter, pretrained, drop_mult, compile,
-                          dict(block=block), {**config_kw, 'tgt_vocab_sz':len(tgt_vocab)}, learner_kw)
+    loss = CrossEntropyLossFlat(ignore_index=pad, label_smoothing=label_smoothing)
+    learn = make_learner(Seq2SeqLearner, dls, config, arch, seq2seq_splitter, pretrained, drop_mult,
+                         compile, dict(block=block), config_kw, {'loss_func':loss, **learner_kw},
+                         tied=config_kw.get('share_emb', False))
     learn.ratio = _longest_ratio(dls.train_ds)
     return learn.add_cb(TeacherForcing(pad, tgt_vocab.index(BOS)))
 
@@ -240,9 +274,11 @@ class SacreBLEU(Metric):
     def __init__(self,
         **kwargs
     ):
-        inspect.signature(Seq2SeqLearner.write).bind(None, None, **kwargs)
+        check_spelling(Seq2SeqLearner.write, kwargs)
         options = {k:v for k,v in kwargs.items() if k not in ('no_unk','decoder')}
-        if options.get('n_samples', 1) != 1: raise ValueError(f"n_samples={options['n_samples']}: BLEU compares one text with its target")
+        if options.get('n_samples', 1) != 1:
+            raise ValueError(f"n_samples={options['n_samples']}: "
+                             'BLEU compares one text with its target')
         _write_options(**options)
         self.options = kwargs
         _sacrebleu()
@@ -250,14 +286,18 @@ class SacreBLEU(Metric):
     def reset(self): self.written,self.targets = [],[]
     def accumulate(self, learn):
         self.written += learn.write(learn.xb[0], **self.options)
-        self.targets += learn._texts(learn.y.tolist(), 1, self.options.get('decoder', decode_specials))
+        decoder = self.options.get('decoder', decode_specials)
+        self.targets += _texts(learn.target_codec, learn.y.tolist(), decoder)
     @property
-    def value(self): return _sacrebleu().corpus_bleu(self.written, [self.targets]).score if self.written else None
+    def value(self):
+        if not self.written: return None
+        return _sacrebleu().corpus_bleu(self.written, [self.targets]).score
     @property
     def name(self): return 'bleu'
 
 def _sacrebleu():
     "The package `sacrebleu`; an ImportError that says how to get it."
     try: import sacrebleu
-    except ImportError as e: raise ImportError('BLEU needs the package sacrebleu: pip install sacrebleu') from e
+    except ImportError as e:
+        raise ImportError('BLEU needs the package sacrebleu: pip install sacrebleu') from e
     return sacrebleu

@@ -7,16 +7,18 @@ __all__ = ['remap_rows']
 
 # %% ../../nbs/5_learn/00_transfer.ipynb #62b0247b
 import dataclasses, math, torch
-from pathlib import Path
 from fastai.text.core import PAD
 from fastai.torch_core import to_cpu
 from fastcore.basics import ifnone
-from ..model.models import TransformerLM
+from ..base.files import load_tensors
+from ..model.config import PRESETS, TransformerConfig
+from ..model.models import TransformerLM, TransformerMLM
 
 # %% ../../nbs/5_learn/00_transfer.ipynb #c22dac34
-_shape_fields = ('d_model','n_heads','n_layers','mode','positions','ff','norm','wiring')
+_shape_fields = ('d_model','n_heads','n_layers','mode','positions','ff','norm','wiring','eps')
 _derived_fields = ('d_ff','d_head','n_kv_heads','bias') # None may stand for the same value
 _fitted = {'emb.weight','positions.emb.weight'} # as many rows as are needed
+_defaults = {f.name:f.default for f in dataclasses.fields(TransformerConfig)}
 
 def remap_rows(
     rows, # embeddings, `(len(old), d_model)`, or one number for each token
@@ -50,23 +52,50 @@ def _least_squares(x, y, at):
 # %% ../../nbs/5_learn/00_transfer.ipynb #2dba19e1
 def _shapes(weights): return {k:tuple(w.shape) for k,w in weights.items() if k not in _fitted}
 
+def encoder_state(
+    enc, # a `TransformerEncoder`
+    vocab, # its tokens
+)->dict:
+    "What the file of an encoder holds: all that says what the encoder computes."
+    weights = {k:o.detach().to('cpu', copy=True) for k,o in enc.state_dict().items()}
+    return dict(config=dataclasses.asdict(enc.config), vocab=[*map(str, vocab)], weights=weights,
+                bases=_bases(enc))
+
+def _bases(enc):
+    "The wavelengths of the positions, which no weight tells."
+    return {k:float(m.base) for k,m in enc.named_modules() if 'base' in vars(m)}
+
 def check_same_shape(saved, enc, source):
-    "Refuse an encoder that differs in anything that its weights depend on."
+    "Refuse an encoder that differs in anything that its answers depend on."
     theirs,mine = _shapes(saved['weights']), _shapes(enc.state_dict())
-    config = saved['config']
+    config = {**_defaults, **saved['config']}
     fields = _shape_fields + (_derived_fields if theirs != mine else ())
-    odd = [f for f in fields if config.get(f) != getattr(enc.config, f)]
-    diff = [f'{f}={config.get(f)!r} (here {getattr(enc.config, f)!r})' for f in odd]
+    odd = [f for f in fields if config[f] != getattr(enc.config, f)]
+    diff = [f'{f}={config[f]!r} (here {getattr(enc.config, f)!r})' for f in odd]
     if not diff:
         odd = [k for k in {**theirs, **mine} if theirs.get(k) != mine.get(k)]
         diff = [f'{k} of shape {theirs.get(k)} (here {mine.get(k)})' for k in odd[:3]]
+    if not diff and 'bases' in saved:
+        old,new = saved['bases'], _bases(enc)
+        odd = [k for k in {**old, **new} if old.get(k) != new.get(k)]
+        diff = [f'{k}.base={old.get(k)} (here {new.get(k)})' for k in odd[:3]]
     if diff:
         raise ValueError(f'{source} holds an encoder with {", ".join(diff)}: '
                          'make the learner with the same values')
 
 def emb_scale(config): return math.sqrt(config['d_model']) if config['scale_emb'] else 1.
 
-def _fit_weights(saved, enc, vocab, vectors):
+def check_same_scale(saved, model, source):
+    "Refuse to scale embeddings that are the output layer, too."
+    enc,theirs = model.encoder, bool(saved['config']['scale_emb'])
+    if bool(enc.config.scale_emb) == theirs: return
+    if getattr(getattr(model, 'head', None), 'weight', None) is not enc.emb.weight: return
+    raise ValueError(
+        f'{source} holds an encoder with scale_emb={theirs} (here {not theirs}), and the output '
+        'layer shares its embeddings, so they cannot be scaled to fit: make the learner with '
+        f'scale_emb={theirs}, or give the encoder to the factory, which does it, pretrained=…')
+
+def fit_weights(saved, enc, vocab, vectors):
     "The saved weights with the rows that `enc` needs, and how many tokens of `vocab` were found."
     weights = dict(saved['weights'])
     rows,found = remap_rows(weights['emb.weight'], saved['vocab'], vocab, vectors)
@@ -80,14 +109,24 @@ def _fit_weights(saved, enc, vocab, vectors):
 
 def read_encoder(file):
     "The saved dictionary, checked."
-    if not Path(file).exists():
-        raise FileNotFoundError(f'there is no encoder at {file}: '
-                                'save one with `learn.save_encoder`')
-    saved = torch.load(file, map_location='cpu', weights_only=True)
-    if not isinstance(saved, dict) or {'config','vocab','weights'} - saved.keys():
-        raise ValueError(f'{file} is no encoder saved by `save_encoder`: '
-                         'whole models are read by `learn.load`')
-    return saved
+    remedy = 'save one with `learn.save_encoder` (whole models are read by `learn.load`)'
+    return load_tensors(file, 'encoder saved by `save_encoder`', remedy,
+                        ('config','vocab','weights'))
+
+# %% ../../nbs/5_learn/00_transfer.ipynb #5c1d0a7e
+_adopted = 'eps','scale_emb'
+
+def adopted_fields(
+    saved:dict, # what the file of an encoder holds
+    config, # the factory's: a preset's name, a `TransformerConfig` or None
+    config_kw:dict, # the fields that the factory's caller gives
+    tied:bool, # the output layer is the embeddings
+)->dict:
+    "Fields of a new model's configuration that follow the encoder that it starts from."
+    if isinstance(config, TransformerConfig): return {}
+    given = {**PRESETS.get(ifnone(config, 'default'), {}), **config_kw}
+    fields = [f for f in _adopted if f not in given and (tied or f != 'scale_emb')]
+    return {f:saved['config'][f] for f in fields if f in saved['config']}
 
 # %% ../../nbs/5_learn/00_transfer.ipynb #4c7a26c5
 def model_encoder(model, vocab):
@@ -103,14 +142,13 @@ def model_encoder(model, vocab):
         raise ValueError(f'the model has {n:,} tokens without names and `dls` have {len(vocab):,}: '
                          'make `dls` with its tokenizer (tok_tfm=tok, text_vocab=tok.vocab for an '
                          'HFTokenizer), or name its tokens, from_hf(model, tokenizer)')
-    return dict(config=dataclasses.asdict(enc.config), vocab=ifnone(model.vocab, vocab[:n]),
-                weights=to_cpu(enc.state_dict()))
+    return encoder_state(enc, ifnone(model.vocab, vocab[:n]))
 
 def load_head(model, pretrained, vocab):
     "What `pretrained` has besides its encoder, into a model of its kind, where the shapes agree."
     if type(model) is not type(pretrained): return
     head = {k:v for k,v in to_cpu(pretrained.state_dict()).items() if not k.startswith('encoder.')}
-    if isinstance(model, TransformerLM):
+    if isinstance(model, (TransformerLM,TransformerMLM)): # a row for each token
         old = model_encoder(pretrained, vocab)['vocab']
         head = {} if model.config.tie else {k:remap_rows(v, old, vocab)[0] for k,v in head.items()}
     left = [k for k,v in model.state_dict().items() if k in head and v.shape != head[k].shape]

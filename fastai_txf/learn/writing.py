@@ -6,20 +6,19 @@
 __all__ = ['predict', 'text_logprobs', 'stream_text', 'SampleText']
 
 # %% ../../nbs/5_learn/02_writing.ipynb #1becea3c
-import inspect, pandas as pd
+import math, pandas as pd, re
+from contextlib import closing
 from time import perf_counter
 from fastai.callback.core import Callback
-from fastai.text.core import BOS, EOS, FLD, UNK
 from fastcore.basics import ifnone, listify
 from fastcore.meta import delegates
 from fastprogress.fastprogress import progress_bar
 from ..base.checks import check_values
 from ..model.models import Seq2SeqTransformer
-from ..text.special import decode_specials, text_vocab
-from ..text.codec import (
-    append_text, as_texts, encode_prompts, FILLERS, grow_texts, is_backwards, joiner, text_end)
+from ..text.special import decode_specials
 from ..generate.decode import stream_tokens, token_logprobs
 from ..generate.beam import beam_search
+from .base import check_spelling, codec_of
 
 # %% ../../nbs/5_learn/02_writing.ipynb #138987e5
 _bar_after = 2. # seconds
@@ -38,52 +37,110 @@ def _with_bar(steps, total):
         steps.close()
         if bar is not None: bar.on_iter_end()
 
+# %% ../../nbs/5_learn/02_writing.ipynb #2b6d40f1
+_max_per_word = 20 # tokens
+_marks = re.compile(r'(?:(?<!\S)(?:[^\w\s]|_)+\s+){10}(?=(?:[^\w\s]|_)+\s)|(?:[^\w\s]|_){40}')
+
+def _after_words(text, n):
+    "Where the `n`th word of `text` ends, or None if no space follows it yet."
+    if n == 0: return 0
+    ends = [m.end() for m in re.finditer(r'\S+', text) if any(map(str.isalnum, m[0]))]
+    return ends[n-1] if len(ends) >= n and ends[n-1] < len(text) else None
+
+def _after_marks(text):
+    "Where `text` has gone astray into punctuation, or None."
+    m = _marks.search(text)
+    return None if m is None else m.end()
+
+def text_end(n_words, sep, stop):
+    """A function that says where a text ends, None as long as it goes on;
+    None if nothing but the number of tokens ends it."""
+    stop = listify(stop)
+    for s in stop:
+        if not isinstance(s, str) or not s:
+            raise ValueError(f'stop={s!r} cannot end a text: '
+                             'give strings of at least one character')
+    def end(text):
+        ends = [i for i in map(text.find, stop) if i >= 0]
+        if n_words is not None: ends += [_after_words(text+sep, n_words), _after_marks(text+sep)]
+        return min([min(e, len(text)) for e in ends if e is not None], default=None)
+    return end if stop or n_words is not None else None
+
+# %% ../../nbs/5_learn/02_writing.ipynb #7e15a3c8
+def _grow_texts(steps, n_rows, codec, decoder, end):
+    "The new texts after each step until all have ended; without an `end` only the last of them."
+    ids,texts,done = [[] for _ in range(n_rows)], ['']*n_rows, [False]*n_rows
+    with closing(steps): # also if `decoder` fails
+        for new in steps:
+            for r,i in enumerate(new.tolist()):
+                if done[r]: continue
+                done[r] = i in codec.stops
+                if not done[r]: ids[r].append(i)
+                if end is None: continue
+                text = codec.decode(ids[r], decoder)
+                cut = end(text)
+                texts[r],done[r] = text[:cut], done[r] or cut is not None
+            if end is not None: yield texts
+            if all(done): break
+    if end is None: yield [codec.decode(o, decoder) for o in ids]
+
 # %% ../../nbs/5_learn/02_writing.ipynb #f940f428
-_no_text,_max_per_word = (*FILLERS,UNK,FLD), 20
+def writing_codec(learn):
+    "The codec of a learner that continues texts; an error for one that does not."
+    if isinstance(learn.model, Seq2SeqTransformer):
+        raise TypeError('this learner goes from one text to another and continues none: '
+                        'use its own `predict`')
+    codec = codec_of(learn)
+    if codec.backwards:
+        raise ValueError('these loaders turn texts around (backwards=True): a model trained on '
+                         'them writes from right to left and cannot go on with a text')
+    return codec
 
-class _Job:
-    "What `predict` asks of the functions above: ids and options on one side, the way back to text on the other."
-    def __init__(self, learn, prompts, n_words, n_tokens, no_unk, decoder, stop):
-        check_values(n_words=n_words, n_tokens=n_tokens)
-        if n_words is None and n_tokens is None: raise ValueError('n_words=None and n_tokens=None: say how much to add')
-        if isinstance(learn.model, Seq2SeqTransformer): raise TypeError('this learner goes from one text to another and continues none: use its own `predict`')
-        if is_backwards(learn.dls): raise ValueError('these loaders turn texts around (backwards=True): a model trained on them writes from right to left and cannot go on with a text')
-        self.model,self.vocab = learn.model,text_vocab(learn.dls)
-        self.decode,self.sep = joiner(learn.dls, decoder)
-        self.end = text_end(n_words if n_tokens is None else None, self.sep, stop)
-        self.n = _max_per_word*n_words if n_tokens is None else n_tokens
-        self.stop_idx,self.barred = [[i for i,t in enumerate(self.vocab) if t in ts] for ts in ((BOS,EOS), _no_text if no_unk else FILLERS)]
-        self.ids = encode_prompts(learn.dls, prompts)
+def _n_new(n_words, n_tokens):
+    "How many tokens to write at most."
+    check_values(n_words=n_words, n_tokens=n_tokens)
+    if n_tokens is not None: return n_tokens
+    if n_words is None: raise ValueError('n_words=None and n_tokens=None: say how much to add')
+    return _max_per_word*n_words
 
-    def sample(self, bar, n_samples=1, **kwargs):
-        "The new texts as they grow, text by text and sample by sample."
-        steps = stream_tokens(self.model, self.ids, self.n, n_samples=n_samples, stop_idx=self.stop_idx, barred=self.barred, **kwargs)
-        return grow_texts(_with_bar(steps, self.n) if bar else steps, len(self.ids)*n_samples, self.vocab, self.decode, self.end)
+def _sampled(learn, codec, ids, n, end, no_unk, decoder, bar=False, n_samples=1, **options):
+    "The new texts as they grow, text by text and sample by sample."
+    barred = codec.barred if no_unk else codec.fillers
+    steps = stream_tokens(learn.model, ids, n, n_samples=n_samples, stop_idx=codec.stops,
+                          barred=barred, **options)
+    if bar: steps = _with_bar(steps, n)
+    return _grow_texts(steps, len(ids)*n_samples, codec, decoder, end)
 
-    def beams(self, **kwargs):
-        "The best new text of each prompt."
-        to_text = lambda ids: self.decode([t for t in map(self.vocab.__getitem__, ids) if t not in (BOS,EOS)])
-        is_end = None if self.end is None else lambda ids: self.end(to_text(ids)) is not None
-        for ids in self.ids:
-            best,_ = beam_search(self.model, ids[None], self.n, stop_idx=self.stop_idx, barred=self.barred, is_end=is_end, **kwargs)
-            text = to_text(best[0,len(ids):].tolist())
-            yield text[:self.end(text)] if self.end else text
+def _searched(learn, codec, ids, n, end, no_unk, decoder, **options):
+    "The best new text of each prompt."
+    barred = codec.barred if no_unk else codec.fillers
+    is_end = None if end is None else lambda new: end(codec.decode(new, decoder)) is not None
+    for o in ids:
+        best,_ = beam_search(learn.model, o[None], n, stop_idx=codec.stops, barred=barred,
+                             is_end=is_end, **options)
+        text = codec.decode(best[0,len(o):].tolist(), decoder)
+        yield text[:end(text)] if end else text
 
 # %% ../../nbs/5_learn/02_writing.ipynb #c993f74a
+_of_search = 'max_len','cache','rep_penalty'
+
 def beam_options(num_beams, length_penalty, **kwargs):
     "The options of `beam_search`; a ValueError for those of sampling."
     defaults = dict(temperature=1, n_samples=1, compile=False)
-    extra = {k:v for k,v in kwargs.items() if k not in ('max_len','cache','rep_penalty') and v != defaults.get(k)}
-    if extra: raise ValueError(f'{num_beams=} searches and does not sample: leave out {", ".join(f"{k}={v}" for k,v in extra.items())}')
-    return dict(num_beams=num_beams, length_penalty=length_penalty, **{k:v for k,v in kwargs.items() if k in ('max_len','cache','rep_penalty')})
+    extra = {k:v for k,v in kwargs.items() if k not in _of_search and v != defaults.get(k)}
+    if extra:
+        names = ', '.join(f'{k}={v}' for k,v in extra.items())
+        raise ValueError(f'{num_beams=} searches and does not sample: leave out {names}')
+    kept = {k:v for k,v in kwargs.items() if k in _of_search}
+    return dict(num_beams=num_beams, length_penalty=length_penalty, **kept)
 
 # %% ../../nbs/5_learn/02_writing.ipynb #ba6b91c0
 @delegates(stream_tokens, but='src,stop_idx,barred')
 def predict(
-    learn, # any learner of a language model: this library's, fastai's, or a `Learner` around one's own module
-    text, # the prompt; or a list of them, a series, a data frame
-    n_words:int=1, # words to add: what stands between spaces and has a letter or digit in it; punctuation comes on top
-    no_unk:bool=True, # never `xxunk` or `xxfld`; `xxpad` and `xxfake` never come, `xxbos` and `xxeos` end the text unprinted
+    learn, # of a language model: this library's, fastai's, or a `Learner` around one's own module
+    text, # the prompt, a row or a dict with it; or a list of them, a series, a data frame
+    n_words:int=1, # to add: what has a letter or digit between spaces; punctuation comes on top
+    no_unk:bool=True, # never `xxunk` or `xxfld`; `xxbos` and `xxeos` end the text unprinted
     temperature:float=1., # 0 is greedy, below 1 sharper, above 1 flatter
     min_p:float=None, # keep tokens of this probability or more, and always the likeliest
     no_bar:bool=False, # no progress bar, even if it takes long
@@ -95,25 +152,36 @@ def predict(
     num_beams:int=1, # above 1: beam search instead of sampling
     length_penalty:float=1., # of the beam search
     stream:bool=False, # print the text while it is made (of one prompt)
-    text_col:str='text', # the data frame's column
+    text_col:str=None, # the data frame's column; default: that of training
     **kwargs
-): # the prompt as given and what comes after; a list of these for several prompts or samples (for both, a list of lists)
-    "Go on with `text`, up to `n_words` words or `n_tokens` tokens, or to the end of the text if the model says so before."
+): # the prompts with what comes after; a list for several prompts or samples (both: of lists)
+    """Go on with `text`, up to `n_words` words or `n_tokens` tokens, or to the end of the text if
+    the model says so before (or writes nothing but punctuation, where words are counted)."""
+    check_spelling(predict, kwargs)
     options = dict(temperature=temperature, min_p=min_p, n_samples=n_samples, **kwargs)
-    inspect.signature(stream_tokens).bind(None, None, None, **options)
     check_values(num_beams=num_beams, length_penalty=length_penalty, **options)
-    prompts = as_texts(text, text_col)
+    codec = writing_codec(learn)
+    prompts = _as_strings(codec.texts(text, text_col))
+    how = dict(no_unk=no_unk, decoder=decoder)
     if stream:
-        texts = [_print_stream(learn, prompts, num_beams, n_words=n_words, no_unk=no_unk, decoder=decoder, n_tokens=n_tokens, stop=stop, **options)]
-        return texts[0] if isinstance(text, str) else texts
-    job = _Job(learn, prompts, n_words, n_tokens, no_unk, decoder, stop)
-    if num_beams > 1: new = list(job.beams(**beam_options(num_beams, length_penalty, **options)))
+        _check_stream(len(prompts), num_beams, n_samples)
+        del options['n_samples']
+        how.update(n_tokens=n_tokens, stop=stop)
+        pieces = stream_text(learn, prompts[0], n_words, **how, **options)
+        res = [_print_stream(prompts[0], pieces)]
+        return res[0] if codec.is_one(text, text_col) else res
+    n = _n_new(n_words, n_tokens)
+    end = text_end(n_words if n_tokens is None else None, codec.sep, stop)
+    ids = codec.prompts(text, text_col)
+    if num_beams > 1:
+        search = beam_options(num_beams, length_penalty, **options)
+        new = list(_searched(learn, codec, ids, n, end, **how, **search))
     else:
-        new = ['']*(len(prompts)*n_samples)
-        for new in job.sample(not no_bar and hasattr(learn, 'progress'), **options): pass
-    texts = [append_text(prompts[i//n_samples], t, job.sep) for i,t in enumerate(new)]
+        new,bar = ['']*(len(ids)*n_samples), not no_bar and hasattr(learn, 'progress')
+        for new in _sampled(learn, codec, ids, n, end, bar=bar, **how, **options): pass
+    texts = [codec.append(prompts[i//n_samples], t) for i,t in enumerate(new)]
     if n_samples > 1: texts = [texts[i:i+n_samples] for i in range(0, len(texts), n_samples)]
-    return texts[0] if isinstance(text, str) else texts
+    return texts[0] if codec.is_one(text, text_col) else texts
 
 # %% ../../nbs/5_learn/02_writing.ipynb #2e2e0059
 def text_logprobs(
@@ -121,17 +189,48 @@ def text_logprobs(
     text:str, # tokenized as in training
     max_len:int=None, # as in `stream_tokens`
 )->pd.DataFrame: # columns `token` and `logprob`, a row for each token after the first
-    "How likely each token of a text is, given those before. A ValueError for a text of fewer than two tokens."
-    ids,vocab = encode_prompts(learn.dls, [text])[0], text_vocab(learn.dls)
-    if len(ids) < 2: raise ValueError(f'{text!r} has {len(ids)} token: there is nothing before which it could be likely or not')
+    """How likely each token of a text is, given those before.
+    A ValueError for a text of fewer than two tokens."""
+    codec = codec_of(learn)
+    ids = codec.prompts([text])[0]
+    if len(ids) < 2:
+        raise ValueError(f'{text!r} has {len(ids)} token: '
+                         'there is nothing before which it could be likely or not')
     logp = token_logprobs(learn.model, ids[None], max_len)[0]
-    return pd.DataFrame(dict(token=[vocab[i] for i in ids[1:]], logprob=logp.tolist()))
+    return pd.DataFrame(dict(token=[codec.vocab[i] for i in ids[1:]], logprob=logp.tolist()))
+
+# %% ../../nbs/5_learn/02_writing.ipynb #6f3b19d4
+def perplexity(
+    learn, # as in `predict`
+    text, # a text; or a list of them, a series, a data frame
+    text_col:str=None, # the data frame's column; default: that of training
+): # a number, or a list of them
+    """How many equally likely tokens the model hesitates between, on average:
+    `exp` of the mean negative log-probability, infinite where it is beyond all numbers."""
+    codec = codec_of(learn)
+    texts = _as_strings(codec.texts(text, text_col))
+    res = [_exp(-text_logprobs(learn, t).logprob.mean()) for t in texts]
+    return res[0] if codec.is_one(text, text_col) else res
+
+def _exp(x):
+    try: return math.exp(x)
+    except OverflowError: return math.inf
 
 # %% ../../nbs/5_learn/02_writing.ipynb #c3eda87e
 def _settled(text, stop):
     "How many characters of a growing text can be handed out."
     text = text.rstrip('\ufffd')
-    return len(text) - max((n for s in stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
+    starts = (n for s in stop for n in range(1, len(s)) if text.endswith(s[:n]))
+    return len(text) - max(starts, default=0)
+
+def _pieces(codec, prompt, texts, stop):
+    "What each of the growing `texts` adds to the one before, as far as it is settled."
+    sent,new = len(prompt),''
+    for new, in texts:
+        piece = codec.append(prompt, new[:_settled(new, stop)])[sent:]
+        sent += len(piece)
+        if piece: yield piece
+    if piece := codec.append(prompt, new)[sent:]: yield piece
 
 @delegates(predict, but='stream,no_bar,num_beams,length_penalty,n_samples,text_col')
 def stream_text(
@@ -145,30 +244,36 @@ def stream_text(
     **kwargs
 ): # yields strings: together, what `predict` adds to the prompt
     "Generate text piece by piece."
-    if not isinstance(text, str): raise TypeError(f'{text!r} is a {type(text).__name__}: a stream goes on with one str')
-    if kwargs.get('n_samples', 1) != 1: raise ValueError(f'n_samples={kwargs["n_samples"]}: a stream is one text, so call it once for each')
+    if not isinstance(text, str):
+        raise TypeError(f'{text!r} is a {type(text).__name__}: a stream goes on with one str')
+    if kwargs.pop('n_samples', 1) != 1:
+        raise ValueError('n_samples: a stream is one text, so call it once for each')
+    check_spelling(stream_text, kwargs)
     kwargs.pop('only_last_word', None)
-    job = _Job(learn, [text], n_words, n_tokens, no_unk, decoder, stop)
-    job.end,stop = ifnone(job.end, lambda text: None),listify(stop)
-    texts = job.sample(False, **kwargs)
-    def pieces():
-        sent,new = '',''
-        for new, in texts:
-            piece = append_text(text, new[:_settled(new, stop)], job.sep)[len(text)+len(sent):]
-            sent += piece
-            if piece: yield piece
-        if piece := append_text(text, new, job.sep)[len(text)+len(sent):]: yield piece
-    return pieces()
+    codec,n = writing_codec(learn), _n_new(n_words, n_tokens)
+    end = text_end(n_words if n_tokens is None else None, codec.sep, stop)
+    end = ifnone(end, lambda text: None)
+    texts = _sampled(learn, codec, codec.prompts([text]), n, end, no_unk, decoder, **kwargs)
+    return _pieces(codec, text, texts, listify(stop))
 
-def _print_stream(learn, prompts, num_beams, n_samples, **options):
+def _check_stream(n_prompts, num_beams, n_samples):
+    if n_prompts == num_beams == n_samples == 1: return
+    raise ValueError(f'stream=True prints one text as it grows: with {n_prompts} prompts, '
+                     f'{num_beams=} and {n_samples=} there is none to print')
+
+def _print_stream(text, pieces):
     "`predict(stream=True)`"
-    if len(prompts) > 1 or num_beams > 1 or n_samples > 1: raise ValueError(f'stream=True prints one text as it grows: with {len(prompts)} prompts, {num_beams=} and {n_samples=} there is none to print')
-    print(text := prompts[0], end='', flush=True)
-    for piece in stream_text(learn, text, **options):
+    print(text, end='', flush=True)
+    for piece in pieces:
         print(piece, end='', flush=True)
         text += piece
     print()
     return text
+
+def _as_strings(texts):
+    "One string a text, also where a text has several columns."
+    if isinstance(texts, list): return texts
+    return [' '.join(map(str, row)) for row in texts.itertuples(index=False)]
 
 # %% ../../nbs/5_learn/02_writing.ipynb #5be57dc9
 class SampleText(Callback):
@@ -183,8 +288,7 @@ class SampleText(Callback):
     ):
         self.prompt = prompt
         self.options = dict(n_words=n_words, seed=seed, no_bar=True, **kwargs)
-        # a misspelt option is a TypeError now
-        inspect.signature(predict).bind(None, prompt, **self.options)
+        check_spelling(predict, kwargs)
 
     def before_fit(self):
         self.writes = hasattr(self, 'recorder') and not hasattr(self, 'lr_finder')

@@ -7,10 +7,23 @@ __all__ = ['MASKS', 'text_vocab', 'pad_index', 'mask_index', 'ordinary_tokens', 
 
 # %% ../../nbs/2_text/00_special.ipynb #93d682ce
 import torch
-from fastai.text.core import defaults, PAD, TK_MAJ, TK_REP, TK_UP, TK_WREP, UNK
+from fastai.text.core import BOS, defaults, EOS, FLD, PAD, TK_MAJ, TK_REP, TK_UP, TK_WREP, UNK
 from fastcore.basics import first
 from fastcore.foundation import L
 from fastcore.xtras import is_listy
+
+# %% ../../nbs/2_text/00_special.ipynb #b2a00003
+STOPS = BOS,EOS
+FILLERS = PAD,'xxfake'
+BARRED = *FILLERS,UNK,FLD
+
+def token_places(
+    vocab, # tokens in the order of their ids
+    tokens, # those to look for
+)->list: # ids
+    "All places of `tokens` in a vocabulary, in order."
+    tokens = {*tokens}
+    return [i for i,t in enumerate(vocab) if t in tokens]
 
 # %% ../../nbs/2_text/00_special.ipynb #a2868f12
 def text_vocab(
@@ -47,15 +60,17 @@ def mask_index(
     vocab = text_vocab(dls)
     if mask_tok is None: mask_tok = first(t for t in MASKS if t in vocab)
     if mask_tok not in vocab:
-        raise ValueError(f'{mask_tok or MASKS!r} is not in the vocabulary of {len(vocab)} tokens: add xxmask to it, or name a token that may stand for a gap, mask_tok=…')
-    return max(i for i,t in enumerate(vocab) if t == mask_tok)
+        raise ValueError(f'{mask_tok or MASKS!r} is not in the vocabulary of {len(vocab)} tokens: '
+                         'add xxmask to it, or name a token that may stand for a gap, mask_tok=…')
+    return token_places(vocab, [mask_tok])[-1]
 
 def ordinary_tokens(
     dls, # `DataLoaders` of texts, or the vocabulary itself
     mask_tok:str=None, # a mask token that is none of `MASKS`
 ): # boolean, `(vocab_sz,)`
     "Which tokens are text: all but fastai's special ones, mask tokens and fillers."
-    return torch.tensor([t not in (*defaults.text_spec_tok, *MASKS, mask_tok) for t in text_vocab(dls)])
+    special = {*defaults.text_spec_tok, *FILLERS, *MASKS, mask_tok}
+    return torch.tensor([t not in special for t in text_vocab(dls)])
 
 # %% ../../nbs/2_text/00_special.ipynb #740c346a
 _max_rep = 1000
@@ -64,7 +79,8 @@ def decode_specials(
     toks, # tokens
 )->list: # tokens without `xxmaj`, `xxup`, `xxrep` and `xxwrep`
     "Undo fastai's rules for capitals and repetitions."
-    res,case,rule,n = [],None,None,None
+    res,case = [],None
+    rule,n = None,None
     for t in toks:
         if t in (TK_MAJ,TK_UP): case = t
         elif t in (TK_REP,TK_WREP): rule,n = t,None

@@ -13,13 +13,41 @@ from itertools import chain, islice
 from operator import eq
 from fastai.text.core import (
     BOS, defaults, fix_html, lowercase, replace_all_caps, replace_maj, replace_rep, replace_space,
-    replace_wrep, rm_useless_spaces, SpacyTokenizer, spec_add_spaces, TK_REP, tokenize_texts)
+    replace_wrep, rm_useless_spaces, SpacyTokenizer, spec_add_spaces, TK_REP, tokenize_texts,
+    WordTokenizer)
 from fastcore.basics import chunked, compose, maps, store_attr
+from fastcore.xtras import is_listy
 
 # %% ../../nbs/2_text/01_tokens.ipynb #d4d257bb
 class BatchTokenizer:
-    "A tokenizer that leaves no space in a token."
-    rules = ()
+    "What this library asks of a tokenizer. One of your own leaves no space in a token."
+    vocab = None      # all tokens, where they are known before any text is counted
+    rules = ()        # what rewrites a text before it is cut; None: fastai's
+    detokenize = None # from tokens to the text, where they hold their own spaces
+    ready = True      # nothing (more) to learn
+    token_ids = None  # from texts to ids in `vocab`, where that is quicker than by tokens
+
+    @property
+    def lossless(self):
+        "Whether the text comes back from its tokens."
+        return self.detokenize is not None
+
+    @property
+    def sep(self):
+        "What stands between two tokens."
+        return '' if self.lossless else ' '
+
+    @property
+    def min_freq(self):
+        "How often a token must occur for a vocabulary, if nobody says it."
+        return 1 if self.lossless else 3
+
+    def learn(self,
+        texts, # any iterable of strings
+        rules=None, # what rewrites them before they are cut
+    ): # `self`
+        "Learn what has to be learned, unless that has been done."
+        return self
 
     def tokenize(self,
         texts, # any iterable of strings
@@ -27,6 +55,12 @@ class BatchTokenizer:
     ): # yields a list of tokens for each
         "Rewrite texts and cut them, as fastai would."
         return self(maps(*rules, texts))
+
+    def join(self,
+        toks, # tokens
+    )->str: # their text
+        "Put tokens together."
+        return self.detokenize(toks) if self.lossless else self.sep.join(toks)
 
 # %% ../../nbs/2_text/01_tokens.ipynb #f4118d2a
 class CharTokenizer(BatchTokenizer):
@@ -75,7 +109,7 @@ class BPETokenizer(BatchTokenizer):
         vocab_sz:int=8000, # tokens: 256 bytes, what is joined from them, and fastai's special ones
         min_freq:int=2, # pairs that occur less often are not joined
     ):
-        store_attr()
+        self.vocab_sz,self.pair_freq = vocab_sz,min_freq
         self.n_special = len(defaults.text_spec_tok)
         if vocab_sz < 256 + self.n_special:
             raise ValueError(f'{vocab_sz=}: the 256 bytes and {self.n_special} special tokens '
@@ -106,24 +140,37 @@ class BPETokenizer(BatchTokenizer):
     def _trainer(self, t):
         "What learns the pairs, of the package `t`."
         return t.trainers.BpeTrainer(
-            vocab_size=self.vocab_sz-self.n_special, min_frequency=self.min_freq,
+            vocab_size=self.vocab_sz-self.n_special, min_frequency=self.pair_freq,
             show_progress=False, initial_alphabet=sorted(t.pre_tokenizers.ByteLevel.alphabet()))
+
+    @property
+    def ready(self):
+        "Whether the pairs have been learned."
+        return self.tok is not None
+
+    def learn(self,
+        texts, # any iterable of strings
+        rules=None, # what rewrites them before they are cut
+    ): # `self`
+        "`train`, unless that has been done."
+        if self.ready: return self
+        return self.train(map(compose(*rules), texts) if rules else texts)
 
     def setup(self,
         items, # texts
         rules=None, # what rewrites them before they are cut
     ):
-        "`train`, unless that has been done: fastai calls this whenever it tokenizes."
-        if self.tok is None: self.train(map(compose(*rules), items) if rules else items)
+        "`learn`, by the name that fastai calls whenever it tokenizes."
+        self.learn(items, rules)
 
     def _check_trained(self):
-        if self.tok is None:
+        if not self.ready:
             raise ValueError('there is no vocabulary yet: `train` the tokenizer on texts')
 
     @property
     def vocab(self):
-        "All tokens, fastai's special ones first."
-        self._check_trained()
+        "All tokens, fastai's special ones first; None before they are learned."
+        if not self.ready: return None
         special = list(defaults.text_spec_tok)
         return special + [t for t in self.pieces if t not in special]
 
@@ -209,8 +256,10 @@ _rules = [fix_html, replace_rep, replace_wrep, spec_add_spaces, rm_useless_space
 _each_stretch = compose(replace_rep, spec_add_spaces, rm_useless_spaces,
                         replace_all_caps, replace_maj, str.lower)
 
-class FastSpacyTokenizer(SpacyTokenizer):
+class FastSpacyTokenizer(BatchTokenizer, SpacyTokenizer):
     "The tokens of fastai's `SpacyTokenizer`, each stretch of text cut once."
+    rules = None
+
     def __init__(self,
         lang:str='en', # spaCy's name of the language
         special_toks=None, # tokens that are never cut; default: fastai's
@@ -221,8 +270,10 @@ class FastSpacyTokenizer(SpacyTokenizer):
         self.spacy = self.pipe.__self__.tokenizer
         self.kept = _Kept(self._run, max_kept)
         self.kept_raw = _Kept(self._stretch, max_kept)
-        self.exact = hasattr(self.spacy, 'rules') and all(
-            r.split() in ([], [r]) for r in self.spacy.rules) # else: special cases across spaces
+        from spacy.tokenizer import Tokenizer
+        # else: a tokenizer that is made otherwise, or special cases across spaces
+        self.exact = isinstance(self.spacy, Tokenizer) and all(
+            r.split() in ([], [r]) for r in self.spacy.rules)
         if self.exact:
             self.first = _first_pass(self.spacy)
             self.second = _second_pass(self.spacy, self.first)
@@ -279,14 +330,73 @@ class FastSpacyTokenizer(SpacyTokenizer):
         return ([*map(replace_space, ts)] for ts in self(maps(*rules, texts)))
 
 # %% ../../nbs/2_text/01_tokens.ipynb #925f8af2
+class ForeignTokenizer(BatchTokenizer):
+    "What this library asks of a tokenizer, answered for one that was made without it."
+    def __init__(self,
+        tok, # fastai's, or any function from texts to lists of tokens
+    ):
+        if not callable(tok):
+            raise TypeError(f'{tok!r} is no tokenizer: give a function or an object that is called '
+                            'with texts and yields a list of tokens for each')
+        self.tok = tok
+        self.rules = self._its('rules')
+        self.detokenize = self._its('detokenize')
+
+    def _its(self, name, default=None):
+        "The only place where a tokenizer is asked whether it has something."
+        return getattr(self.tok, name, default)
+
+    @property
+    def vocab(self):
+        "Its list of tokens, if it has one."
+        vocab = self._its('vocab')
+        return list(vocab) if is_listy(vocab) and len(vocab) else None
+
+    @property
+    def ready(self):
+        "fastai's mark: what has to be set up has a `tok` afterwards."
+        return self._its('setup') is None or self._its('tok') is not None
+
+    def learn(self,
+        texts, # any iterable of strings
+        rules=None, # what rewrites them before they are cut
+    ): # `self`
+        "fastai's `setup`, which sees by itself whether it has been called before."
+        if setup := self._its('setup'): setup(texts, rules)
+        return self
+
+    def __call__(self,
+        items, # texts
+    ): # yields a list of tokens for each
+        "Cut texts."
+        return self.tok(items)
+
+    def tokenize(self,
+        texts, # any iterable of strings
+        rules=(), # what rewrites them before they are cut
+        n_workers:int=0, # processes
+    ): # yields a list of tokens for each
+        "Rewrite texts and cut them by fastai's own function, some of them at a time."
+        many = [texts] if is_listy(texts) and n_workers else chunked(texts, 10_000)
+        for some in many:
+            yield from tokenize_texts(some, n_workers=n_workers, rules=rules, tok=self.tok)
+
+def as_tokenizer(
+    tok=None, # a tokenizer or its class, of this library, of fastai or your own; default: fastai's
+)->BatchTokenizer:
+    "`tok`, with an answer to all that this library asks."
+    if tok is None: tok = WordTokenizer
+    if isinstance(tok, type): tok = tok()
+    return tok if isinstance(tok, BatchTokenizer) else ForeignTokenizer(tok)
+
+# %% ../../nbs/2_text/01_tokens.ipynb #b2a10004
 def token_lists(
     texts, # any iterable of strings
     tok, # tokenizer
     rules:list, # what rewrites a text before it is cut
-    n_workers:int=0 # processes, for a tokenizer without `tokenize`
+    n_workers:int=0 # processes, for a tokenizer that is no `BatchTokenizer`
 ): # yields a list of tokens for each
     "The tokens that fastai's loaders make of training texts; never holds more than some of them"
-    if hasattr(tok, 'tokenize'): yield from tok.tokenize(texts, rules)
-    else:
-        for some in chunked(texts, 10_000):
-            yield from tokenize_texts(some, n_workers=n_workers, rules=rules, tok=tok)
+    tok = as_tokenizer(tok)
+    options = dict(n_workers=n_workers) if isinstance(tok, ForeignTokenizer) else {}
+    yield from tok.tokenize(texts, rules, **options)
