@@ -556,10 +556,13 @@ def test_test_dl_errors(lines):
     with pytest.raises(ValueError, match="no columns are called 'label': the data frame has .'review', 'lable'."): dls.test_dl(pd.DataFrame(dict(review=['a'], lable=['pos'])), with_labels=True)
 
 
-def test_a_dict_is_no_text(lines):
-    "Its keys would be"
-    for call in (as_texts, lines[1].test_dl):
-        with pytest.raises(TypeError, match='a dict is no list of texts: pass its values'): call({'review':'a text'})
+def test_a_dict_is_one_text(lines):
+    "The column that it names is read, and asked for if it is missing"
+    dls = lines[1]
+    same = zip(dls.test_dl({'review':'A text.'}).dataset, dls.test_dl('A text.').dataset)
+    assert all(torch.equal(a[0], b[0]) for a,b in same)
+    assert as_texts({'review':'a text'}, 'review') == ['a text']
+    with pytest.raises(ValueError, match="no column 'text' among"): as_texts({'review':'a text'})
 
 
 def test_tokenize_like_for_plain_loaders(lines):

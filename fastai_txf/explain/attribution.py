@@ -13,13 +13,14 @@ from operator import index
 from fastai.data.transforms import Categorize, EncodedMultiCategorize, MultiCategorize
 from fastai.learner import Learner
 from fastai.text.core import (
-    BOS, EOS, FLD, PAD, SentencePieceTokenizer, TK_MAJ, TK_REP, TK_UP, TK_WREP)
+    BOS, EOS, FLD, PAD, TK_MAJ, TK_REP, TK_UP, TK_WREP)
 from fastcore.basics import first, ifnone, patch
 from torch.nn.utils.rnn import pad_sequence
 from ..base.checks import nearest_words
 from ..model.models import Seq2SeqTransformer, TransformerLM
 from ..text.special import decode_specials, text_vocab
-from ..text.codec import as_texts, text_tokenizer
+from ..text.tokens import as_tokenizer
+from ..text.codec import as_texts, TextCodec
 from ..base.shadow import kept_shadow, shadow
 from .colours import ColouredText, shown_token
 from .attention_maps import our_model, text_ids
@@ -91,7 +92,7 @@ def _specials(tokens): return [t in (BOS,EOS,FLD,PAD) for t in tokens]
 def _word_starts(tokens, tokenizer, pieces):
     "The numbers of the tokens that begin a word; `pieces` is each token as text, None if unknown."
     special,glued = _specials(tokens), _glued(tokens)
-    subword,starts = isinstance(tokenizer, SentencePieceTokenizer), []
+    subword,starts = tokenizer is not None and tokenizer.word_start is not None, []
     for i,t in enumerate(tokens):
         if i == 0 or special[i] or special[i-1]: new = True
         elif pieces is not None:
@@ -109,8 +110,9 @@ def word_spans(
 ): # a list of (word, first token, token after the last)
     "Which tokens make a word."
     special,pieces = _specials(tokens), None
-    if hasattr(tokenizer, 'detokenize'): pieces = [tokenizer.detokenize([t]) for t in tokens]
-    subword = isinstance(tokenizer, SentencePieceTokenizer)
+    if tokenizer is not None: tokenizer = as_tokenizer(tokenizer)
+    if tokenizer is not None and tokenizer.lossless: pieces = [tokenizer.detokenize([t]) for t in tokens]
+    subword = tokenizer is not None and tokenizer.word_start is not None
     starts = _word_starts(tokens, tokenizer, pieces)
     spans = list(zip(starts, [*starts[1:], len(tokens)]))
     def text(a, b):
@@ -248,7 +250,7 @@ def explain(self:Learner,
     base = BASELINES[baseline](model.encoder.emb, model.encoder.config.pad_idx).detach()
     shares,read,low,high = _converged(model, ids, score, base, steps, tol)
     tokens = [vocab[t] for t in read]
-    spans = word_spans(tokens, getattr(text_tokenizer(self.dls), 'tok', None))
+    spans = word_spans(tokens, TextCodec(self.dls).tok)
     name = names[i] if names else f'output {i}'
     is_number = task == 'number'
     return Explanation(tokens, read.cpu(), shares.cpu(), spans, name, i, high, low, is_number)

@@ -17,6 +17,7 @@ from ..base.checks import check_batch_size, check_values
 from ..model.config import make_config, TransformerConfig
 from ..text.special import MASKS, text_vocab
 from ..text.frames import as_frame, check_df, one_column, random_mask, valid_mask
+from ..text.tokens import as_tokenizer
 from ..text.codec import as_texts
 from ..text.target import target_kind
 from ..text.loaders import check_options, TransformerDataLoaders
@@ -76,10 +77,8 @@ _given = 'vocab_sz','tgt_vocab_sz','pad_idx','n_out','n_dec_layers','share_emb'
 def _loaders(df, text_col, texts, valid, bs, seq_len, seed, label_col, label_delim, **kwargs):
     """Loaders of a language model over `texts`, and of the rows of `df` with their labels, the same
     tokenizer and the same vocabulary."""
-    tok = kwargs.get('tok_tfm')
-    if isinstance(tok, type): tok = kwargs['tok_tfm'] = tok()
-    if hasattr(tok, 'train') and tok.tok is None: tok.train(texts)
-    if hasattr(tok, 'vocab') and not {*MASKS} & {*tok.vocab}:
+    tok = kwargs['tok_tfm'] = as_tokenizer(kwargs.get('tok_tfm')).learn(texts)
+    if tok.vocab and not {*MASKS} & {*tok.vocab}:
         kwargs['text_vocab'] = [*tok.vocab, MASKS[0]]
     from_df = TransformerDataLoaders.from_df
     rows = pd.DataFrame({text_col:texts})

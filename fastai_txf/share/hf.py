@@ -9,6 +9,7 @@ __all__ = ['from_hf', 'HFTokenizer']
 import torch
 from fastai.text.core import BOS, defaults, EOS, PAD, UNK
 from fastcore.basics import chunked, first, ifnone, store_attr
+from ..text.tokens import BatchTokenizer
 from ..model.config import make_config
 from ..model.stack import TransformerEncoder
 from ..model.models import TransformerClassifier, TransformerLM
@@ -162,10 +163,8 @@ def _backend(json, max_len):
     return res
 
 # %% ../../nbs/8_share/01_hf.ipynb #243b1554
-class HFTokenizer:
+class HFTokenizer(BatchTokenizer):
     "The tokens of a Hugging Face tokenizer."
-    rules = ()
-
     def __init__(self,
         tokenizer, # a fast tokenizer of `transformers`
         max_len:int=None, # cut texts down to this many tokens, special ones too; default: keep all
@@ -199,15 +198,22 @@ class HFTokenizer:
         "All tokens in the order of their numbers, with `xxpad` at the end if none is for padding."
         return self.names if PAD in self.ids else [*self.names, PAD]
 
+    def learn(self,
+        texts, # any iterable of strings
+        rules=None, # what would rewrite them before they are cut: nothing may
+    ): # `self`
+        "Nothing; a ValueError for rules."
+        if not rules: return self
+        raise ValueError("fastai's rules would rewrite the texts before Hugging Face's tokenizer "
+                         'cuts them: make `dls` with TransformerDataLoaders, or give the '
+                         'TextBlock rules=[]')
+
     def setup(self,
         items, # texts
-        rules=None, # what would rewrite them before they are cut: nothing may
+        rules=None, # as in `learn`
     ):
-        "ValueError for rules; fastai calls this whenever it tokenizes."
-        if rules:
-            raise ValueError("fastai's rules would rewrite the texts before Hugging Face's "
-                             'tokenizer cuts them: make `dls` with TransformerDataLoaders, '
-                             'or give the TextBlock rules=[]')
+        "`learn`, by the name that fastai calls whenever it tokenizes."
+        self.learn(items, rules)
 
     def __call__(self,
         items, # texts

@@ -218,6 +218,9 @@ class TextCodec:
         return token_places(self.vocab, BARRED)
 
     @cached_property
+    def _no_text(self): return {*self.stops, *self.fillers}
+
+    @cached_property
     def backwards(self):
         "Whether the loaders turn texts around."
         tfms = () if self._texts is None else self._texts.tfms.fs
@@ -355,11 +358,11 @@ def decode(self:TextCodec,
     decoder=None, # as in `to_text`
 )->str: # the text
     "Ids as text, without `xxbos`, `xxeos` and fillers. A ValueError for an id that is none."
-    ids,skip = torch.as_tensor(ids).tolist(), {*self.stops,*self.fillers}
+    ids = ids.tolist() if isinstance(ids, torch.Tensor) else [*map(int, ids)]
     for i in ids:
         if 0 <= i < len(self.vocab): continue
         raise ValueError(f'there is no token number {i}: the vocabulary has {len(self.vocab)}')
-    return self.to_text([self.vocab[i] for i in ids if i not in skip], decoder)
+    return self.to_text([self.vocab[i] for i in ids if i not in self._no_text], decoder)
 
 @patch
 def append(self:TextCodec,

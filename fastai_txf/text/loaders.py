@@ -14,7 +14,7 @@ from fastai.data.core import DataLoaders, FilteredBase, TfmdDL
 from fastai.data.transforms import (
     Categorize, ColReader, EncodedMultiCategorize, get_files, get_text_files, GrandparentSplitter,
     IndexSplitter, parent_label, RandomSplitter, RegressionSetup)
-from fastai.text.core import defaults, PAD, WordTokenizer
+from fastai.text.core import defaults, PAD
 from fastai.text.data import (
     LMDataLoader, Numericalize, Pad_Chunk, SortedDL, TextBlock, TextDataLoaders)
 from fastcore.basics import first, ifnone, patch
@@ -24,6 +24,7 @@ from fastcore.xtras import is_listy, load_pickle
 from fasttransform.transform import compose_tfms
 from ..base.checks import check_batch_size, check_share
 from .special import pad_index, text_vocab
+from .tokens import as_tokenizer
 from fastai_txf.text.frames import (
     as_frame, check_columns, check_df, column_names, each_label, label_kind, random_mask,
     valid_mask)
@@ -145,10 +146,9 @@ class _Numericalize(Numericalize):
 def _text_block(tok, vocab, is_lm, seq_len, min_freq, max_vocab, **kwargs):
     """A `TextBlock` around `tok`, which may have a vocabulary of its own,
     whose batches are padded with `xxpad`"""
-    vocab = ifnone(vocab, getattr(tok.tok, 'vocab', None))
-    least = 1 if hasattr(tok.tok, 'detokenize') else 3
+    vocab = ifnone(vocab, tok.tok.vocab)
     res = TextBlock(tok, vocab, is_lm, seq_len, **kwargs)
-    res.type_tfms[1] = _Numericalize(vocab, ifnone(min_freq, least), max_vocab)
+    res.type_tfms[1] = _Numericalize(vocab, ifnone(min_freq, tok.tok.min_freq), max_vocab)
     if vocab is not None and not is_lm:
         res.dls_kwargs = {'before_batch': Pad_Chunk(pad_idx=pad_index(vocab), seq_len=seq_len)}
     return res
@@ -219,9 +219,9 @@ class TransformerDataLoaders(TextDataLoaders):
                  label_delim, unseen_ok=y_block is not None)
         if not is_lm: _check_kept(df, label_col, tok_text_col)
         cols = column_names(df, text_col)
-        tok = TextTokenizer.from_df(cols, ifnone(tok_tfm, WordTokenizer), rules,
+        tok = TextTokenizer.from_df(cols, as_tokenizer(tok_tfm), rules,
                                     tok_text_col=tok_text_col, n_workers=n_workers)
-        if hasattr(tok.tok, 'setup'): tok.tok.setup(join_columns(df[~valid], cols), tok.rules)
+        tok.tok.learn(join_columns(df[~valid], cols), tok.rules)
         x_block = _text_block(tok, text_vocab, is_lm, seq_len, min_freq, max_vocab,
                               backwards=backwards)
         target = {} if is_lm else _target(df, label_col, label_delim, valid, y_block)

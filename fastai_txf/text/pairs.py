@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from fastai.data.all import (
     ColReader, DataBlock, DataLoaders, IndexSplitter, ItemTransform, L, Transform, TransformBlock)
-from fastai.text.core import BOS, defaults, EOS, PAD, WordTokenizer
+from fastai.text.core import BOS, defaults, EOS, PAD
 from fastai.text.data import make_vocab, Numericalize, SortedDL, TensorText
 from fastai.torch_core import display_df
 from fastcore.basics import ifnone, patch
@@ -20,7 +20,7 @@ from fastcore.imports import IN_NOTEBOOK
 from fastcore.meta import delegates
 from fastcore.xtras import is_listy
 from .special import pad_index
-from .tokens import token_lists
+from .tokens import as_tokenizer, token_lists
 from .frames import (
     as_frame, check_columns, check_df, column_names, random_mask, valid_mask)
 from .codec import as_texts, TextTokenizer
@@ -94,8 +94,8 @@ class SequenceBlock(TransformBlock):
         max_vocab:int=60000, # most tokens in the vocabulary
         text_cols:str='text', # the column of a data frame that is given for prediction
     ):
-        tok = TextTokenizer(ifnone(tok, WordTokenizer), rules, text_cols)
-        vocab = ifnone(vocab, getattr(tok.tok, 'vocab', None))
+        tok = TextTokenizer(as_tokenizer(tok), rules, text_cols)
+        vocab = ifnone(vocab, tok.tok.vocab)
         number = Numericalize(vocab, min_freq=min_freq, max_vocab=max_vocab)
         super().__init__(type_tfms=[tok, TextEnds(), number], dl_type=PairDL,
                          dls_kwargs={'before_batch':PadEnd()})
@@ -143,29 +143,25 @@ def _check_ends(
 # %% ../../nbs/2_text/07_pairs.ipynb #0cf416c5
 def _sides(df, cols, tok_tfm, rules, train):
     "The tokenizers of both sides, set up with the training rows."
-    toks = [*map(_make_tok, tok_tfm)] if is_listy(tok_tfm) else [_make_tok(tok_tfm)]*2
+    toks = list(tok_tfm) if is_listy(tok_tfm) else [as_tokenizer(tok_tfm)]*2
     if len(toks) != 2:
         raise ValueError(f'{len(toks)} tokenizers for source and target: give one for both, or two')
+    same = toks[0] is toks[1] and not isinstance(toks[0], type)
+    toks = [as_tokenizer(toks[0])]*2 if same else [*map(as_tokenizer, toks)]
     sides = [TextTokenizer(t, rules, c) for t,c in zip(toks, cols)]
     for side in sides:
-        if not hasattr(side.tok, 'setup'): continue
         mine = [c for s,c in zip(sides, cols) if s.tok is side.tok]
-        side.tok.setup([t for c in mine for t in df[c][train]], side.rules)
+        side.tok.learn([t for c in mine for t in df[c][train]], side.rules)
     return sides
-
-def _make_tok(tok):
-    "A tokenizer: the given one, or one made of the given class or by default."
-    if tok is None: return WordTokenizer()
-    return tok() if isinstance(tok, type) else tok
 
 def _pair_vocabs(frame, sides, share, min_freq, max_vocab):
     "A vocabulary for each side: the tokenizer's own, or counted."
-    own = [getattr(s.tok, 'vocab', None) for s in sides]
+    own = [s.tok.vocab for s in sides]
     if share and own[0] != own[1]:
         raise ValueError('share_vocab=True, but each side has a tokenizer '
                          'with a vocabulary of its own: give one tokenizer for both')
     counts = [Counter(t for ts in frame[s.text_cols] for t in ts) for s in sides]
-    least = [ifnone(min_freq, 1 if hasattr(s.tok, 'detokenize') else 3) for s in sides]
+    least = [ifnone(min_freq, s.tok.min_freq) for s in sides]
     if share:
         counts = [counts[0]+counts[1]]*2
         least = [min(least)]*2

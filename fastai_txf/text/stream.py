@@ -11,13 +11,13 @@ from array import array
 from collections import Counter, defaultdict, namedtuple
 from pathlib import Path
 from fastai.data.all import DataLoaders, L, Pipeline, TfmdLists, Transform
-from fastai.text.core import BOS, WordTokenizer
+from fastai.text.core import BOS
 from fastai.text.data import LMDataLoader, LMTensorText, make_vocab, Numericalize, TensorText
 from fastai.torch_core import default_device
 from fastcore.basics import ifnone, maps, patch, store_attr
 from fastcore.meta import delegates
 from ..base.checks import check_batch_size
-from .tokens import token_lists
+from .tokens import as_tokenizer, token_lists
 from .frames import as_frame, check_df, one_column, random_mask, valid_mask
 from .codec import as_texts, refuse_keys, text_tokenizer, TextTokenizer
 from .loaders import check_dls
@@ -162,7 +162,8 @@ class FlatTexts(TfmdLists):
         tfms:list, # from a text to its ids
         split_idx:int=None, # 0 for training, 1 for validation
     ):
-        types = [getattr(tfms[0], 'input_types', list), *[list]*(len(tfms)-1), TensorText]
+        first = tfms[0].input_types if isinstance(tfms[0], TextTokenizer) else list
+        types = [first, *[list]*(len(tfms)-1), TensorText]
         super().__init__(range(len(flat.ends)), Pipeline(tfms), types=types, split_idx=split_idx)
         self.flat = flat
 
@@ -217,7 +218,7 @@ def _counted(toks, starts, min_freq, max_vocab, file):
 
 def _numbered(texts, tok, vocab, starts, n_workers):
     "Lists of ids in `vocab`, straight from the tokenizer if it is its own."
-    if hasattr(tok.tok, 'token_ids') and vocab == tok.tok.vocab:
+    if tok.tok.token_ids is not None and vocab == tok.tok.vocab:
         lists = tok.tok.token_ids(maps(*tok.rules, texts))
     else:
         get = {t:i for i,t in reversed([*enumerate(vocab)])}.get
@@ -227,12 +228,12 @@ def _numbered(texts, tok, vocab, starts, n_workers):
 
 def _set_up(tok, texts):
     "Let a tokenizer learn that has to."
-    if not hasattr(tok.tok, 'setup') or getattr(tok.tok, 'tok', None) is not None: return
+    if tok.tok.ready: return
     if iter(texts) is texts:
         raise ValueError(f'{type(tok.tok).__name__} has to learn from the texts '
                          f'before it cuts them, and {type(texts).__name__} gives them only once: '
                          'pass a list, or train the tokenizer first')
-    tok.tok.setup(texts, tok.rules)
+    tok.tok.learn(texts, tok.rules)
 
 class LMDataLoaders(DataLoaders):
     "Loaders of a language model over one array of ids for each set."
@@ -280,18 +281,18 @@ class LMDataLoaders(DataLoaders):
         **kwargs
     ):
         "Loaders from two streams of texts, each read once."
-        tok = TextTokenizer(ifnone(tok_tfm, WordTokenizer), rules, text_col)
+        tok = TextTokenizer(as_tokenizer(tok_tfm), rules, text_col)
         _set_up(tok, train)
-        vocab = ifnone(text_vocab, getattr(tok.tok, 'vocab', None))
+        vocab = ifnone(text_vocab, tok.tok.vocab)
         def file(name): return None if folder is None else Path(folder)/f'{name}.ids'
         def ids(texts, name):
             lists = _numbered(_only_texts(texts), tok, vocab, starts, n_workers)
             return flat_ids(lists, file(name))
         if vocab is not None: flat = ids(train, 'train')
         else:
-            least = ifnone(min_freq, 1 if hasattr(tok.tok, 'detokenize') else 3)
             toks = token_lists(_only_texts(train), tok.tok, tok.rules, n_workers)
-            flat,vocab = _counted(toks, starts, least, max_vocab, file('train'))
+            flat,vocab = _counted(toks, starts, ifnone(min_freq, tok.tok.min_freq), max_vocab,
+                                  file('train'))
         tfms = [tok, *[TextStart()]*(starts and BOS in vocab), Numericalize(vocab)]
         sets = [FlatTexts(flat, tfms, 0), FlatTexts(ids(valid, 'valid'), tfms, 1)]
         return cls.from_sets(sets, **kwargs)
@@ -351,7 +352,7 @@ class LMDataLoaders(DataLoaders):
         **kwargs
     ):
         "Loaders from ids that are there already; a ValueError for ids that are not in `vocab`."
-        tfms = [TextTokenizer(ifnone(tok_tfm, WordTokenizer), rules), Numericalize(vocab)]
+        tfms = [TextTokenizer(as_tokenizer(tok_tfm), rules), Numericalize(vocab)]
         flats = [_checked_ids(ids, vocab) for ids in (train, valid)]
         return cls.from_sets([FlatTexts(f, tfms, i) for i,f in enumerate(flats)], **kwargs)
 

@@ -13,8 +13,8 @@ from itertools import chain, islice
 from operator import eq
 from fastai.text.core import (
     BOS, defaults, fix_html, lowercase, replace_all_caps, replace_maj, replace_rep, replace_space,
-    replace_wrep, rm_useless_spaces, SpacyTokenizer, spec_add_spaces, TK_REP, tokenize_texts,
-    WordTokenizer)
+    replace_wrep, rm_useless_spaces, SentencePieceTokenizer, SpacyTokenizer, spec_add_spaces,
+    TK_REP, tokenize_texts, WordTokenizer)
 from fastcore.basics import chunked, compose, maps, store_attr
 from fastcore.xtras import is_listy
 
@@ -26,6 +26,7 @@ class BatchTokenizer:
     detokenize = None # from tokens to the text, where they hold their own spaces
     ready = True      # nothing (more) to learn
     token_ids = None  # from texts to ids in `vocab`, where that is quicker than by tokens
+    word_start = None # what a token begins with that begins a word: sentencepiece's `▁`
 
     @property
     def lossless(self):
@@ -341,6 +342,7 @@ class ForeignTokenizer(BatchTokenizer):
         self.tok = tok
         self.rules = self._its('rules')
         self.detokenize = self._its('detokenize')
+        self.word_start = '▁' if isinstance(tok, SentencePieceTokenizer) else None
 
     def _its(self, name, default=None):
         "The only place where a tokenizer is asked whether it has something."
