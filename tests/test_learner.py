@@ -12,7 +12,7 @@ from fastai_txf.text.frames import check_df
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.model.layers import TransformerBlock
 from fastai_txf.learn.transfer import remap_rows
-from fastai_txf.learn.base import TransformerLearner
+from fastai_txf.learn.base import HIDDEN, TransformerLearner
 from fastai_txf.learn.classifier import transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.model.windows import compact
@@ -39,7 +39,7 @@ def test_signature(factory):
     "Every field of the configuration and every argument of `Learner` shows, with its default"
     sig = inspect.signature(factory).parameters
     lm = factory is transformer_lm_learner
-    hidden = {'vocab_sz','pad_idx'} | ({'n_out','pool','pooler','long'} if lm else set())
+    hidden = {*HIDDEN['lm' if lm else 'classifier']}
     for f in dataclasses.fields(TransformerConfig):
         assert (f.name in sig) == (f.name not in hidden), f.name
         if f.name in sig and f.name != 'n_out': assert sig[f.name].default == f.default
@@ -218,7 +218,7 @@ def test_predict(trained, df):
         one = trained.predict(t)
         assert one[0] == l; close(one[2], p)
 
-@pytest.mark.parametrize('item,error,words', [([], ValueError, 'no text'), (pd.DataFrame(dict(text=[])), ValueError, 'no text'), (['a', None], TypeError, 'number 1 is None'),
+@pytest.mark.parametrize('item,error,words', [([], ValueError, 'no text'), (pd.DataFrame(dict(text=[])), ValueError, 'no rows'), (['a', None], TypeError, 'number 1 is None'),
     (pd.DataFrame(dict(text=['a', np.nan])), ValueError, "'text' has no text .nan. in 1 of 2 rows"), (pd.DataFrame(dict(body=['a'])), ValueError, "called 'text'.*'body'"), (['a', 3], TypeError, '3: a int')])
 def test_predict_refuses(trained, item, error, words):
     with pytest.raises(error, match=words): trained.predict(item)
@@ -253,7 +253,7 @@ def test_events(make, monkeypatch):
         return [cb.heard for cb in cbs], [cb.run for cb in cbs]
     ours = heard()
     assert set(ours[0][2]) >= {'after_pred','before_step','after_fit'}
-    for name in ('_call_one','__call__'): monkeypatch.delattr(TransformerLearner, name)
+    monkeypatch.delattr(TransformerLearner, '__call__')
     assert ours == heard() and ours[0][0].count('before_fit') == 3 and 'after_cancel_fit' in ours[0][1] and ours[1] == [True]*3
     with pytest.raises(Exception, match='missing before_lunch'): make('clf')('before_lunch')
 

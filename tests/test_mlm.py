@@ -12,7 +12,7 @@ from fastai_txf.learn.writing import predict, stream_text, text_logprobs
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.model.models import TransformerMLM
 from fastai_txf.text.special import mask_index, ordinary_tokens
-from fastai_txf.learn.mlm import fixed_draws, mask_tokens, MaskTokens, transformer_mlm_learner
+from fastai_txf.learn.mlm import _cuts, fixed_draws, mask_tokens, MaskTokens, transformer_mlm_learner
 from fastai_txf.model.windows import compact
 from fastai_txf.model.config import TransformerConfig
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
@@ -227,7 +227,7 @@ def test_fill_several(of):
     assert learn.fill(pd.DataFrame(dict(t=['a ___'])), text_col='t')[0].shape == (5,4)
     assert len(learn.fill('___', n=10**6)) == learn.mask_tokens.ordinary.sum()
     assert len(learn.fill('film '*700 + '___')) == 5                        # longer than max_len
-    assert [t.count('xxbos') for t in learn._pieces('a ___ b ___ c')[1]] == [1,0,0]
+    assert [t.count('xxbos') for t in _cuts(learn.codec, 'a ___ b ___ c')[1]] == [1,0,0]
 
 @pytest.mark.parametrize('text,error,words', [('no gap', ValueError, "'no gap' has no gap: write ___"), ([], ValueError, 'no text'), (3, TypeError, '3 is a int'), ([None], TypeError, 'number 0 is None')])
 def test_nothing_to_fill(of, text, error, words):
@@ -242,7 +242,7 @@ def test_fill_characters_and_byte_pairs(df, tmp_path, tok):
     learn = mlm(dls, tmp_path)
     res = learn.fill('the f___m was', n=4)
     assert all(t == f'the f{w}m was' for t,w in zip(res.text, res.token))
-    pieces,toks = learn._pieces('the ___ was')
+    pieces,toks = _cuts(learn.codec, 'the ___ was')
     assert pieces == ['the ',' was'] and toks[0][:1] != ['xxbos']
     assert [text_tokenizer(dls).tok.detokenize(t) for t in toks] == ['the ' if tok is CharTokenizer else 'the', ' was']
     res = learn.fill('the ___ was', n=4)
