@@ -1,0 +1,272 @@
+"Text and ids: the codec against fastai's own path, targets, special tokens"
+import pickle, random
+import numpy as np, pandas as pd, pytest, torch
+from concurrent.futures import ThreadPoolExecutor
+from hypothesis import given, settings, strategies as st
+from fastai.text.all import (
+    accuracy, accuracy_multi, BaseTokenizer, decode_spec_tokens, defaults, L, mse, MultiCategoryBlock,
+    Numericalize, RegressionBlock, SentencePieceTokenizer, TextDataLoaders, WordTokenizer)
+from fastai_txf.all import (
+    BPETokenizer, CharTokenizer, decode_ids, encode_text, FastSpacyTokenizer, LMDataLoaders,
+    Seq2SeqDataLoaders, TextCodec, tokenize_like, TransformerDataLoaders, transformer_lm_learner)
+from fastai_txf.text.special import BARRED, FILLERS, STOPS, token_places
+from fastai_txf.text.target import Target
+from fastai_txf.text.tokens import as_tokenizer, BatchTokenizer, ForeignTokenizer
+from fixtures import texts_df
+
+DF = texts_df(40).assign(title=[f'Title {i%3}' for i in range(40)])
+KW = dict(text_col='text', label_col='label', valid_col='is_valid', bs=4)
+made = dict(words=lambda: TransformerDataLoaders.from_df(DF, **KW),
+            plain=lambda: TextDataLoaders.from_df(DF, **KW),
+            characters=lambda: TransformerDataLoaders.from_df(DF, tok_tfm=CharTokenizer, **KW),
+            pieces=lambda: TransformerDataLoaders.from_df(DF, tok_tfm=BPETokenizer(300), **KW),
+            lm=lambda: TextDataLoaders.from_df(DF, **{**KW, 'label_col':None}, is_lm=True),
+            backwards=lambda: TransformerDataLoaders.from_df(DF, **KW, backwards=True),
+            stream=lambda: LMDataLoaders.from_df(DF, text_col='text', valid_col='is_valid', bs=2),
+            columns=lambda: TransformerDataLoaders.from_df(DF, **{**KW, 'text_col':['title','text']}))
+
+@pytest.fixture(scope='module', params=made.values(), ids=made)
+def dls(request): return request.param()
+
+@pytest.fixture(scope='module')
+def words(): return made['words']()
+
+@pytest.fixture(scope='module')
+def two(): return made['columns']()
+
+VALID = DF[DF.is_valid]
+
+def ids_of(ds): return [o[0] if isinstance(o, tuple) else o for o in ds]
+
+# Against the ids of training
+
+def test_encode_is_training(dls):
+    "The ids of a frame are those that fastai's set-up gave the same rows; of each row alone, too"
+    codec,want = TextCodec(dls), ids_of(dls.valid_ds)
+    got = codec.encode(VALID)
+    assert len(got) == len(want) and all(a.equal(b) for a,b in zip(got, want))
+    for row,ids in zip(VALID.iloc, want):
+        for one in (row, dict(row)): assert codec.encode(one)[0].equal(ids)
+        assert codec.is_one(row) and codec.is_one(dict(row))
+    rows = [row for _,row in VALID.iterrows()]
+    assert all(a.equal(b) for a,b in zip(codec.encode(rows), want)) and not codec.is_one(rows)
+
+def test_strings_are_training(dls):
+    "Lists, series and single strings, too, unless several columns need their marks"
+    codec = TextCodec(dls)
+    if len(codec.text_cols) > 1: return
+    want = ids_of(dls.valid_ds)
+    for many in (VALID.text, VALID.text.tolist(), VALID.text.to_numpy(), tuple(VALID.text)):
+        assert all(a.equal(b) for a,b in zip(codec.encode(many), want)) and not codec.is_one(many)
+    assert codec.encode(VALID.text.iloc[0])[0].equal(want[0]) and codec.is_one('a text')
+    other = VALID.rename(columns=dict(text='review'))
+    assert all(a.equal(b) for a,b in zip(codec.encode(other, 'review'), want))
+    assert encode_text(dls, VALID.text.iloc[0]).equal(want[0])
+
+def test_decode_is_fastais(dls):
+    "Joined as fastai's transforms do it, after the special tokens are taken out"
+    codec = TextCodec(dls)
+    for ids in ids_of(dls.valid_ds):
+        toks = [t for t in map(codec.vocab.__getitem__, ids) if t not in (*STOPS, *FILLERS)]
+        if codec.tok.lossless: want = codec.tok.detokenize(toks)
+        else: want = ' '.join(decode_spec_tokens(toks))
+        assert codec.decode(ids) == codec.decode(ids.tolist()) == decode_ids(dls, ids) == want
+
+@pytest.mark.parametrize('tok', [CharTokenizer, lambda: BPETokenizer(300)])
+@settings(deadline=None, max_examples=60)
+@given(texts=st.lists(st.text(st.characters(codec='utf-8'), max_size=20), min_size=1, max_size=4))
+def test_round_trip(tok, texts):
+    "A codec without loaders: `decode` is the inverse of `encode` for every text that is known"
+    tok = as_tokenizer(tok()).learn(['a b', *texts])
+    vocab = tok.vocab or [*defaults.text_spec_tok, *{t for ts in tok(texts) for t in ts}]
+    codec = TextCodec(tok, vocab)
+    assert [codec.decode(ids) for ids in codec.encode(texts)] == texts
+
+def test_without_loaders():
+    "Rules are the tokenizer's, or fastai's, or those that are given"
+    vocab = [*defaults.text_spec_tok, 'the', 'film', 'The', 'Film']
+    want = Numericalize(vocab)
+    codec = TextCodec(BaseTokenizer, vocab)
+    assert codec.encode('The film')[0].equal(want('xxbos xxmaj the film'.split()))
+    assert TextCodec(BaseTokenizer(), vocab, rules=[]).encode('The Film')[0].equal(want(['The','Film']))
+    assert codec.text_cols == ['text'] and not codec.backwards and codec.sep == ' '
+    with pytest.raises(TypeError, match='holds no tokens'): TextCodec(BaseTokenizer)
+
+def test_sides():
+    "Each side of pairs has its own column and vocabulary"
+    df = pd.DataFrame(dict(a=['eins drei','drei'], b=['one three','three'], v=[False,True]))
+    df = pd.concat([df]*4, ignore_index=True)
+    dls = Seq2SeqDataLoaders.from_df(df, src_col='a', tgt_col='b', valid_col='v', bs=2, min_freq=1,
+                                     tok_tfm=BaseTokenizer())
+    a,b = TextCodec(dls), TextCodec(dls, side=1)
+    assert (a.text_cols, b.text_cols) == (['a'], ['b']) and a.vocab is not b.vocab
+    x,y = dls.valid_ds[0]
+    assert a.encode(df.iloc[1])[0].equal(x) and b.encode(df.iloc[1])[0].equal(y)
+    assert a.decode(x) == 'drei' and b.decode(y) == 'three'
+    assert a.prompts('drei')[0].equal(x[:-1]) # without xxeos
+
+# What is given
+
+def test_frame_is_not_changed(dls):
+    df = VALID.copy()
+    TextCodec(dls).encode(df)
+    pd.testing.assert_frame_equal(df, VALID)
+
+bad = [(5, TypeError, 'int'), (None, TypeError, 'NoneType'), ([], ValueError, 'no text'),
+       (['a',3], TypeError, 'text number 1 is 3'), (VALID[:0], ValueError, 'no rows'),
+       (VALID.drop(columns='text'), ValueError, "called 'text'"), ({'txt':'a'}, ValueError, "'text'"),
+       (VALID.assign(text=None), ValueError, 'no text'), (VALID.assign(text=1.5), ValueError, 'float'),
+       (VALID.iloc[0].drop('text'), TypeError, 'not a str'), ([VALID.iloc[0],'a'], TypeError, 'Series')]
+
+@pytest.mark.parametrize('item,error,match', bad)
+def test_what_is_no_text(words, item, error, match):
+    with pytest.raises(error, match=match): TextCodec(words).encode(item)
+
+def test_series_is_many(words):
+    "Whatever its index, as long as the text's column is not in it"
+    for s in (VALID.text, VALID.text[:1], VALID.set_index('title').text, pd.Series(['a','b'])):
+        assert not TextCodec(words).is_one(s) and len(TextCodec(words).encode(s)) == len(s)
+
+@pytest.mark.parametrize('item', ['a film', ['a film'], pd.Series(['a film'])], ids=type)
+def test_bare_strings_for_columns(two, item):
+    "Each text of training says where a column begins"
+    codec = TextCodec(two)
+    for call in (codec.encode, codec.prompts, codec.tokens, codec.texts):
+        with pytest.raises(ValueError, match=r"columns \['title', 'text'\].*'xxfld 1'"): call(item)
+    for call in (lambda o: tokenize_like(two, o), two.test_dl, lambda o: encode_text(two, o)):
+        with pytest.raises(ValueError, match='title'): call(item)
+    marked = 'xxfld 1 Title 1 xxfld 2 a film'
+    assert codec.encode(marked)[0].equal(codec.encode({'title':'Title 1', 'text':'a film'})[0])
+
+def test_tokens_pass(dls):
+    "What is cut already is not cut again; a frame of tokens neither"
+    codec = TextCodec(dls)
+    toks = codec.tokens(VALID)
+    assert codec.tokens(toks) == toks == codec.tokens(pd.DataFrame({codec.token_col:toks}))
+    assert all(a.equal(b) for a,b in zip(codec.encode(toks), codec.encode(VALID)))
+
+# Parts
+
+def test_special_ids(dls):
+    codec = TextCodec(dls)
+    for ids,toks in ((codec.stops,STOPS), (codec.fillers,FILLERS), (codec.barred,BARRED)):
+        assert ids == [i for i,t in enumerate(codec.vocab) if t in toks]
+    assert codec.vocab[codec.pad_idx] == 'xxpad' and {*codec.fillers} < {*codec.barred}
+
+def test_append(words):
+    codec,chars = TextCodec(words), TextCodec(CharTokenizer, ['xxpad','a'])
+    for a,b,want in (('a','b','a b'), ('a ','b','a b'), ('a',' b','a  b'), ('','b','b'), ('a','','a')):
+        assert codec.append(a, b) == want and chars.append(a, b) == a+b
+
+def test_never_changed(words):
+    codec = TextCodec(words)
+    with pytest.raises(AttributeError, match='never changed'): codec.vocab = []
+    state = dict(vars(codec))
+    codec.decode(codec.prompts('a film')[0])
+    assert all(vars(codec)[k] is v for k,v in state.items())
+
+def test_no_such_token(words):
+    codec = TextCodec(words)
+    for i in (-1, len(codec.vocab)):
+        with pytest.raises(ValueError, match=f'no token number {i}'): codec.decode([2,i])
+
+def test_prompt_without_tokens():
+    "Where nothing stands before a text"
+    codec = TextCodec(CharTokenizer, ['xxunk','xxpad','a'])
+    assert codec.prompts('a')[0].tolist() == [2]
+    with pytest.raises(ValueError, match='a text is empty'): codec.prompts(['a',''])
+
+def test_pickle(dls):
+    codec = TextCodec(dls)
+    again = pickle.loads(pickle.dumps(codec))
+    assert all(a.equal(b) for a,b in zip(codec.encode(VALID), again.encode(VALID)))
+
+def test_eight_threads(dls):
+    "One codec for all: each answer is that of the same call alone"
+    codec,want = TextCodec(dls), TextCodec(dls).encode(VALID)
+    texts = [codec.decode(ids) for ids in want]
+    def work(seed):
+        i = random.Random(seed).randrange(len(want))
+        ids, = codec.encode(VALID.iloc[i])
+        return ids.equal(want[i]) and codec.decode(ids) == texts[i]
+    with ThreadPoolExecutor(8) as pool: assert all(pool.map(work, range(400)))
+
+# The protocol
+
+attributes = 'vocab rules detokenize lossless sep min_freq ready token_ids word_start'.split()
+tokenizers = [CharTokenizer, lambda: BPETokenizer(300), FastSpacyTokenizer, BaseTokenizer,
+              WordTokenizer, lambda: (lambda texts: (t.split() for t in texts)), lambda: None]
+
+@pytest.mark.parametrize('tok', tokenizers)
+def test_protocol(tok):
+    "Every tokenizer has an answer to every question, and cuts as fastai would"
+    tok = as_tokenizer(tok())
+    assert isinstance(tok, BatchTokenizer) and as_tokenizer(tok) is tok
+    assert tok.learn(['a b c']*9) is tok and tok.ready
+    asked = {a:getattr(tok, a) for a in attributes}
+    assert asked['min_freq'] == (1 if asked['lossless'] else 3)
+    assert asked['sep'] == ('' if asked['lossless'] else ' ')
+    toks, = tok.tokenize(['a b'], [])
+    if tok.lossless: assert tok.join(toks) == tok.detokenize(toks) == 'a b'
+    else: assert tok.join(toks) == ' '.join(toks)
+
+class Sets:
+    "A tokenizer of fastai's kind, with all that it may have"
+    vocab,rules,tok = None, [str.upper], None
+    def setup(self, items, rules): self.tok,self.vocab = 'ready', ['xxunk','xxpad','xxbos','xxeos',*items]
+    def __call__(self, items): return (t.split('-') for t in items)
+    def detokenize(self, toks): return '-'.join(toks)
+
+def test_foreign():
+    "What it has is used"
+    tok = as_tokenizer(Sets)
+    assert isinstance(tok, ForeignTokenizer) and not tok.ready and tok.vocab is None
+    tok.learn(['A','B'], tok.rules)
+    assert tok.ready and tok.vocab[4:] == ['A','B'] and tok.lossless
+    codec = TextCodec(tok)
+    assert codec.encode('a-b')[0].tolist() == [4,5] and codec.decode([4,5]) == 'A-B'
+
+def test_vocabularies_of_others_are_no_lists():
+    "spaCy's and torchtext's are objects; only a list of tokens is one"
+    tok = as_tokenizer(lambda texts: texts)
+    assert tok.vocab is None
+    class Odd(Sets): vocab = object()
+    assert as_tokenizer(Odd).vocab is None
+
+def test_one_tokenizer_for_both_sides():
+    "It learns once, from both"
+    df = pd.DataFrame(dict(a=['low lower']*8, b=['new newer']*8))
+    for tok in (BPETokenizer(300), (t := BPETokenizer(300), t), Sets()):
+        df2 = df if not isinstance(tok, Sets) else df.assign(a='LOW', b='NEW')
+        a,b = (TextCodec(Seq2SeqDataLoaders.from_df(df2, tok_tfm=tok, bs=2), side=i) for i in (0,1))
+        assert a.vocab == b.vocab
+
+# Targets
+
+targets = dict(category=({}, accuracy, ['neg','pos'], 2),
+               multi=(dict(label_col='tags', label_delim=';'), accuracy_multi, ['a','b'], 2),
+               encoded=(dict(label_col=['x','y']), accuracy_multi, ['x','y'], 2),
+               regression=(dict(label_col='stars'), mse, None, 1),
+               numbers=(dict(label_col=['stars','more']), mse, None, 2))
+
+@pytest.mark.parametrize('kind', targets)
+def test_target(kind):
+    "From loaders, and the score from the metric of fastai"
+    kw,metric,names,n_out = targets[kind]
+    df = DF.assign(tags=['a;b','b']*20, x=[0,1]*20, y=[1,1]*20, stars=1.5, more=np.arange(40)/2,
+                   label=['pos','neg']*20)
+    dls = TransformerDataLoaders.from_df(df, **{**KW, **kw}, tok_tfm=BaseTokenizer())
+    target = Target.of(dls)
+    kind = dict(encoded='multi', numbers='regression').get(kind, kind)
+    assert target == Target(kind, names, n_out) and target.metric is metric
+    assert target.is_number == (names is None) and target.metric_name == ('mse' if target.is_number else 'accuracy')
+    assert 'number' in target.describe() if target.is_number else all(n in target.describe() for n in names)
+    probs = torch.rand(9, n_out)
+    if kind == 'category': y = torch.randint(2, (9,)); want = (probs.argmax(1) == y).float().mean()
+    elif kind == 'multi': y = (torch.rand(9, n_out) > .5).float(); want = ((probs > .5) == y).float().mean()
+    else: y = torch.rand(9, n_out); want = ((probs-y)**2).mean()
+    assert target.score(probs, y) == pytest.approx(float(want))
+
+def test_no_target(words):
+    for name in ('lm','stream'):
+        with pytest.raises(ValueError, match='no labels'): Target.of(made[name]())
