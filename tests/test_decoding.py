@@ -2,13 +2,15 @@
 import gc, itertools, math, re, shutil
 import pandas as pd, pytest, torch
 from fastai.text.all import AWD_LSTM, CrossEntropyLossFlat, Learner, awd_lstm_lm_config, language_model_learner
+from functools import partial
 from hypothesis import example, given, settings, strategies as st
 from torch import nn
 from fastai_txf.model.attention import causal_mask
 from fastai_txf.generate.cache import KVCache
 from fastai_txf.text.codec import text_list, tokenize_like
 from fastai_txf.all import *
-from fastai_txf.generate.decode import _CachedReader, make_reader
+from fastai_txf.generate import decode
+from fastai_txf.generate.decode import begin_step, CachedReader, make_reader
 from fastai_txf.model.layers import TransformerBlock
 from fastai_txf.model.config import make_config, PRESETS
 from fastai_txf.model.models import TransformerLM
@@ -44,9 +46,9 @@ cases = {**{k: dict(config=k, **cached(k)) for k in PRESETS}, **{f'{k} positions
 def walk(model, prompts, more, max_len=None, cache=True):
     "The reader's logits before each column of `more`, `(bs, n, vocab_sz)`"
     reader,res = make_reader(model, prompts, max_len, cache), []
-    assert isinstance(reader, _CachedReader)
+    assert isinstance(reader, CachedReader)
     for new in more.T:
-        res.append(reader.logits())
+        res.append(reader.next() if res else reader.prefill())
         reader.append(new)
     return torch.stack(res, 1)
 
@@ -195,7 +197,9 @@ def test_bounded_reader():
     for positions in ('rotary','learned'):
         reader = make_reader(models[positions], ids(2, 5), None, True)
         with torch.no_grad():
-            for _ in range(35): reader.logits(); reader.append(torch.tensor([1,2]))
+            for i in range(35):
+                reader.next() if i else reader.prefill()
+                reader.append(torch.tensor([1,2]))
         assert all(c.shape[2]-1 <= 2*(8+5) for kv in reader.cache.layers.values() for c in kv)
 
 # Models that cannot use it
@@ -234,7 +238,7 @@ def test_fallbacks(case):
     "They read everything again, in a sliding window"
     model = fallbacks[case]()
     if not hasattr(model, 'config'): model.config = model[0].config
-    assert not isinstance(make_reader(model, torch.zeros(1,1), None, True), _CachedReader)
+    assert not isinstance(make_reader(model, torch.zeros(1,1), None, True), CachedReader)
     prompts = ids(3, 15)
     for got,x in zip(generate(model, prompts, 12, temperature=0), prompts):
         for _ in range(12): x = torch.cat([x, model(x[None,-W:])[0,-1].argmax(-1, keepdim=True)])
@@ -247,7 +251,7 @@ def test_not_causal():
 
 def test_subclass_is_cached():
     "A subclass that changes neither `forward` nor `hidden`"
-    assert isinstance(make_reader(small(OwnName), torch.zeros(1,1), None, True), _CachedReader)
+    assert isinstance(make_reader(small(OwnName), torch.zeros(1,1), None, True), CachedReader)
 
 # Traces
 
@@ -785,24 +789,24 @@ def test_recorded(preset, n_layers, dtype, eps):
     for p in model.parameters(): nn.init.normal_(p, std=0.3)
     for prompts in (ids(3), ids(2, 7, 5)):
         fast,slow = make_reader(model, prompts, None), make_reader(model, prompts, None)
-        slow.fixed,recorded = False,0
+        slow.begin,recorded = partial(begin_step, slow.model),0
         with torch.no_grad():
             for i in range(20):
-                a,b = fast.logits(), slow.logits()
+                a,b = [r.next() if i else r.prefill() for r in (fast,slow)]
                 assert_same(a, b, eps)
                 for r in (fast, slow): r.append(b.argmax(-1))
                 recorded += fast.step is not None
-        assert recorded >= 10 and slow.step is None
+        assert recorded >= 10 and fast.begin.func is not slow.begin.func
 
 def test_record_follows_the_weights():
     "Weights that change while a text is made count from the next token on"
     model = tiny(positions='learned', max_len=32)
     x = ids(3)
     reader,slow = [make_reader(model, x, None) for _ in range(2)]
-    slow.fixed = False
+    slow.begin = partial(begin_step, slow.model)
     with torch.no_grad():
         for i in range(6):
-            assert_same(reader.logits(), slow.logits())
+            assert_same(*[r.next() if i else r.prefill() for r in (reader,slow)])
             for r in (reader, slow): r.append(torch.tensor([i]))
             for p in model.parameters(): p.add_(0.1*torch.randn_like(p))
 
@@ -834,18 +838,17 @@ def test_two_streams():
         else: first.close()
     assert got == want and model.training and all(m.training for m in model.modules())
 
-def test_layout():
-    "Four long texts have their weights by columns while they are made, and these lie as before when the last such texts are done"
-    model,x = tiny(vocab_sz=100, max_len=200), torch.randint(0, 100, (4,4))
-    strides = lambda: [p.stride() for p in model.parameters()]
-    before,values = strides(), [p.detach().clone() for p in model.parameters()]
-    short,few,long,longer = stream_tokens(model, x, 9), stream_tokens(model, x[:3], 70), stream_tokens(model, x, 70), stream_tokens(model, x[:2], 80, n_samples=2)
-    next(short); next(few)
-    assert strides() == before
-    next(long); next(longer)
-    during = strides()
-    assert during != before and model.head.weight.stride() == (1,100)
-    long.close()
-    assert strides() == during
-    longer.close(); short.close(); few.close()
-    assert strides() == before and all(torch.equal(p, v) for p,v in zip(model.parameters(), values))
+def test_layout(monkeypatch):
+    "Four long texts at once have their weights by columns, on a shadow: the model's do not move, and the texts are the same"
+    model,x = tiny(vocab_sz=100, max_len=200).double(), torch.randint(0, 100, (4,4))
+    before = [(p.data_ptr(), p.stride()) for p in model.parameters()]
+    readers,make = [], decode.make_reader
+    monkeypatch.setattr(decode, 'make_reader', lambda *args, **kw: readers.append(make(*args, **kw)) or readers[-1])
+    columns = lambda: readers[-1].model.head.weight.stride() == (1,100)
+    long,want = [generate(model, x, 70, temperature=0, cache=c) for c in (True,False)]
+    assert long.equal(want) and readers[0].model.head.weight.stride() == (1,100)
+    generate(model, x, 9); assert not columns()
+    generate(model, x[:3], 70); assert not columns()
+    generate(model, x[:2], 70, n_samples=2); assert columns()
+    next(stream_tokens(model, x, 70)); assert not columns()                 # who holds a stream may train
+    assert before == [(p.data_ptr(), p.stride()) for p in model.parameters()]

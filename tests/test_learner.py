@@ -1,10 +1,10 @@
 "What a fastai user does with a text learner, done with ours: predicting, showing, saving, freezing, and being told what is wrong"
-import dataclasses, inspect, subprocess, sys
+import dataclasses, inspect, subprocess, sys, warnings
 import numpy as np, pandas as pd, pytest, torch
 from functools import partial
 from torch import nn
 from fastai.text.all import (L, BaseTokenizer, CancelFitException, CategoryBlock, CSVLogger, ClassificationInterpretation, DataBlock, EarlyStoppingCallback, GradientClip, GrandparentSplitter,
-                             Learner, Module, Perplexity, RMSProp, SaveModelCallback, TextBlock, TextDataLoaders, accuracy, accuracy_multi,
+                             Learner, Module, Perplexity, RMSProp, SGD, SaveModelCallback, TextBlock, TextDataLoaders, accuracy, accuracy_multi,
                              get_text_files, load_learner, parent_label, tokenize_folder)
 import fastai.text.learner as fastai_text, fastai_txf.learn.classifier as learner_module
 from fastai_txf.text.special import pad_index, text_vocab
@@ -12,7 +12,7 @@ from fastai_txf.text.frames import check_df
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.model.layers import TransformerBlock
 from fastai_txf.learn.transfer import remap_rows
-from fastai_txf.learn.base import HIDDEN, TransformerLearner
+from fastai_txf.learn.base import HIDDEN, TransformerLearner, width_lr
 from fastai_txf.learn.classifier import transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.model.windows import compact
@@ -691,3 +691,104 @@ def test_only_empty_texts():
     "A batch without a single token is one of padding"
     x,lens = compact(torch.zeros(2, 0, dtype=torch.long), pad_idx=1)
     assert x.tolist() == [[1],[1]] and lens.tolist() == [0,0]
+
+# What a model does not use, and what the factories take over
+
+NOT_USED = [('clf', dict(share_emb=True)), ('clf', dict(n_dec_layers=1)), ('clf', dict(tgt_vocab_sz=9)),
+            ('clf', dict(tie=False)), ('lm', dict(pool='mean')), ('lm', dict(n_out=3)), ('lm', dict(long='head')),
+            ('lm', dict(token_p=0.1)), ('lm', dict(share_emb=True))]
+
+@pytest.mark.parametrize('kind,kw', NOT_USED)
+def test_fields_that_the_model_does_not_use(make, kind, kw):
+    "An error, not silence; a model of one's own may use any"
+    with pytest.raises(TypeError, match=f'{[*kw][0]}.*that this model uses'): make(kind, **kw)
+    make(kind, arch=OwnLM if kind == 'lm' else OwnModel, **kw)
+
+def test_pretrained_gives_its_values(make):
+    "A factory takes over what its caller has left open, so that `save` then `load` agree"
+    file = make(scale_emb=True, eps=1e-3).save_encoder('enc')
+    a,b = make('lm', pretrained=file), make('lm', pretrained='enc')
+    assert a.model.encoder.config.scale_emb and a.model.config.scale_emb and a.model.config.eps == 1e-3
+    a.save('whole'); b.load('whole')
+    x = torch.arange(2, 12)[None]
+    close(a.model.eval()(x), b.model.eval()(x), 0)
+    with pytest.raises(ValueError, match='scale_emb=True .here False.'): make('lm', pretrained=file, scale_emb=False, eps=1e-3)
+    with pytest.raises(ValueError, match=r'eps=0.001 .here 1e-05.'): make('lm', pretrained=file, eps=1e-5)
+    assert not make(pretrained=file).model.config.scale_emb # a classifier's rows take the factor up
+
+def test_wavelengths_are_compared(make):
+    learn = make()
+    for m in learn.model.modules():
+        if hasattr(m, 'base'): m.base = 500.
+    file = learn.save_encoder('enc')
+    with pytest.raises(ValueError, match='base=500.0 .here 10000.0.'): make().load_encoder(file)
+
+def test_old_encoder_files(make, tmp_path):
+    "Without the wavelengths, as they were written before"
+    file = make().save_encoder('enc')
+    saved = torch.load(file, weights_only=True)
+    saved.pop('bases'); torch.save(saved, file)
+    make().load_encoder('enc')
+
+def test_load_encoder_freezes(make, capsys):
+    "As fastai's does, unless told otherwise, and says so"
+    file = make().save_encoder('enc')
+    learn = make().load_encoder(file)
+    assert learn.opt.frozen_idx == len(learn.opt.param_lists)-1 and 'frozen but for the last group' in capsys.readouterr().out
+    learn = make().load_encoder(file, freeze=False)
+    assert learn.opt is None and 'frozen' not in capsys.readouterr().out
+
+# What is said in time
+
+def test_rate_beyond_the_width(make):
+    "A warning that names a fitting rate before anything is trained; none for the head alone, for `lr_find`, for SGD"
+    with pytest.warns(UserWarning, match='0.1 is far beyond.*d_model=16.*about 0.01'): make().fit_one_cycle(1, 0.1)
+    with pytest.warns(UserWarning, match='far beyond'): make().fit(1, slice(0.01, 0.1))
+    with warnings.catch_warnings():
+        warnings.filterwarnings('error', message='.*far beyond')
+        make().fit_one_cycle(1, 2e-2)
+        learn = make(); learn.freeze(); learn.fit_one_cycle(1, 0.1)
+        make().lr_find(num_it=5, show_plot=False)
+        make(opt_func=SGD).fit(1, 0.1)
+
+def test_fine_tune(make):
+    "Rates by the width; lower groups a tenth"
+    learn = make()
+    learn.fine_tune(1, freeze_epochs=1)
+    assert max(learn.recorder.lrs) <= 2.1*width_lr(16) and learn.opt.frozen_idx == 0
+    low,top = learn.opt.hypers[0]['lr'], learn.opt.hypers[-1]['lr']
+    assert top/low == pytest.approx(10, rel=1e-3)
+
+def test_width_lr(): assert (width_lr(16), width_lr(128), width_lr(512)) == (0.01, 0.002, 0.0004)
+
+# Predicting without a loop
+
+def test_predict_calls_no_callback(make):
+    learn = make(cbs=(cb := All()))
+    cb.heard.clear()
+    learn.predict(texts); learn.predict('a')
+    assert not cb.heard
+
+def test_own_model_sees_no_padding(make):
+    "A model that does not know of padding says of a text what it says of it alone"
+    learn = make(arch=OwnModel)
+    many = learn.predict(texts[:2]*3 + texts[3:])[2]
+    for t,p in zip(texts[:2]*3 + texts[3:], many): close(learn.predict(t)[2], p)
+
+@pytest.mark.parametrize('kind', ['clf','multi','reg'])
+def test_predict_is_get_preds(make, df, kind):
+    "One label, several, numbers"
+    learn = make(kind)
+    labels,dec,preds = learn.predict(df[df.is_valid], bs=3)
+    want = learn.get_preds(with_decoded=True)
+    close(preds, want[0]); close(torch.as_tensor(dec).float(), torch.as_tensor(want[2]).float()); assert len(labels) == 16
+    one = learn.predict(dict(df[df.is_valid].iloc[3]))
+    close(one[2], preds[3]); assert str(one[0]) == str(labels[3])
+
+def test_codec(make, df):
+    "Kept while the loaders are the same, and no part of a file"
+    learn = make()
+    codec = learn.codec
+    assert learn.codec is codec and '_codec' not in learn.__getstate__()
+    learn.dls = make_dls(df, text_vocab=text_vocab(learn.dls))
+    assert learn.codec is not codec

@@ -5,24 +5,17 @@ from fastai.text.all import (BaseTokenizer, Callback, ColReader, ColSplitter, Da
                              load_learner, set_seed)
 from hypothesis import example, given, settings, strategies as st
 from fastai_txf.model.attention import causal_mask
-from fastai_txf.generate.beam import beam_search
-from fastai_txf.generate.cache import KVCache
-from fastai_txf.generate.decode import generate, stream_tokens, target_logprobs, token_logprobs
-from fastai_txf.generate.decode import _CachedReader, _Reader, make_reader
+from fastai_txf.all import *
+from fastai_txf.generate.decode import CachedReader, Reader, make_reader
 from fastai_txf.share.torch import from_torch
 from fastai_txf.learn.classifier import transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.model.config import make_config, PRESETS
 from fastai_txf.model.stack import TransformerDecoder
 from fastai_txf.model.models import seq2seq_splitter, Seq2SeqTransformer, TransformerLM
-from fastai_txf.text.pairs import *
-from fastai_txf.text.special import pad_index, text_vocab
-from fastai_txf.text.codec import encode_text
 from fastai_txf.model.positions import POSITIONS, sinusoids
-from fastai_txf.learn.seq2seq import *
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fastai_txf.train.losses import TokenAccuracy
-import fastai_txf.train.schedule # it gives `Learner` its `fit_warmup`
 from fastai_txf.learn.writing import SampleText
 from fixtures import changed, make_dls, quiet, texts_df, uncompiled, weights
 from test_properties import build, configs
@@ -137,7 +130,7 @@ def walk(model, src, prompts, more, cache=True):
     "The reader, and its logits before each column of `more`"
     reader,res = make_reader(model, prompts, None, cache, src=src), []
     for new in more.T:
-        res.append(reader.logits())
+        res.append(reader.next() if res else reader.prefill())
         reader.append(new)
     return reader,res
 
@@ -147,7 +140,7 @@ def test_cached(case):
     model,src,more = tiny(**cases[case]),sources(3,8,5),torch.randint(4, V, (3,16))
     prompts = [text(n) for n in (1,2,1)]
     reader,got = walk(model, src, prompts, more)
-    assert isinstance(reader, _CachedReader)
+    assert isinstance(reader, CachedReader)
     for a,b in zip(got, walk(model, src, prompts, more, cache=False)[1]): close(a, b, 1e-4*b.abs().max().item())
     if model.decoder.positions.max_len: return
     for r in range(3):
@@ -166,7 +159,7 @@ def test_rows_keep_their_source(rows):
         with torch.no_grad():
             for i in range(8):
                 if i == 3: reader.select(torch.tensor(rows))
-                res.append(reader.logits())
+                res.append(reader.next() if res else reader.prefill())
                 reader.append((more if i < 3 else later)[:,i])
         return res
     for a,b in zip(go(True), go(False)): close(a, b, 1e-4)
@@ -207,7 +200,7 @@ def test_any_model(make):
     "What has no cache is read again for every token, through the same loop, beams included"
     torch.manual_seed(0)
     model,src = make().eval(),sources(4,6)
-    assert type(make_reader(model, text(2,1), None, src=src)) is _Reader
+    assert type(make_reader(model, text(2,1), None, src=src)) is Reader
     out = generate(model, text(2,1), 5, src=src, temperature=0)
     for i in range(5): assert model(src, out[:,:i+1])[:,-1].argmax(-1).equal(out[:,i+1])
     ids,scores = beam_search(model, text(1,1), 3, src=src[:1], num_beams=3)

@@ -27,6 +27,19 @@ def validation_loop(
     "fastai's loop over one loader, between the events `before_validate` and `after_validate`."
     learn._do_epoch_validate(dl=dl)
 
+def apply_gradients(
+    learn, # in a batch, with its `loss_grad`
+):
+    "fastai's second half of a step: backward pass and optimizer, with their events."
+    learn._do_grad_opt()
+
+def set_loader_wrap(
+    trainer, # `fastai.distributed.DistributedTrainer`
+    wrap, # called with a trainer and a loader, gives this process's loader
+):
+    "Let `trainer` and its subclasses share out loaders by `wrap`."
+    trainer._wrap_dl = wrap
+
 # %% ../../nbs/0_base/00_compat.ipynb #a8a4bd95
 HOOKS = tuple(k for k,v in vars(nn.Module()).items() if isinstance(v, dict) and k.endswith(
     ('_hooks','_hooks_with_kwargs','_hooks_always_called')))
@@ -60,6 +73,21 @@ def copy_shell(
     state = {k:type(v)(v) if k in own else v for k,v in vars(m).items() if k != '_compiled_call_impl'}
     vars(new).update(state, _modules=parts, training=False)
     return new
+
+# %% ../../nbs/0_base/00_compat.ipynb #93c5c602
+def call_whole(
+    model, # a module, perhaps in `DistributedDataParallel`
+    f, # uses the model inside
+    *args # of `f`
+): # what `f` returns
+    "`f(*args)` as a forward pass of `model`: what it does around one is done."
+    if isinstance(model, nn.DataParallel):
+        raise TypeError('DataParallel splits the inputs of `forward` alone: use distrib_ctx')
+    if hasattr(model, 'run_whole'): return model.run_whole(f, *args)
+    if not isinstance(model, nn.parallel.DistributedDataParallel): return f(*args)
+    args,kwargs = model._pre_forward(*args)
+    with model._inside_ddp_forward(): out = f(*args, **kwargs)
+    return model._post_forward(out)
 
 # %% ../../nbs/0_base/00_compat.ipynb #26bd5811
 def set_compiled_call(

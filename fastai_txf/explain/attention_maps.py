@@ -93,7 +93,7 @@ def _read(encoder, ids):
 def _written(model, tgt, h, mask, cross):
     "Every layer's weights in the decoder: to the source if `cross`, else to the target."
     with record_attention(model.decoder) as seen:
-        model.hidden(tgt, h, mask[:,None,None])
+        model.decoder(tgt, h, mask[:,None,None])
     def wanted(m): return isinstance(m, MultiHeadAttention) == cross
     return [calls[0][1] for m,calls in seen.items() if wanted(m) and calls]
 

@@ -9,37 +9,56 @@ __all__ = ['beam_search']
 import math, torch
 from fastcore.basics import listify
 from ..base.checks import check_values
-from .sampling import filter_logits
-from .decode import checked_logits, decoding, layout_pays, make_reader
+from .sampling import checked_logits, filter_logits
+from .decode import make_reader
 
 # %% ../../nbs/3_generate/04_beam.ipynb #a768439f
-def _part_ended(total, texts, stop, is_end, n_prompt, num_beams):
-    "Of candidates from the best down: which have ended, and the first `num_beams` of the others."
+def _part(scores, texts, judge, num_beams):
+    "Of candidates from the best down: those that end, those that go on, `num_beams` of each at most."
     ended,live = [],[]
-    for j,(s,t) in enumerate(zip(total.tolist(), texts.tolist())):
-        if s == -math.inf: break
-        if t[-1] in stop or is_end is not None and is_end(t[n_prompt:]): ended.append(j)
-        elif len(live) < num_beams: live.append(j)
+    for j,(s,t) in enumerate(zip(scores.tolist(), texts.tolist())):
+        if s == -math.inf or len(live) == num_beams: break
+        kind = judge(t)
+        if kind == 'ended' and len(ended) < num_beams: ended.append(j)
+        if kind == 'live': live.append(j)
     return ended, live
 
-def _search(reader, n, num_beams, length_penalty, stop, is_end, opts):
-    "The loop of `beam_search`: ended texts as (score, ids)."
-    n_prompt,live,ended = reader.idxs.shape[1], torch.zeros(1, device=reader.idxs.device), []
-    for i in range(1, n+1):
-        logp = filter_logits(checked_logits(reader.logits()), reader.idxs, **opts).log_softmax(-1)
-        total = (live[:,None]+logp).flatten()                               # (beams*vocab_sz,)
-        total,flat = total.topk(min(num_beams*(1+max(1, len(stop))), len(total)))
-        rows,new = flat//logp.shape[1], flat%logp.shape[1]
-        texts = torch.cat([reader.idxs[rows], new[:,None]], 1)
-        done,go_on = _part_ended(total, texts, stop, is_end, n_prompt, num_beams)
-        ended += [(total[j].item()/i**length_penalty, texts[j]) for j in done]
-        live = total[go_on]
-        if not go_on: return ended
-        best = sorted((s for s,_ in ended), reverse=True)[:num_beams]
-        if len(best) == num_beams and best[-1] >= max(live[0].item()/l**length_penalty for l in (i,n)): return ended
-        reader.select(rows[go_on]); reader.append(new[go_on])
-    return ended + [(s/max(n, 1)**length_penalty, t) for s,t in zip(live.tolist(), reader.idxs)]
+def _candidates(total, idxs, judge, num_beams, k):
+    "The best candidates: scores, rows, texts `(·, sl+1)`, and which of them end and go on."
+    while True:
+        k = min(k, total.numel())
+        scores,flat = total.flatten().topk(k)
+        rows,new = flat//total.shape[1], flat%total.shape[1]
+        texts = torch.cat([idxs[rows], new[:,None]], 1)
+        ended,live = _part(scores, texts, judge, num_beams)
+        if len(live) == num_beams or k == total.numel() or scores[-1] == -math.inf:
+            return scores, rows, texts, ended, live
+        k *= 4
 
+# %% ../../nbs/3_generate/04_beam.ipynb #5e0c7e13
+def _score(logp, n, length_penalty):
+    "The score of a text of `n` tokens."
+    return logp * math.exp(min(-length_penalty*math.log(max(n, 1)), 700))
+
+def _search(reader, n, num_beams, length_penalty, judge, k, opts):
+    "Ended texts as (score, ids)."
+    live,ended = torch.zeros(1, device=reader.idxs.device),[]
+    for i in range(1, n+1):
+        logits = checked_logits(reader.next() if i > 1 else reader.prefill())
+        total = live[:,None] + filter_logits(logits, reader.idxs, **opts).log_softmax(-1)
+        scores,rows,texts,done,go_on = _candidates(total, reader.idxs, judge, num_beams, k)
+        ended += [(_score(scores[j].item(), i, length_penalty), texts[j]) for j in done]
+        if not go_on and ended: return ended
+        if not go_on: break                                             # all is dropped
+        live = scores[go_on]
+        best = sorted((s for s,_ in ended), reverse=True)[:num_beams]
+        hope = max(_score(live[0].item(), l, length_penalty) for l in (i,n))
+        if len(best) == num_beams and best[-1] >= hope: return ended
+        reader.select(rows[go_on])
+        reader.append(texts[go_on,-1])
+    return ended + [(_score(s, n, length_penalty), t) for s,t in zip(live.tolist(), reader.idxs)]
+
+# %% ../../nbs/3_generate/04_beam.ipynb #5e0c7e14
 @torch.no_grad()
 def beam_search(
     model, # as in `stream_tokens`
@@ -51,17 +70,25 @@ def beam_search(
     length_penalty:float=1., # power of the length that divides a text's log-probability
     stop_idx=None, # id, or ids, of tokens that end a text
     is_end=None, # other ends: a function of the new token ids so far
+    drop=None, # texts not to follow: a function of the new token ids so far
     max_len:int=None, # as in `stream_tokens`
     cache:bool=True, # as in `stream_tokens`
     rep_penalty:float=1., # as in `filter_logits`
     barred=None, # ids of tokens that must not come
-): # token ids `(num_beams, sl+n)`, best first, and their scores `(num_beams,)`; a text that ends before repeats its last token
+): # ids `(num_beams, sl+n)`, best first (the last token repeated after an end), and their scores
     "The likeliest continuations that a search over `num_beams` beginnings finds."
-    check_values(n=n, num_beams=num_beams, length_penalty=length_penalty, max_len=max_len, rep_penalty=rep_penalty)
-    reader = make_reader(model, idxs, max_len, cache, src=src)
-    if len(reader.idxs) != 1: raise ValueError(f'{len(reader.idxs)} texts: beam search takes one, e.g. `idxs[:1]`')
-    with decoding(model, layout_pays(reader, n, num_beams)):
-        ended = _search(reader, n, num_beams, length_penalty, set(listify(stop_idx)), is_end, dict(barred=barred, rep_penalty=rep_penalty))
+    opts = dict(rep_penalty=rep_penalty, barred=barred)
+    check_values(n=n, num_beams=num_beams, length_penalty=length_penalty, max_len=max_len, **opts)
+    reader = make_reader(model, idxs, max_len, cache, n=n, src=src, n_samples=num_beams, alone=True)
+    if len(reader.idxs) != 1:
+        raise ValueError(f'{len(reader.idxs)} texts: beam search takes one, e.g. `idxs[:1]`')
+    stop,n_prompt = set(listify(stop_idx)), reader.idxs.shape[1]
+    def judge(text):
+        new = text[n_prompt:]
+        if drop is not None and drop(new): return 'dropped'
+        return 'ended' if new[-1] in stop or is_end is not None and is_end(new) else 'live'
+    k = num_beams*(1+max(1, len(stop)))
+    ended = _search(reader, n, num_beams, length_penalty, judge, k, opts)
     scores,texts = zip(*sorted(ended, key=lambda o: -o[0])[:num_beams])
     width = max(map(len, texts))
     return torch.stack([torch.cat([t, t[-1:].expand(width-len(t))]) for t in texts]), torch.tensor(scores)

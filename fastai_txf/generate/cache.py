@@ -17,12 +17,12 @@ def put_columns(columns, new):
     columns.narrow(2, columns.shape[2]-sl, sl).copy_(new)
     return columns
 
-# %% ../../nbs/3_generate/01_cache.ipynb #80f71f0e
 def _rows(t, rows):
     "Rows of `t`; without a copy where all of them are one."
     if t.shape[0] == 1 or t.stride(0) == 0: return t[:1].expand(len(rows), *t.shape[1:])
     return t.index_select(0, rows)
 
+# %% ../../nbs/3_generate/01_cache.ipynb #80f71f0e
 class KVCache:
     "Keys and values of the tokens that a causal model has read, layer by layer."
     def __init__(self,
@@ -30,14 +30,16 @@ class KVCache:
         real=None, # which of the first tokens are text, not padding: boolean, `(bs, sl)`; None: all
         room:int=0, # tokens to make room for at the start
         context=None, # what cross-attention reads: `(bs, c_len, d_model)` and its mask, or None
+        first=None, # position of the first token, or `(bs, 1)`; default: padding before a text has none
     ):
         store_attr('max_len,real,room')
         self.context = ifnone(context, (None,None))
-        self.n = 0                                                      # tokens read
-        self.end = 0                                                    # columns filled
-        self.size = 0                                                   # columns there are
+        self.n = 0                                       # tokens read
+        self.end = 0                                     # columns filled
+        self.size = 0                                    # columns there are
         self.layers,self.fixed = {}, {}
-        self.n_pad = None if real is None else (~real).sum(1, keepdim=True) # (bs, 1)
+        padding = 0 if real is None else -(~real).sum(1, keepdim=True) # (bs, 1)
+        self.first = ifnone(first, padding)
 
     def _make_room(self, sl):
         "Twice the columns that are kept and `sl` more."
@@ -59,18 +61,24 @@ class KVCache:
     ): # positions, `(sl,)` or `(bs, sl)`, and the mask of what each may see (None: the whole past)
         "Make room for `x`: called once, before the layers append."
         sl = x.shape[1]
-        if self.real is not None and self.n:
-            self.real = torch.cat([self.real, self.real.new_ones(x.shape)], 1)
         if self.end + sl > self.size: self._make_room(sl)
         self.n,self.end = self.n+sl,self.end+sl
         self.k_len = self.n if self.max_len is None else min(self.n, self.max_len+sl-1)
         k_pos = torch.arange(self.n-self.k_len, self.n, device=x.device)
-        self.k_pos = k_pos if self.n_pad is None else (k_pos-self.n_pad).clamp(min=0)
+        moved = not (isinstance(self.first, int) and self.first == 0)
+        self.k_pos = (k_pos+self.first).clamp(min=0) if moved else k_pos
         return self.k_pos[...,-sl:], self._mask(sl, x.device)
+
+    def _visible_text(self):
+        "Which of the visible columns are text, `(bs, 1, 1, k_len)`, or None: all"
+        if self.real is None: return None
+        grown = self.n - self.real.shape[1]
+        if grown > 0: self.real = torch.cat([self.real, self.real.new_ones(len(self.real), grown)], 1)
+        return self.real[:,None,None,self.n-self.k_len:self.n]
 
     def _mask(self, sl, device):
         "Neither padding nor what is `max_len` tokens back; None if that hides nothing."
-        real = None if self.real is None else self.real[:,None,None,-self.k_len:]
+        real = self._visible_text()
         if self.max_len is None or sl == 1 or self.k_len <= self.max_len: return real
         ones = torch.ones(sl, self.k_len, dtype=torch.bool, device=device)
         return combine_masks(real, ones.triu(self.k_len-sl-self.max_len+1))
@@ -107,5 +115,6 @@ class KVCache:
         for layer,kv in self.fixed.items():
             self.fixed[layer] = [_rows(t, rows) for t in kv]
         self.context = [t if t is None else _rows(t, rows) for t in self.context]
-        if self.real is not None: self.real,self.n_pad = self.real[rows],self.n_pad[rows]
+        if self.real is not None: self.real = self.real[rows]
+        if isinstance(self.first, torch.Tensor): self.first = self.first[rows]
         return self

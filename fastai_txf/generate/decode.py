@@ -7,61 +7,93 @@ __all__ = ['next_logits', 'stream_tokens', 'generate', 'target_logprobs', 'token
 
 # %% ../../nbs/3_generate/03_decode.ipynb #4297e1a9
 import inspect, torch
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from functools import partial
 from numbers import Integral
 from fastcore.basics import first, ifnone, listify, store_attr
 from fastcore.meta import delegates
 from ..base.checks import check_values
-from ..model.models import Seq2SeqTransformer, TransformerLM
-from .sampling import DIVERGED, filter_logits, sample
+from ..base.shadow import kept_shadow, shadow
+from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
+from .sampling import check_options, checked_logits, filter_logits, sample
 from .cache import KVCache
-from fastai_txf.generate.faststep import (
-    by_columns, compile_step, in_columns_models, is_fixed, last_logits, open_step, record_step,
-    without_onednn)
+try: from fastai_txf.generate.faststep import faster
+except ImportError: faster = None
 
 # %% ../../nbs/3_generate/03_decode.ipynb #94f0ea02
+def reading(model):
+    "A shadow of `model`: kept where its parts note nothing on themselves, fresh where they may."
+    known = 'torch.nn.modules.', 'fastai_txf.'
+    keeps = all(type(m).__module__.startswith(known) for m in model.modules())
+    return (kept_shadow if keeps else shadow)(model)
+
 def _all_logits(model, x, src=None):
-    "The logits of the token after each of `x`, `(bs, sl, vocab_sz)`, from a model without memory of earlier calls."
+    "The logits of the token after each of `x`, `(bs, sl, vocab_sz)`, from a model without memory."
     if callable(reset := getattr(model, 'reset', None)): reset()
     out = model(x) if src is None else model(src, x)
     if isinstance(out, (tuple,list)): out = out[0]
-    if out.ndim != 3: raise ValueError(f'the model returns the shape {tuple(out.shape)} for ids {tuple(x.shape)}: a language model returns (bs, sl, vocab_sz)')
+    if out.ndim != 3:
+        raise ValueError(f'the model returns the shape {tuple(out.shape)} for ids {tuple(x.shape)}: '
+                         'a language model returns (bs, sl, vocab_sz)')
     return out
+
+def _last_logits(model, idxs, max_len=None, src=None):
+    "The logits of the token after `idxs`, of which the last `max_len` are read."
+    return _all_logits(model, idxs if max_len is None else idxs[:,-max_len:], src)[:,-1]
 
 # %% ../../nbs/3_generate/03_decode.ipynb #fbcfc9ef
 @torch.no_grad()
 def next_logits(
-    model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or a tuple that begins with them
+    model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or a tuple with them first
     idxs, # token ids, `(bs, sl)`
     max_len:int=None, # read this many of the last tokens at most
     src=None, # what an encoder–decoder reads, `(bs, src_len)`
 ): # `(bs, vocab_sz)`
     "The logits of the token after `idxs`. A ValueError for another shape."
-    return _all_logits(model, idxs if max_len is None else idxs[:,-max_len:], src)[:,-1]
+    return _last_logits(reading(model), idxs, max_len, src)
 
 # %% ../../nbs/3_generate/03_decode.ipynb #e631e112
+def _as_rows(idxs):
+    "Texts as a list of ids `(sl,)`; a ValueError for anything else."
+    if not isinstance(idxs, (list,tuple)) or idxs and isinstance(idxs[0], Integral):
+        idxs = torch.as_tensor(idxs)
+    two = getattr(idxs, 'ndim', 2) == 2
+    rows = [torch.as_tensor(t).as_subclass(torch.Tensor).long() for t in idxs] if two else []
+    if rows and all(t.ndim == 1 and len(t) for t in rows): return rows
+    shape = [tuple(t.shape) for t in rows] or tuple(getattr(idxs, 'shape', ()))
+    raise ValueError(f'token ids of shape {shape}: give (bs, sl) with at least one token, '
+                     'e.g. `idxs[None]` for one text')
+
 def _flush_right(idxs):
-    "Token ids `(bs, sl)` and the columns where the texts start, from such ids or a list of texts `(sl,)`. A ValueError for anything else."
-    if not isinstance(idxs, (list,tuple)) or idxs and isinstance(idxs[0], Integral): idxs = torch.as_tensor(idxs)
-    rows = [torch.as_tensor(t).as_subclass(torch.Tensor).long() for t in idxs] if getattr(idxs, 'ndim', 2) == 2 else []
-    if not rows or any(t.ndim != 1 or not len(t) for t in rows):
-        raise ValueError(f'token ids of shape {[tuple(t.shape) for t in rows] or tuple(getattr(idxs, "shape", ()))}: give (bs, sl) with at least one token, e.g. `idxs[None]` for one text')
+    "Token ids `(bs, sl)` and the columns where the texts start."
+    rows = _as_rows(idxs)
     width = max(map(len, rows))
-    return torch.stack([torch.cat([t[:1].expand(width-len(t)), t]) for t in rows]), torch.tensor([width-len(t) for t in rows])
+    start = torch.tensor([width-len(t) for t in rows])
+    return torch.stack([torch.cat([t[:1].expand(width-len(t)), t]) for t in rows]), start
 
 # %% ../../nbs/3_generate/03_decode.ipynb #1fffb4d6
-class _Reader:
+class Reader:
     "Texts that grow to the right, and the logits of the next token, from any model."
     def __init__(self, model, idxs, start, max_len, src=None): store_attr()
 
-    def logits(self):
-        "`(bs, vocab_sz)`"
-        if not self.start.any(): return next_logits(self.model, self.idxs, self.max_len, self.src)
+    def prefill(self):
+        "Read the texts: the logits of the token after each, `(bs, vocab_sz)`."
+        ask = partial(_last_logits, self.model, max_len=self.max_len)
+        if not self.start.any(): return ask(self.idxs, src=self.src)
         srcs = [None]*len(self.idxs) if self.src is None else self.src[:,None]
-        return torch.cat([next_logits(self.model, row[None,i:], self.max_len, src) for row,i,src in zip(self.idxs, self.start.tolist(), srcs)])
+        rows = zip(self.idxs, self.start.tolist(), srcs)
+        return torch.cat([ask(row[None,i:], src=src) for row,i,src in rows])
 
-    def append(self, new): self.idxs = torch.cat([self.idxs, new[:,None]], 1)
+    def next(self):
+        "The logits of the token after the last one."
+        return self.prefill()
+
+    def append(self, new):
+        "A token more for each text."
+        self.idxs = torch.cat([self.idxs, new[:,None]], 1)
+
     def select(self, rows):
+        "Keep these texts, in this order."
         self.idxs,self.start = self.idxs[rows],self.start[rows]
         if self.src is not None: self.src = self.src[rows]
 
@@ -69,80 +101,93 @@ class _Reader:
 _own = {TransformerLM:('forward','hidden'), Seq2SeqTransformer:('forward','hidden','encode')}
 
 def _cacheable(model):
-    "Whether `model` is of this library (with its own `forward`), causal, with blocks that take a `cache` and embeddings that look at no other token."
-    own = first((cls,fs) for cls,fs in _own.items() if isinstance(model, cls))
-    return (own is not None and model.decoder.config.causal and model.decoder.positions.per_token
-            and all(getattr(type(model), f) is getattr(own[0], f) for f in own[1])
-            and all('cache' in inspect.signature(b.forward).parameters for b in model.decoder.blocks))
+    "Whether this library's reader knows `model`: its own forward, causal, blocks that take a cache."
+    cls,names = first((cls,fs) for cls,fs in _own.items() if isinstance(model, cls)) or (None,())
+    if cls is None or not model.decoder.config.causal: return False
+    if not model.decoder.positions.per_token: return False                  # looks at other tokens
+    if any(getattr(type(model), f) is not getattr(cls, f) or f in vars(model) for f in names): return False
+    return all('cache' in inspect.signature(b.forward).parameters for b in model.decoder.blocks)
 
-class _CachedReader(_Reader):
-    "A `_Reader` that reads each token of this library's models once; `keep=False` reads all again, for comparison."
-    def __init__(self, model, idxs, start, max_len, src=None, keep=True, compile=False, room=0):
+def begin_step(model, x, cache):
+    "The logits of the token after `x`, and a function that gives them for the next one."
+    def step(x, cache): return model.head(model.decoder(x, cache=cache)[:,-1])
+    return step(x, cache), step
+
+_piece = 512 # tokens of a long prompt that are read at once
+
+class CachedReader(Reader):
+    "A `Reader` that reads each token once; with `keep=False` all again, for comparison."
+    def __init__(self, model, idxs, start, max_len, src=None, begin=None, keep=True, room=0):
         super().__init__(model, idxs, start, max_len, src)
-        self.keep,self.compile,self.room,self.cache,self.context = keep,compile,room,None,None
-        self.fixed,self.step,self.in_columns = is_fixed(model),None,False
+        self.begin,self.keep = ifnone(begin, partial(begin_step, model)),keep
+        self.room,self.cache = room,None
+        self.step,self.context = None,None
         self.ends = model.decoder.positions.max_len is not None
+        self.reach = max_len if self.ends else len(model.decoder.blocks)*(max_len-1) + 1
         if self.ends: self.start = self.start.clamp(min=idxs.shape[1]-max_len)
-        self.longest = idxs.shape[1] - int(self.start.min())
+        self._measure()
 
-    def _forget(self):
-        "Drop the older half of the texts that have outgrown their positions."
-        over = self.idxs.shape[1] - self.start > self.max_len
-        self.start = self.start + over*max(1, self.max_len//2)
-        self.longest,self.cache = self.idxs.shape[1] - int(self.start.min()),None
+    def _measure(self): self.longest = self.idxs.shape[1] - int(self.start.min())
 
-    def _unread(self):
-        "The tokens to read: the last ones, or all of them into a new cache."
-        if self.ends and self.longest > self.max_len: self._forget()
-        if self.keep and self.cache is not None: return self.idxs[:,-1:]
-        x = self.idxs[:,-self.longest:]
-        real = torch.arange(self.longest, device=x.device) >= (self.start - self.start.min())[:,None]
+    @torch.inference_mode()
+    def prefill(self):
+        "Read what matters of the texts into a new cache: `(bs, vocab_sz)`."
         if self.src is not None and self.context is None: self.context = self._read_source()
-        self.cache,self.step = KVCache(self.max_len, None if real.all() else real, min(self.longest+self.room, 2*self.max_len), self.context),None
-        return x
+        x,self.cache = self._new_cache()
+        self.step = None
+        size = x.shape[1] if x.shape[1] <= self.max_len else _piece
+        for piece in x.split(size, 1): h = self.model.decoder(piece, cache=self.cache)
+        return self.model.head(h[:,-1])
+
+    @torch.inference_mode()
+    def next(self):
+        "Read the last token: the logits of the one after it."
+        if self.ends and self.longest > self.max_len: self._forget()
+        if self.cache is None or not self.keep: return self.prefill()
+        x = self.idxs[:,-1:]
+        if self.step is not None: return self.step(x, self.cache)
+        logits,self.step = self.begin(x, self.cache)
+        return logits
+
+    def _new_cache(self):
+        "What will be read, padding first, and an empty cache for it."
+        sl,start = self.idxs.shape[1], self.start[:,None]
+        begin = max(sl-self.longest, sl-self.reach)
+        real = torch.arange(begin, sl, device=start.device) >= start            # (bs, sl-begin)
+        offset = begin - start                                                  # (bs, 1)
+        if (offset == offset[0]).all(): real,offset = None,int(offset[0])
+        room = min(sl-begin+self.room, 2*self.max_len)
+        return self.idxs[:,begin:], KVCache(self.max_len, real, room, self.context, offset)
 
     def _read_source(self):
         "The context and its mask, None where that hides nothing."
         context,mask = self.model.encode(self.src)
         return context, None if mask.all() else mask
 
-    def logits(self):
-        "`(bs, vocab_sz)`"
-        with torch.inference_mode(), without_onednn(self.model):
-            x = self._unread()                                              # first: it may make another cache
-            if not self.fixed or not self.cache.n: return last_logits(self.model, x, self.cache)
-            in_columns = self.compile and self.model in in_columns_models         # machine code is for one order of the weights
-            if self.step and in_columns == self.in_columns: return self.step(*open_step(x, self.cache))
-            logits,self.step = (compile_step if self.compile else record_step)(self.model, x, self.cache)
-            self.in_columns = in_columns
-            return logits
+    def _forget(self):
+        "Drop the older half of the texts that have outgrown their positions, and the cache."
+        over = self.idxs.shape[1] - self.start > self.max_len
+        self.start,self.cache = self.start + over*max(1, self.max_len//2),None
+        self._measure()
 
     def append(self, new):
+        "A token more for each text."
         super().append(new)
         self.longest += 1
 
     def select(self, rows):
-        if self.compile or len(rows) != len(self.idxs): self.step = None
+        "Keep these texts, in this order."
+        self.step = None
         super().select(rows)
         self.cache.select(rows)
         if self.context is not None: self.context = self.cache.context
-        self.longest = self.idxs.shape[1] - int(self.start.min())
+        self._measure()
 
 # %% ../../nbs/3_generate/03_decode.ipynb #d7c4da7c
 @contextmanager
-def decoding(model, by_columns):
-    "`model` in evaluation mode and, if `by_columns`, fast for single rows; its own modes and memory layout come back at the end. Yields the parts that were in training."
-    training = [m for m in model.modules() if m.training]
-    model.eval()
-    try:
-        with by_columns(model) if by_columns else nullcontext(): yield training
-    finally:
-        for m in training: m.training = True
-
-# %% ../../nbs/3_generate/03_decode.ipynb #bd9e3be1
-def layout_pays(reader, n, n_texts):
-    "Whether laying the weights out by columns takes less time than it saves `n_texts` in `n` tokens (what follows a source ends long before); of compiled steps all of one size agree."
-    return isinstance(reader, _CachedReader) and n_texts >= 4 and (n >= 64 and reader.src is None or reader.compile)
+def decoding(model, by_columns=False):
+    "Yields a shadow of `model` and leaves `model` alone; for rooms that do not ask for one yet."
+    yield reading(model)
 
 # %% ../../nbs/3_generate/03_decode.ipynb #139ed716
 def as_generator(seed, device):
@@ -152,104 +197,129 @@ def as_generator(seed, device):
     return torch.Generator(device).manual_seed(int(seed))
 
 # %% ../../nbs/3_generate/03_decode.ipynb #278d90c5
+def _device(model, other=None): return getattr(first(model.parameters()), 'device', other)
+
 def _place(model, idxs):
     "`_flush_right`, beside the model."
-    return [t.to(getattr(first(model.parameters()), 'device', t.device)) for t in _flush_right(idxs)]
+    return [t.to(_device(model, t.device)) for t in _flush_right(idxs)]
 
 def _max_len(model, max_len):
-    "How many tokens `model` may see at once: `max_len`, by default what its configuration says, but no more than it has positions."
+    "How many tokens `model` may see at once: as given or configured, but no more than it has positions."
     max_len = ifnone(max_len, getattr(getattr(model, 'config', None), 'max_len', None))
     ends = model.decoder.positions.max_len if isinstance(model, tuple(_own)) else None
     return max_len if ends is None else min(max_len, ends)
 
 def _check_source(model, n_texts, src):
-    "The ids of the sources beside the model; a ValueError if they do not go with the model or the texts, a TypeError for a model that continues none."
-    if isinstance(model, TransformerLM) and not model.config.causal: raise TypeError(f'{type(model).__name__} guesses what is missing inside a text and continues none: use `learn.fill`')
-    if isinstance(model, tuple(_own)) and (src is None) != isinstance(model, TransformerLM):
-        raise ValueError(f'{type(model).__name__} {"needs a source to read: give" if src is None else "reads no source: leave out"} src')
+    "The ids of the sources beside the model; an error if they do not go with model or texts."
+    name,own = type(model).__name__, isinstance(model, tuple(_own))
+    guesses = isinstance(model, TransformerLM) and not model.config.causal
+    if guesses or isinstance(model, TransformerMLM):
+        raise TypeError(f'{name} guesses what is missing inside a text and continues none: use `learn.fill`')
+    if own and (src is None) != isinstance(model, TransformerLM):
+        wrong = 'needs a source to read: give' if src is None else 'reads no source: leave out'
+        raise ValueError(f'{name} {wrong} src')
     if src is None: return None
-    src = torch.as_tensor(src, device=getattr(first(model.parameters()), 'device', None)).as_subclass(torch.Tensor).long()
-    if src.ndim != 2 or len(src) != n_texts: raise ValueError(f'src of shape {tuple(src.shape)} for {n_texts} texts: give ({n_texts}, src_len)')
-    return src
+    src = torch.as_tensor(src, device=_device(model)).as_subclass(torch.Tensor).long()
+    if src.ndim == 2 and len(src) == n_texts: return src
+    raise ValueError(f'src of shape {tuple(src.shape)} for {n_texts} texts: give ({n_texts}, src_len)')
 
-def make_reader(model, idxs, max_len, cache=True, compile=False, room=0, src=None):
-    "The fastest reader that `model` allows; a ValueError if it has nothing to compile."
-    able = _cacheable(model)
-    if compile and not (cache and able): raise ValueError(f'compile=True is for the one-token step with a cache: {type(model).__name__} with {cache=} has none')
-    max_len = _max_len(model, max_len)
-    if compile and max_len == 1: raise ValueError('compile=True is for a step with a past: with max_len=1 there is none')
-    if compile and not is_fixed(model): raise ValueError("compile=True is for torch's and this library's parts without hooks: leave it out, or the part of your own")
+def _way(model, cache, compile, **kwargs):
+    "The model to run and how its steps begin; a ValueError if there is nothing to compile."
+    quick = faster(model, compile=compile, **kwargs) if faster and cache else None
+    if quick: return quick
+    if compile and not faster: raise ValueError('compile=True needs fastai_txf.generate.faststep')
+    if compile: raise ValueError("compile=True is for torch's and this library's parts without hooks: "
+                                 'leave it out, or the part of your own')
+    return model, None
+
+def make_reader(model, idxs, max_len=None, cache=True, compile=False, n=0, src=None, n_samples=1, alone=False):
+    "The fastest reader that `model` allows, for `n` tokens; a ValueError if it has nothing to compile."
+    able,max_len = _cacheable(model), _max_len(model, max_len)
+    if compile and not (cache and able):
+        raise ValueError('compile=True is for the one-token step with a cache: '
+                         f'{type(model).__name__} with {cache=} has none')
+    if compile and max_len == 1:
+        raise ValueError('compile=True is for a step with a past: with max_len=1 there is none')
     idxs,start = _place(model, idxs)
-    args = model, idxs, start, max_len, _check_source(model, len(idxs), src)
-    return _CachedReader(*args, cache, compile, room) if able else _Reader(*args)
+    src = _check_source(model, len(idxs), src)
+    shade = reading(model)
+    if not able: return Reader(shade, idxs, start, max_len, src)
+    many = len(idxs)*n_samples
+    shade,begin = _way(shade, cache, compile, n_texts=many, n=n if src is None else 0, alone=alone)
+    return CachedReader(shade, idxs, start, max_len, src, begin, cache, n)
 
 # %% ../../nbs/3_generate/03_decode.ipynb #58928b2d
-def checked_logits(logits):
-    "`logits`; a ValueError if there is a NaN among them."
-    if logits.sum().isnan(): raise ValueError(DIVERGED)
-    return logits
+def _prefill(reader, n_samples):
+    "The logits after the prompts, each of which is there `n_samples` times from now on."
+    logits = reader.prefill()
+    if n_samples == 1: return logits
+    rows = torch.arange(len(logits), device=logits.device).repeat_interleave(n_samples)
+    reader.select(rows)
+    return logits[rows]
 
 @torch.no_grad()
-def _steps(reader, n, n_samples, stop, generator, opts):
-    "The loop of `stream_tokens`."
-    with decoding(reader.model, layout_pays(reader, n, len(reader.idxs)*n_samples)) as training:
-        done = torch.zeros(len(reader.idxs)*n_samples, dtype=torch.bool, device=reader.idxs.device)
-        for i in range(n):
-            if reader.model.training:                                       # another stream on the same model has ended
-                training += [m for m in reader.model.modules() if m.training]
-                reader.model.eval()
-            logits = reader.logits()
-            if i == 0 and n_samples > 1:
-                rows = torch.arange(len(logits), device=logits.device).repeat_interleave(n_samples)
-                reader.select(rows)
-                logits = logits[rows]
-            new = sample(filter_logits(logits, reader.idxs, **opts), generator)
-            if len(stop): new = torch.where(done, reader.idxs[:,-1], new)
-            reader.append(new)
-            yield new
-            if not len(stop): continue
-            done |= torch.isin(new, stop)
-            if done.all(): return
+def _tokens(reader, n, n_samples, stop, generator, opts):
+    "The loop."
+    device = reader.idxs.device
+    done = torch.zeros(len(reader.idxs)*n_samples, dtype=torch.bool, device=device)
+    for i in range(n):
+        logits = reader.next() if i else _prefill(reader, n_samples)
+        new = sample(filter_logits(logits, reader.idxs, **opts), generator)
+        if len(stop): new = torch.where(done, reader.idxs[:,-1], new)
+        reader.append(new)
+        yield new
+        if not len(stop): continue
+        done |= torch.isin(new, stop)
+        if done.all(): return
 
 # %% ../../nbs/3_generate/03_decode.ipynb #28ffebb7
+def new_tokens(model, idxs, n, alone=True, src=None, n_samples=1, stop_idx=None, max_len=None,
+               cache=True, compile=False, seed=None, **kwargs):
+    "`stream_tokens`; `alone`: nobody trains the model between two tokens."
+    check_options(stream_tokens, **kwargs)
+    check_values(n=n, n_samples=n_samples, max_len=max_len, **kwargs)
+    reader = make_reader(model, idxs, max_len, cache, compile, n, src, n_samples, alone)
+    device = reader.idxs.device
+    stop = torch.as_tensor(listify(stop_idx), dtype=torch.long, device=device)
+    return _tokens(reader, n, n_samples, stop, as_generator(seed, device), kwargs)
+
+# %% ../../nbs/3_generate/03_decode.ipynb #5e0c7d11
 @delegates(filter_logits)
 def stream_tokens(
-    model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or a tuple that begins with them
+    model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or a tuple with them first
     idxs, # the texts so far, `(bs, sl)`, or a list of texts of any length
     n:int, # number of tokens
     *,
-    src=None, # what an encoder–decoder reads, `(bs, src_len)`; the model is then called as `model(src, idxs)`
+    src=None, # what an encoder–decoder reads, `(bs, src_len)`; called as `model(src, idxs)` then
     n_samples:int=1, # continuations of each text
     stop_idx=None, # id, or ids, of tokens that end a text
-    max_len:int=None, # tokens that the model can read at once; default `model.config.max_len` where there is one
+    max_len:int=None, # tokens that the model reads at once; default `model.config.max_len`, if any
     cache:bool=True, # read each token once, where the model can
-    compile:bool=False, # turn the step into machine code: takes ten to twenty seconds, once for a model and a number of texts
+    compile:bool=False, # machine code: ten to twenty seconds, once for a model and a number of texts
     seed=None, # a number, or a `torch.Generator`, for a repeatable sample
     **kwargs
 ): # yields token ids, `(bs*n_samples,)`, until `n` or until every text has ended
     "Generate token by token. Settings out of range raise a ValueError before the first one."
-    inspect.signature(filter_logits).bind(None, **kwargs)
-    check_values(n=n, n_samples=n_samples, max_len=max_len, **kwargs)
-    reader = make_reader(model, idxs, max_len, cache, compile, n, src)
-    stop = torch.as_tensor(listify(stop_idx), dtype=torch.long, device=reader.idxs.device)
-    return _steps(reader, n, n_samples, stop, as_generator(seed, reader.idxs.device), kwargs)
+    return new_tokens(model, idxs, n, False, src, n_samples, stop_idx, max_len, cache, compile, seed, **kwargs)
 
 # %% ../../nbs/3_generate/03_decode.ipynb #52052c5f
 @delegates(stream_tokens)
 def generate(
-    model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or a tuple that begins with them
+    model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or a tuple with them first
     idxs, # the texts so far, `(bs, sl)`, or a list of texts of any length
     n:int, # number of tokens
     *,
     n_samples:int=1, # continuations of each text, one below the other
     **kwargs
-): # `(bs*n_samples, sl+n)`, or a list of texts if `idxs` is one; shorter if every text has ended before
+): # `(bs*n_samples, sl+n)`, or a list if `idxs` is one; shorter if every text has ended before
     "The texts with `n` tokens more."
-    idxs,as_list = (list(idxs),True) if isinstance(idxs, (list,tuple)) else (idxs,False)
-    new = [o[:,None] for o in stream_tokens(model, idxs, n, n_samples=n_samples, **kwargs)]
-    texts,start = _flush_right(idxs)
-    texts = torch.cat([texts.repeat_interleave(n_samples, 0).to(new[0].device if new else texts.device), *new], 1)
-    return [t[i:] for t,i in zip(texts, start.repeat_interleave(n_samples).tolist())] if as_list else texts
+    as_list = isinstance(idxs, (list,tuple))
+    if as_list: idxs = list(idxs)
+    new = [o[:,None] for o in new_tokens(model, idxs, n, n_samples=n_samples, **kwargs)]
+    texts,start = [t.repeat_interleave(n_samples, 0) for t in _flush_right(idxs)]
+    if new: texts = texts.to(new[0].device)
+    texts = torch.cat([texts, *new], 1)
+    return [t[i:] for t,i in zip(texts, start.tolist())] if as_list else texts
 
 # %% ../../nbs/3_generate/03_decode.ipynb #cc88949c
 def _pieces(model, idxs, max_len):
@@ -284,11 +354,11 @@ def token_logprobs(
     check_values(max_len=max_len)
     idxs,start = _place(model, idxs)
     _check_source(model, len(idxs), None)
-    if start.any(): raise ValueError(f'texts that begin in the columns {start.tolist()}: give texts of one length')
-    targets,res,n = idxs[:,1:], [], 0
-    with decoding(model, False):
-        for logits in _pieces(model, idxs[:,:-1], _max_len(model, max_len)) if targets.numel() else ():
-            new = targets[:,n:n+logits.shape[1]]
-            res.append(target_logprobs(checked_logits(logits), new))
-            n += logits.shape[1]
-    return torch.cat(res, 1) if res else torch.zeros(targets.shape, device=targets.device)
+    if start.any():
+        raise ValueError(f'texts that begin in the columns {start.tolist()}: give texts of one length')
+    targets,res = idxs[:,1:], []
+    if not targets.numel(): return torch.zeros(targets.shape, device=targets.device)
+    for logits in _pieces(reading(model), idxs[:,:-1], _max_len(model, max_len)):
+        new,targets = targets[:,:logits.shape[1]],targets[:,logits.shape[1]:]
+        res.append(target_logprobs(checked_logits(logits), new))
+    return torch.cat(res, 1)

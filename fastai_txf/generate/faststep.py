@@ -6,42 +6,43 @@
 __all__ = []
 
 # %% ../../nbs/3_generate/02_faststep.ipynb #464a500e
-import itertools, math, torch, torch.nn.functional as F, warnings
-from contextlib import contextmanager
+import itertools, math, threading, torch, torch.nn as nn, torch.nn.functional as F, warnings
+from functools import partial
 from tempfile import TemporaryDirectory
 from weakref import WeakKeyDictionary
 from fastcore.basics import ifnone
 from torch.overrides import TorchFunctionMode
+from ..base.compat import any_hooked, compile_package
+from ..base.shadow import shadow
 from .cache import put_columns
 
 # %% ../../nbs/3_generate/02_faststep.ipynb #f98240a1
-def last_logits(model, x, cache): return model.head(model.hidden(x, cache=cache)[:,-1])
-
 def is_fixed(model):
-    "Whether a step is the same list of calls for every token: all parts are torch's or this library's, and without hooks."
-    return all(type(m).__module__.split('.')[0] in ('torch','fastai_txf') and not (m._forward_hooks or m._forward_pre_hooks) for m in model.modules())
-
-def _row_linear(x, w, b=None):
-    "`F.linear` of a single row."
-    y = torch.mv(w, x.reshape(-1)) if b is None else torch.addmv(b, w, x.reshape(-1))
-    return y.view(*x.shape[:-1], -1)
-
-def _is_row(x, w, b=None): return x.numel() == x.shape[-1] and x.dtype == torch.float32
+    "Whether a step is the same list of calls for every token: parts are torch's or this library's."
+    known = 'torch.nn.modules.', 'fastai_txf.'
+    return not any_hooked(model) and all(
+        type(m).__module__.startswith(known) and 'forward' not in vars(m) for m in model.modules())
 
 class _Tape(TorchFunctionMode):
-    "Writes the calls of torch functions down as lines of Python, with the objects they refer to in `scope`."
-    def __init__(self, instead): self.instead,self.lines,self.done,self.names,self.scope,self.count,self.on = instead,[],{},{},{},itertools.count(),True
+    "Notes calls of torch functions as lines of Python, with the objects they refer to in `scope`."
+    def __init__(self, instead):
+        self.instead,self.on = instead,True                             # {function: (when, what else)}
+        self.lines,self.scope = [], {}
+        self.done,self.names = {}, {}
+        self.count = itertools.count()
 
     def name(self, o, stem):
         "A name for `o`, which is kept so that nothing else gets its `id`."
-        name = stem if stem not in ('c','t',*self.scope) else f'{stem}{next(self.count)}'
+        taken = stem in ('c','t',*self.scope)
+        name = f'{stem}{next(self.count)}' if taken else stem
         self.names[id(o)] = name, o
         return name
 
     def write(self, o):
         "`o` as a literal, a variable, or a constant in `scope`."
         if id(o) in self.names: return self.names[id(o)][0]
-        if type(o) in (tuple,list): return ('[{}]' if type(o) is list else '({})').format(''.join(f'{self.write(i)}, ' for i in o))
+        if type(o) in (tuple,list):
+            return ('[{}]' if type(o) is list else '({})').format(''.join(f'{self.write(i)}, ' for i in o))
         if o is None or type(o) in (bool,int,str): return repr(o)
         if isinstance(o, torch.device): return repr(str(o))
         name = self.name(o, getattr(o, '__name__', 'c'))
@@ -54,7 +55,9 @@ class _Tape(TorchFunctionMode):
         if not any(isinstance(o, torch.Tensor) for o in outs): return
         args = [*map(self.write, args), *(f'{k}={self.write(v)}' for k,v in kwargs.items())]
         line = f'{self.write(func)}({", ".join(args)})'
-        if line in self.done: return self.names.update({id(o):(n, o) for n,o in zip(self.done[line], outs)})
+        if line in self.done:
+            self.names.update({id(o):(n, o) for n,o in zip(self.done[line], outs)})
+            return
         names = self.done[line] = ['_' if o is None else self.name(o, 't') for o in outs]
         left = ', '.join(names)
         self.lines.append(f'{f"[{left}]" if outs is out else left} = {line}')
@@ -74,55 +77,86 @@ class _Tape(TorchFunctionMode):
         if self.on: self.add(out, func, args, kwargs)
         return out
 
+# %% ../../nbs/3_generate/02_faststep.ipynb #5e0c7c12
 class _TapedCache:
     "An opened `KVCache` whose additions are lines on a tape."
     def __init__(self, cache, tape, x, pos, mask, k_pos, *columns):
-        self.cache,self.tape,self.context,self.once = cache,tape,cache.context,cache.once
-        self.pos,self.mask,self.k_pos = pos,mask,k_pos
-        names = dict(x=x, pos=pos, mask=mask, k_pos=k_pos, **{f'columns[{j}]':t for j,t in enumerate(columns)})
+        self.cache,self.tape = cache,tape
+        self.context,self.once = cache.context,cache.once
+        self.pos,self.mask = pos,mask
+        self.k_pos,self.n = k_pos,cache.n
+        names = {'x':x, 'pos':pos, 'mask':mask, 'k_pos':k_pos}
+        names.update({f'columns[{j}]':t for j,t in enumerate(columns)})
         tape.names.update({id(t):(name, t) for name,t in names.items() if t is not None})
 
     def open(self, x): return self.pos, self.mask
 
     def append(self, layer, k, v):
-        out = self.tape.whole(self.cache.append, layer, k, v)
+        "As the cache's, noted as one line for the keys and one for the values."
+        out,tape = self.tape.whole(self.cache.append, layer, k, v), self.tape
         i = 2*list(self.cache.layers).index(layer)
-        for j,(t,new) in enumerate(zip(out, (k,v)), i): self.tape.lines.append(f'{self.tape.name(t, "t")} = {self.tape.write(put_columns)}(columns[{j}], {self.tape.write(new)})')
+        for j,(t,new) in enumerate(zip(out, (k,v)), i):
+            call = f'{tape.write(put_columns)}(columns[{j}], {tape.write(new)})'
+            tape.lines.append(f'{tape.name(t, "t")} = {call}')
         return out
 
-def _program(model, args, cache, instead):
-    "The logits of the token after `args`, the lines of a program that gives them for the next one, and what they refer to."
-    tape = _Tape(instead)
-    with tape: logits = last_logits(model, args[0], _TapedCache(cache, tape, *args))
-    return logits, [*tape.lines, f'return {tape.write(logits)}'], tape.scope
-
-def _source(lines, *first): return '\n    '.join([f'def step({", ".join([*first, "x", "pos", "mask", "k_pos", "*columns"])}):', *lines])
-
-def open_step(x, cache):
+def _open_step(x, cache):
     "What a step needs to read the token `x`."
     pos,mask = cache.open(x)
-    columns = [t for layer in cache.layers for t in cache.visible(layer)] + [t for kv in cache.fixed.values() for t in kv]
+    columns = [t for layer in cache.layers for t in cache.visible(layer)]
+    columns += [t for kv in cache.fixed.values() for t in kv]
     return x, pos, mask, cache.k_pos, *columns, cache.context[1]
 
-_rows_for_eager = {F.linear:(_is_row, _row_linear)}
+def _last_logits(model, x, cache): return model.head(model.decoder(x, cache=cache)[:,-1])
 
-def record_step(model, x, cache):
+def _program(model, args, cache, instead):
+    "The logits after `args`, the lines that give them for the next token, and what these refer to."
+    tape = _Tape(instead)
+    with tape: logits = _last_logits(model, args[0], _TapedCache(cache, tape, *args))
+    return logits, [*tape.lines, f'return {tape.write(logits)}'], tape.scope
+
+def _source(lines, *first):
+    "A function `step` of these lines."
+    args = ', '.join([*first, 'x', 'pos', 'mask', 'k_pos', '*columns'])
+    return '\n    '.join([f'def step({args}):', *lines])
+
+# %% ../../nbs/3_generate/02_faststep.ipynb #5e0c7c14
+def _is_row(x, *args, **kwargs): return x.numel() == x.shape[-1] and x.dtype == torch.float32
+
+def _row_linear(x, w, b=None):
+    "`F.linear` of a single row."
+    y = torch.mv(w, x.reshape(-1)) if b is None else torch.addmv(b, w, x.reshape(-1))
+    return y.view(*x.shape[:-1], -1)
+
+def _row_gelu(x, approximate='none'):
+    "`F.gelu` of a single row, `(1, 1, d)`."
+    return F.gelu(x.expand(2, *x.shape[1:]), approximate=approximate)[:1]
+
+def _is_cpu_row(x, *args, **kwargs): return x.ndim > 1 and x.is_cpu and _is_row(x)
+
+_for_rows = {F.linear:(_is_row, _row_linear), F.gelu:(_is_cpu_row, _row_gelu)}
+
+def _record_step(model, x, cache):
     "The logits of the token after `x`, and a function that gives them for the next one."
-    logits,lines,scope = _program(model, open_step(x, cache), cache, _rows_for_eager)
+    logits,lines,scope = _program(model, _open_step(x, cache), cache, _for_rows)
     exec(_source(lines), scope)
-    return logits, scope['step']
+    run = scope['step']
+    return logits, lambda x, cache: run(*_open_step(x, cache))
 
 # %% ../../nbs/3_generate/02_faststep.ipynb #46e33a7d
-def _is_query(q, k, v, is_causal=False, **kwargs): return q.shape[2] == 1 and not is_causal and q.is_cpu and q.dtype == torch.float32
+def _is_query(q, k, v, is_causal=False, **kwargs):
+    return q.shape[2] == 1 and not is_causal and q.is_cpu and q.dtype == torch.float32
 
 def _query_attention(q, k, v, attn_mask=None, scale=None, **kwargs):
     "`F.scaled_dot_product_attention` of one query, in operations that a compiler joins."
     k,v = (t.repeat_interleave(q.shape[1]//t.shape[1], 1) for t in (k,v))
-    scores = (q*k).sum(-1)[:,:,None] * ifnone(scale, q.shape[-1]**-0.5)     # (bs, n_heads, 1, k_len)
-    if attn_mask is not None: scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    scores = (q*k).sum(-1)[:,:,None] * ifnone(scale, q.shape[-1]**-0.5) # (bs, n_heads, 1, k_len)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None: scores = scores + attn_mask
     return (scores.softmax(-1).transpose(-2, -1)*v).sum(-2, keepdim=True)
 
-class _Step(torch.nn.Module):
+class _Step(nn.Module):
     "A program as a module, which `torch.export` wants."
     def __init__(self, step):
         super().__init__()
@@ -130,63 +164,94 @@ class _Step(torch.nn.Module):
     def forward(self, *args): return self.step(*args)
 
 def _plain_strides(x, pos, mask, k_pos, *columns):
-    "The same, the small ones with the strides that their shapes imply: those of a view change from step to step."
-    return *(t if t is None else t.clone(memory_format=torch.contiguous_format) for t in (x, pos, mask, k_pos)), *columns
+    "The same, the small ones with the strides of their shapes: a view's change from step to step."
+    small = [t if t is None else t.clone(memory_format=torch.contiguous_format) for t in (x, pos, mask, k_pos)]
+    return *small, *columns
 
 def _build(step, weights, args, dims):
-    "`step` as machine code, its `weights` where they are: a function of what `open_step` gives."
-    from torch._inductor import aoti_compile_and_package, aoti_load_package # a second of imports
-    from torch.export import Dim, export
-    vary = [{dim % t.ndim:Dim.DYNAMIC} if t is not None and dim is not None and t.shape[dim] > 1 else None for t,dim in zip(args, dims)]
-    with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(), TemporaryDirectory() as folder:
-        warnings.simplefilter('ignore', FutureWarning)                      # of torch's own parts about each other
-        program = export(_Step(step), (weights, *args), dynamic_shapes=(([None]*len(weights), *vary),))
-        run = aoti_load_package(aoti_compile_and_package(program, package_path=f'{folder}/step.pt2')).loader.run
-    return lambda *args: run([*weights, *(t for t in _plain_strides(*args) if t is not None)])[0]
-
-def _layout(t, dim):
-    "What code that was made for one tensor asks of another: the order of its memory, and all sizes but the one that varies, unless that is 1."
-    if t is None: return None
-    order = sorted(range(t.ndim), key=t.stride)
-    return t.dtype, t.device, t.stride(0) == 0, *order, *(n if dim is None or i != dim % t.ndim else min(n, 2) for i,n in enumerate(t.shape))
-
-_compiled = WeakKeyDictionary() # from models to their compiled steps
-in_columns_models = WeakKeyDictionary() # from models to the number of texts that want their weights by columns
-
-def compile_step(model, x, cache):
-    "`record_step`, compiled; the step is kept for the next time."
-    args = _plain_strides(*open_step(x, cache))
-    dims = [None, None, -1, -1, *[-2]*(len(args)-5), -1]                    # the sizes that vary
-    known,key = _compiled.setdefault(model, {}), (model in in_columns_models, *map(_layout, args, dims), *map(id, model.parameters()))
-    if key in known: return known[key](*args), known[key]
-    logits,lines,scope = _program(model, args, cache, {F.scaled_dot_product_attention:(_is_query, _query_attention)})
-    weights = {k:t for k,t in scope.items() if isinstance(t, torch.Tensor)}
-    exec(_source([f'[{", ".join(weights)}] = weights', *lines], 'weights'), scope)
-    known[key] = _build(scope['step'], list(weights.values()), args, dims)
-    return logits, known[key]
+    "`step` as machine code: a function of the weights and of what `_open_step` gives."
+    from torch.export import Dim, export # a second of imports
+    vary = [{dim % t.ndim:Dim.DYNAMIC} if t is not None and dim is not None and t.shape[dim] > 1
+            else None for t,dim in zip(args, dims)]
+    with (torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(),
+          TemporaryDirectory() as folder):
+        warnings.simplefilter('ignore', FutureWarning)                  # of torch's own parts about each other
+        shapes = (([None]*len(weights), *vary),)
+        program = export(_Step(step), (weights, *args), dynamic_shapes=shapes)
+        run = compile_package(program, f'{folder}/step.pt2')
+    return lambda weights, *args: run([*weights, *(t for t in _plain_strides(*args) if t is not None)])[0]
 
 # %% ../../nbs/3_generate/02_faststep.ipynb #35d97bff
-@contextmanager
-def without_onednn(model):
-    "torch's own kernels for fp32: oneDNN takes longer to set up its GELU for a row than to compute it."
-    flags = torch.backends.mkldnn
-    enabled,flags.enabled = flags.enabled,flags.enabled and model.head.weight.dtype != torch.float32
-    try: yield
-    finally: flags.enabled = enabled
+def _layout(t, dim):
+    "What code for one tensor asks of another: all but the size that varies, unless that is 1."
+    if t is None: return None
+    order = sorted(range(t.ndim), key=t.stride)
+    varies = lambda i: dim is not None and i == dim % t.ndim
+    sizes = [min(n, 2) if varies(i) else n for i,n in enumerate(t.shape)]
+    return t.dtype, t.device, t.stride(0) == 0, *order, *sizes
+
+def _tensors(model):
+    "Weights and buffers by name; what stands in several places comes several times."
+    return {**dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False))}
+
+def _layouts(tensors):
+    "What code asks of a model's weights, and which of them are one."
+    seen = {}
+    return tuple((seen.setdefault(id(t), i), t.dtype, t.device, t.shape, t.stride())
+                 for i,t in enumerate(tensors.values()))
+
+class _Code:
+    "A model's program as machine code, with the places of the weights that it reads."
+    def __init__(self, model, lines, scope, args, dims):
+        names = {id(t):k for k,t in _tensors(model).items()}
+        held = {k:t for k,t in scope.items() if isinstance(t, torch.Tensor)}
+        self.places = [(names.get(id(t)), None if id(t) in names else t) for t in held.values()]
+        exec(_source([f'[{", ".join(held)}] = weights', *lines], 'weights'), scope)
+        self.run = _build(scope['step'], list(held.values()), args, dims)
+
+    def bind(self, model):
+        "A function of what `_open_step` gives."
+        tensors = _tensors(model)
+        return partial(self.run, [t if k is None else tensors[k] for k,t in self.places])
+
+_compiled,_compiling = WeakKeyDictionary(), threading.Lock()             # from shadows to their code
+
+def _compile_step(shade, model, x, cache):
+    "`_record_step` of `model`, a layout of `shade`, as machine code that is kept with `shade`."
+    args = _plain_strides(*_open_step(x, cache))
+    dims = [None, None, -1, -1, *[-2]*(len(args)-5), -1]                # the sizes that vary
+    key = *map(_layout, args, dims), *_layouts(_tensors(model))
+    with _compiling:
+        known = _compiled.setdefault(shade, {})
+        new = key not in known
+        if new:
+            attention = {F.scaled_dot_product_attention:(_is_query, _query_attention)}
+            logits,lines,scope = _program(model, args, cache, attention)
+            known[key] = _Code(model, lines, scope, args, dims)
+    run = known[key].bind(model)
+    return logits if new else run(*args), lambda x, cache: run(*_open_step(x, cache))
 
 # %% ../../nbs/3_generate/02_faststep.ipynb #e2b03503
-def _lay_out(model, by_columns):
-    "Store the weights of the linear maps of a model on a CPU that widen their input by columns, or again by rows."
-    for w in {m.weight for m in model.modules() if isinstance(m, torch.nn.Linear) and m.out_features > m.in_features}:
-        if w.device.type == 'cpu': w.data = w.data.t().contiguous().t() if by_columns else w.data.contiguous()
+def _by_columns(model):
+    "A shadow of `model` whose linear maps that widen their input on a CPU have weights by columns."
+    own = shadow(model)
+    for m in own.modules():
+        if not isinstance(m, nn.Linear) or m.out_features <= m.in_features: continue
+        if m.weight.is_cpu:
+            w = m.weight.detach().t().contiguous().t()
+            m.weight = nn.Parameter(w, requires_grad=False)
+    return own
 
-@contextmanager
-def by_columns(model):
-    "The weights of `model` by columns, until the last text that wants it is done."
-    in_columns_models[model] = in_columns_models.get(model, 0) + 1
-    _lay_out(model, True)
-    try: yield
-    finally:
-        left = in_columns_models.pop(model, 1) - 1                                # a model at its end is no longer listed
-        if left: in_columns_models[model] = left
-        else: _lay_out(model, False)
+# %% ../../nbs/3_generate/02_faststep.ipynb #5e0c7c17
+def faster(
+    model, # a shadow that is kept, for reading only
+    n_texts:int, # how many texts grow at once
+    n:int, # how many tokens are to come
+    compile:bool=False, # turn the step into machine code
+    alone:bool=False, # nobody trains between two tokens
+): # None, or a model, and a function of token and cache to logits and the step for later tokens
+    "The fastest way through `model` one token at a time, if its steps are all alike."
+    if not is_fixed(model): return None
+    own = _by_columns(model) if alone and n_texts >= 4 and (compile or n >= 64) else model
+    return own, partial(_compile_step, model, own) if compile else partial(_record_step, own)

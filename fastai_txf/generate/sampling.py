@@ -7,8 +7,8 @@ __all__ = ['apply_temperature', 'filter_top_k', 'filter_top_p', 'filter_min_p', 
            'bar_tokens', 'filter_logits', 'sample']
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #15649d4a
-import math, torch
-from ..base.checks import check_values
+import inspect, math, torch
+from ..base.checks import check_values, nearest_words
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #bcf4aa77
 def apply_temperature(
@@ -17,10 +17,10 @@ def apply_temperature(
 ): # `(bs, vocab_sz)`
     "Sharpen (below 1) or flatten (above 1) the distribution."
     check_values(temperature=temperature)
-    if temperature == 0:
-        top,i = logits.max(-1, keepdim=True)
-        return torch.full_like(logits, -math.inf).scatter(-1, i, top)
-    return logits if temperature == 1 else (logits - logits.amax(-1, keepdim=True)) / temperature
+    if temperature == 1: return logits
+    top,i = logits.max(-1, keepdim=True)
+    if temperature == 0: return torch.full_like(logits, -math.inf).scatter(-1, i, top)
+    return (logits - top) / max(temperature, torch.finfo(logits.dtype).tiny)
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #acee20b8
 def filter_top_k(
@@ -71,8 +71,9 @@ def penalize_repeats(
 ): # `(bs, vocab_sz)`
     "Lower the logits of tokens that have occurred (Keskar et al. 2019, section 4.1)."
     check_values(rep_penalty=rep_penalty)
-    seen = logits.gather(-1, idxs)                                          # (bs, sl)
-    return logits.scatter(-1, idxs, torch.where(seen > 0, seen/rep_penalty, seen*rep_penalty))
+    seen = logits.gather(-1, idxs)                                      # (bs, sl)
+    less = torch.where(seen > 0, seen/rep_penalty, seen*rep_penalty)
+    return logits.scatter(-1, idxs, less)
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #60f764b7
 def bar_tokens(
@@ -81,7 +82,8 @@ def bar_tokens(
 ): # `(bs, vocab_sz)`
     "Take out the tokens `barred`."
     barred = torch.as_tensor(barred, dtype=torch.long, device=logits.device)
-    if len(barred.unique()) >= logits.shape[-1]: raise ValueError(f'all {logits.shape[-1]} tokens are barred: leave at least one')
+    n = logits.shape[-1]
+    if len(barred.unique()) >= n: raise ValueError(f'all {n} tokens are barred: leave at least one')
     return logits.index_fill(-1, barred, -math.inf)
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #b6d5bb04
@@ -96,17 +98,31 @@ def filter_logits(
     rep_penalty:float=1., # above 1, tokens that are in the text already get less likely
     barred=None, # ids of tokens that must not come
 ): # `(bs, vocab_sz)`, −inf for what is out
-    "All filters, in order: repetition penalty, barred tokens, `min_p`, temperature, `top_k`, `top_p`, `rel_min_p`."
+    "All filters: repetition, barred, `min_p`, temperature, `top_k`, `top_p`, `rel_min_p`."
     logits = logits.float()
     if rep_penalty not in (None, 1): logits = penalize_repeats(logits, idxs, rep_penalty)
     if barred is not None: logits = bar_tokens(logits, barred)
-    steps = (filter_min_p,min_p), (apply_temperature,temperature), (filter_top_k,top_k), (filter_top_p,top_p), (filter_rel_min_p,rel_min_p)
+    steps = [(filter_min_p, min_p), (apply_temperature, temperature), (filter_top_k, top_k),
+             (filter_top_p, top_p), (filter_rel_min_p, rel_min_p)]
     for f,value in steps:
         if value is not None: logits = f(logits, value)
     return logits
 
+# %% ../../nbs/3_generate/00_sampling.ipynb #5e0c7a12
+def check_options(f, **options):
+    "A TypeError for an option that the function `f` does not have, with those that look like it."
+    known = inspect.signature(f).parameters
+    for k in options:
+        if k not in known: raise TypeError(f'{f.__name__} has no option {k!r}: {nearest_words(k, known)}')
+
 # %% ../../nbs/3_generate/00_sampling.ipynb #3507c699
-DIVERGED = 'there is a NaN among the logits: the model has diverged, so train it again, with a lower learning rate'
+DIVERGED = ('there is a NaN among the logits: the model has diverged, '
+            'so train it again, with a lower learning rate')
+
+def checked_logits(logits):
+    "`logits`; a ValueError if there is a NaN among them."
+    if logits.isnan().any(): raise ValueError(DIVERGED)
+    return logits
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #66e67bef
 def sample(
@@ -118,8 +134,10 @@ def sample(
     edges = probs.cumsum(-1)
     u = torch.rand(len(probs), 1, generator=generator, device=probs.device) * edges[:,-1:]
     i = torch.searchsorted(edges, u, right=True)
-    if i.max().item() == probs.shape[-1]:                                   # past the last piece: rounding, or NaN
-        if edges.isnan().any(): raise ValueError(DIVERGED)
-        i = torch.where(i < probs.shape[-1], i, probs.argmax(-1, keepdim=True))
-    if not i.is_cpu: i = torch.where(probs.gather(-1, i) > 0, i, probs.argmax(-1, keepdim=True)) # sums made in parallel need not grow
+    best = lambda: probs.argmax(-1, keepdim=True)
+    if i.max().item() == probs.shape[-1]:               # past the last piece: rounding, or NaN
+        checked_logits(edges)
+        i = torch.where(i < probs.shape[-1], i, best())
+    # sums made in parallel need not grow
+    if not i.is_cpu: i = torch.where(probs.gather(-1, i) > 0, i, best())
     return i[:,0]

@@ -143,7 +143,8 @@ class TransformerLearner(Learner):
         "Without what a fit that was broken off has left, which cannot be copied."
         state = super().__getstate__()
         def is_result(o): return isinstance(o, torch.Tensor) and o.grad_fn is not None
-        return {k:None if is_result(o) else o for k,o in state.items() if k != '_codec'}
+        left = {k for k,o in state.items() if is_result(o)} | ({'dl'} & state.keys())
+        return {k:None if k in left else o for k,o in state.items() if k != '_codec'}
 
     def one_batch(self, i, b):
         "As in `Learner`, and callbacks that can `leave` a batch do so however it ends."
@@ -189,7 +190,9 @@ class TransformerLearner(Learner):
         check_callbacks([*self.cbs, *L(cbs)])
         if self.opt is None: self.create_opt()
         check_rate(self, lr, cbs)
-        return super().fit(n_epoch, lr, wd, cbs, **kwargs)
+        try: super().fit(n_epoch, lr, wd, cbs, **kwargs)
+        finally: # a fit that is broken off leaves its loaders halfway
+            for dl in self.dls.loaders: vars(dl).pop('it', None)
 
     @delegates(Learner.fine_tune)
     def fine_tune(self,

@@ -24,7 +24,7 @@ from ..model.config import TransformerConfig
 from ..model.models import classifier_splitter, TransformerClassifier
 from ..model.stack import TransformerEncoder
 from ..text.loaders import check_dls
-from ..text.target import target_labels
+from ..text.target import Target
 from ..generate.sampling import DIVERGED
 from .base import (
     check_kind, HIDDEN, make_learner, split_options, start_config, TransformerLearner)
@@ -55,7 +55,7 @@ _of_classes = accuracy, accuracy_multi, error_rate, top_k_accuracy
 
 def check_metrics(learn):
     "A ValueError for a metric of classes where the targets are numbers."
-    if target_labels(learn.dls)[0] != 'numbers': return
+    if len(learn.dls.valid_ds.tls) < 2 or not Target.of(learn.dls).is_number: return
     for m in learn.metrics:
         func = getattr(m, 'func', None)
         if getattr(func, 'func', func) not in _of_classes: continue

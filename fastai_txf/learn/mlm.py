@@ -16,7 +16,7 @@ from fastcore.meta import delegates
 from ..base.shadow import kept_shadow
 from ..model.windows import compact
 from ..model.config import TransformerConfig
-from ..model.models import lm_splitter, TransformerMLM
+from ..model.models import mlm_splitter, TransformerMLM
 from ..text.special import mask_index, ordinary_tokens, pad_index
 from ..text.tokens import CharTokenizer, token_lists
 from ..text.loaders import check_dls
@@ -243,6 +243,6 @@ def transformer_mlm_learner(
     hide = MaskTokens(ordinary_tokens(dls, mask_tok), mask_index(dls, mask_tok), pad_index(dls),
                       mask_p, p_mask, p_random, seed)
     learner_kw = {'loss_func':CrossEntropyLossFlat(), **learner_kw}
-    learn = make_learner(TransformerMLMLearner, dls, config, arch, lm_splitter, pretrained,
+    learn = make_learner(TransformerMLMLearner, dls, config, arch, mlm_splitter, pretrained,
                          drop_mult, compile, dict(block=block), config_kw, learner_kw, tied=True)
     return learn.add_cb(hide)

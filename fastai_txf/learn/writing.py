@@ -52,6 +52,15 @@ def _after_marks(text):
     m = _marks.search(text)
     return None if m is None else m.end()
 
+def too_many_marks(
+    n_words:int, # asked for
+):
+    "A function that says whether a text has more punctuation than those words can need."
+    def drop(text):
+        marks = [o for o in text.split() if not any(map(str.isalnum, o))]
+        return len(marks) > max(6, 3*n_words)
+    return drop
+
 def text_end(n_words, sep, stop):
     """A function that says where a text ends, None as long as it goes on;
     None if nothing but the number of tokens ends it."""
@@ -111,13 +120,14 @@ def _sampled(learn, codec, ids, n, end, no_unk, decoder, bar=False, n_samples=1,
     if bar: steps = _with_bar(steps, n)
     return _grow_texts(steps, len(ids)*n_samples, codec, decoder, end)
 
-def _searched(learn, codec, ids, n, end, no_unk, decoder, **options):
-    "The best new text of each prompt."
+def _searched(learn, codec, ids, n, end, no_unk, decoder, lost=None, **options):
+    "The best new text of each prompt, without those that are `lost`."
     barred = codec.barred if no_unk else codec.fillers
     is_end = None if end is None else lambda new: end(codec.decode(new, decoder)) is not None
+    drop = None if lost is None else lambda new: lost(codec.decode(new, decoder))
     for o in ids:
         best,_ = beam_search(learn.model, o[None], n, stop_idx=codec.stops, barred=barred,
-                             is_end=is_end, **options)
+                             is_end=is_end, drop=drop, **options)
         text = codec.decode(best[0,len(o):].tolist(), decoder)
         yield text[:end(text)] if end else text
 
@@ -175,6 +185,7 @@ def predict(
     ids = codec.prompts(text, text_col)
     if num_beams > 1:
         search = beam_options(num_beams, length_penalty, **options)
+        if n_tokens is None: search['lost'] = too_many_marks(n_words)
         new = list(_searched(learn, codec, ids, n, end, **how, **search))
     else:
         new,bar = ['']*(len(ids)*n_samples), not no_bar and hasattr(learn, 'progress')

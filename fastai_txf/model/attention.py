@@ -32,10 +32,12 @@ def causal_mask(
     q_len:int, # number of queries
     k_len:int=None, # number of keys, of which the queries are the last; default `q_len`
     device=None, # where to make it
-): # `(q_len, k_len)`, True on and below the diagonal
-    "Attention mask that hides the future."
+    max_len:int=None, # tokens that a query sees at most, its own included; default: all
+): # `(q_len, k_len)`, True on and below the diagonal, on `max_len` diagonals
+    "Attention mask that hides the future, and what is `max_len` tokens back."
     k_len = ifnone(k_len, q_len)
-    return torch.ones(q_len, k_len, dtype=torch.bool, device=device).tril(k_len-q_len)
+    mask = torch.ones(q_len, k_len, dtype=torch.bool, device=device).tril(k_len-q_len)
+    return mask if max_len is None else mask.triu(k_len-q_len-max_len+1)
 
 # %% ../../nbs/1_model/00_attention.ipynb #283798c9
 def combine_masks(
@@ -70,10 +72,11 @@ def attention_weights(
 # %% ../../nbs/1_model/00_attention.ipynb #7bd1dd17
 def _fused(q, k, v, mask, causal, scale, bias, p):
     "`attend` through torch's fused kernels."
+    grouped = bool(q.shape[1] != k.shape[1])                        # a tensor under `torch.jit.trace`
     if bias is not None: mask = bias if mask is None else torch.where(mask, bias, -math.inf)
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=p, is_causal=causal, scale=scale,
-        enable_gqa=q.shape[1]!=k.shape[1])
+        enable_gqa=grouped)
 
 # %% ../../nbs/1_model/00_attention.ipynb #8fb92250
 def attend(
@@ -121,8 +124,9 @@ def concat_heads(
     return x.transpose(1, 2).flatten(-2)
 
 # %% ../../nbs/1_model/00_attention.ipynb #1d8248c6
-def head_width(d_model, n_heads, d_head):
-    "`d_head`, or `d_model/n_heads` where it is None."
+def head_width(d_model, n_heads, d_head, mode='standard'):
+    "`d_head`, or where it is None `d_model/n_heads`, in wide mode `d_model`."
+    if mode == 'wide': d_head = ifnone(d_head, d_model)
     if d_head is None and d_model % n_heads:
         raise ValueError(f'{d_model=} is not a multiple of {n_heads=}: '
                          'change one of them, or give d_head')
@@ -160,6 +164,7 @@ class MultiHeadAttention(_Heads):
         bias:bool=True, # biases in the four linear maps
         causal:bool=False, # hide the future
         p:float=0., # dropout on the attention weights
+        out_bias:bool=None, # bias in the last map; default `bias`
     ):
         d_head = head_width(d_model, n_heads, d_head)
         n_kv_heads = _kv_heads(n_heads, n_kv_heads)
@@ -168,7 +173,7 @@ class MultiHeadAttention(_Heads):
         self.q = nn.Linear(d_model, n_heads*d_head, bias=bias)
         self.k = nn.Linear(ifnone(kdim, d_model), n_kv_heads*d_head, bias=bias)
         self.v = nn.Linear(ifnone(vdim, d_model), n_kv_heads*d_v, bias=bias)
-        self.out = nn.Linear(n_heads*d_v, d_model, bias=bias)
+        self.out = nn.Linear(n_heads*d_v, d_model, bias=ifnone(out_bias, bias))
 
     def forward(self,
         q, # `(bs, q_len, d_model)`
@@ -188,6 +193,7 @@ class MultiHeadAttention(_Heads):
 # %% ../../nbs/1_model/00_attention.ipynb #7fc6303b
 class PerHeadLinear(Module):
     "`n_maps` bias-free linear maps for each head, from and to the head's own slice of the vector."
+    bias = None
     def __init__(self,
         d_model:int, # width of the input
         n_heads:int, # number of slices
@@ -225,6 +231,12 @@ class NoPositions(Module):
         "Hook before the dot product."
         return q, k
 
+    def check(self,
+        pos, # positions, `(sl,)` or `(bs, sl)`
+        end:int=None, # all of them are below it; default: not known
+    ):
+        "ValueError for a position that the scheme does not have: here there is no last one."
+
     def bias(self,
         q_pos, # the queries' positions, `(q_len,)` or `(bs, q_len)`
         k_pos, # the keys' positions, `(k_len,)` or `(bs, k_len)`
@@ -257,8 +269,7 @@ class SelfAttention(_Heads):
         if mode == 'narrow' and (n_kv_heads or d_head):
             raise ValueError("mode='narrow' has one key head per slice of the vector: "
                              f'leave out {n_kv_heads=} and {d_head=}')
-        if mode == 'wide': d_head = ifnone(d_head, d_model)
-        d_head = head_width(d_model, n_heads, d_head)
+        d_head = head_width(d_model, n_heads, d_head, mode)
         n_kv_heads = _kv_heads(n_heads, n_kv_heads)
         store_attr('n_heads,n_kv_heads,causal,p')
         self.heads = n_heads,n_kv_heads,n_kv_heads                # of queries, keys and values

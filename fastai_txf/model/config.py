@@ -6,7 +6,7 @@
 __all__ = ['INITS', 'LONG', 'PRESETS', 'init_scaled', 'init_gpt2', 'init_xavier', 'TransformerConfig', 'make_config']
 
 # %% ../../nbs/1_model/04_config.ipynb #fea72798
-import dataclasses, difflib, torch.nn as nn
+import dataclasses, difflib, math, torch.nn as nn
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral, Real
@@ -25,7 +25,8 @@ def _init(model, linear, embedding, out_scale=1.):
         init = embedding if isinstance(m, nn.Embedding) else linear
         for w in m.weight.data.view(-1, *m.weight.shape[-2:]): init(w)
         if name.endswith('.out'): m.weight.data.mul_(out_scale)
-        if getattr(m, 'bias', None) is not None: nn.init.zeros_(m.bias)
+        if isinstance(m, nn.Embedding) or m.bias is None: continue
+        nn.init.zeros_(m.bias)
 
 def init_scaled(
     model, # its weights are set in place
@@ -75,7 +76,8 @@ class TransformerConfig:
     mode:str='standard'    # attention: 'standard', 'wide' or 'narrow'
     causal:bool=None       # hide the future; default: language models do, classifiers don't
     positions:str='rotary' # a key of `POSITIONS`
-    max_len:int=512        # most tokens that attend to each other (not in a language model's batch)
+    pos_base:float=10_000. # N of rotary and sinusoidal positions: wavelengths from 2π to 2πN
+    max_len:int=512        # most tokens that attend to each other; learned positions end there
     ff:str='gelu'          # a key of `FEED_FORWARDS`
     norm:str='layer'       # a key of `NORMS`
     eps:float=1e-5         # of the norms
@@ -112,6 +114,8 @@ class TransformerConfig:
                 raise ValueError(f'{f.name}={v!r}: a whole number is needed, at least 1')
         if f.name in _probs and not (isinstance(v, Real) and 0 <= v < 1):
             raise ValueError(f'{f.name}={v!r} is a probability: 0 ≤ {f.name} < 1')
+        if f.name in ('eps','pos_base') and not (isinstance(v, Real) and 0 < v < math.inf):
+            raise ValueError(f'{f.name}={v!r}: a number above 0 is needed')
 
     def scale_dropout(self,
         mult:float, # factor, as fastai's `drop_mult`

@@ -11,7 +11,7 @@ from functools import partial
 from fastai.torch_core import Module
 from fastcore.basics import ifnone
 from fastcore.meta import delegates
-from .attention import MultiHeadAttention, SelfAttention
+from .attention import head_width, MultiHeadAttention, SelfAttention
 
 # %% ../../nbs/1_model/02_layers.ipynb #d722144d
 NORMS = dict(layer=nn.LayerNorm, rms=nn.RMSNorm)
@@ -104,6 +104,14 @@ class PostNorm(PreNorm):
 WIRINGS = dict(pre=PreNorm, post=PostNorm)
 
 # %% ../../nbs/1_model/02_layers.ipynb #ba20aa70
+def _cross_attention(
+    d_model, n_heads, bias, p, mode='standard', d_head=None, n_kv_heads=None, **kwargs):
+    "Cross-attention with heads and biases like those of `SelfAttention`; 'narrow' is 'standard'."
+    d_head = head_width(d_model, n_heads, d_head, mode)
+    return MultiHeadAttention(
+        d_model, n_heads, d_head=d_head, n_kv_heads=n_kv_heads, p=p,
+        bias=ifnone(bias, mode!='wide'), out_bias=ifnone(bias, True))
+
 @delegates(SelfAttention, but=['p'])
 class TransformerBlock(Module):
     "Self-attention, optional cross-attention, feed-forward; each with residual, norm and dropout."
@@ -122,14 +130,13 @@ class TransformerBlock(Module):
         **kwargs
     ):
         attn_p = ifnone(attn_p, p)
-        ff_bias = {} if bias is None else dict(bias=bias)
         attn = SelfAttention(d_model, n_heads, bias=bias, p=attn_p, **kwargs)
         self.attn = wiring(d_model, attn, norm, p)
         self.cross = None
         if cross:
-            heads = {k:kwargs[k] for k in ('d_head','n_kv_heads') if k in kwargs}
-            attn = MultiHeadAttention(d_model, n_heads, p=attn_p, **heads, **ff_bias)
+            attn = _cross_attention(d_model, n_heads, bias, attn_p, **kwargs)
             self.cross = wiring(d_model, attn, norm, p)
+        ff_bias = {} if bias is None else dict(bias=bias)
         self.ff = wiring(d_model, ff(d_model, d_ff, p=ifnone(ff_p, p), **ff_bias), norm, p)
 
     def forward(self,

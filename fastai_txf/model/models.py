@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TransformerLM', 'TransformerClassifier', 'Seq2SeqTransformer', 'TransformerMLM', 'classifier_splitter', 'lm_splitter',
-           'seq2seq_splitter']
+           'mlm_splitter', 'seq2seq_splitter']
 
 # %% ../../nbs/1_model/06_models.ipynb #075e8250
 import dataclasses, torch, torch.nn as nn
@@ -17,6 +17,13 @@ from .config import INITS, make_config
 from .stack import TransformerDecoder, TransformerEncoder
 
 # %% ../../nbs/1_model/06_models.ipynb #bec0b62a
+def _token_head(c, emb):
+    "A linear map from vectors to tokens; with `c.tie` its weights are those of `emb`."
+    head = nn.Linear(c.d_model, emb.num_embeddings, bias=not c.tie and c.bias is not False)
+    if c.tie: head.weight = emb.weight
+    else: INITS[c.init](head, c.n_layers)
+    return head
+
 class TransformerLM(Module):
     "Autoregressive language model: for each token, the logits of the next."
     def __init__(self,
@@ -27,9 +34,7 @@ class TransformerLM(Module):
         c = make_config(config, **kwargs)
         c = self.config = dataclasses.replace(c, causal=ifnone(c.causal, True))
         self.encoder = TransformerEncoder(c, block)
-        self.head = nn.Linear(c.d_model, c.vocab_sz, bias=not c.tie and c.bias is not False)
-        if c.tie: self.head.weight = self.encoder.emb.weight
-        else: INITS[c.init](self.head, c.n_layers)
+        self.head = _token_head(c, self.encoder.emb)
 
     @property
     def decoder(self):
@@ -91,7 +96,7 @@ class TransformerClassifier(Module):
     def hidden(self,
         x, # token ids, `(bs, sl)`, padding anywhere
     ): # `(bs, n_tokens, d_model)`, real tokens first, and which are real `(bs, n_tokens)`
-        "A vector for every token of each text that is read."
+        "A vector for every token that is read. `forward` pools them, and `head` takes one a text."
         if self.training and (self.config.token_p or self.config.word_p): x = self._leave_out(x)
         return self.encoder.read(x)
 
@@ -121,9 +126,7 @@ class Seq2SeqTransformer(Module):
         self.encoder = TransformerEncoder(dataclasses.replace(c, causal=False), block)
         self.decoder = TransformerDecoder(c, block)
         if c.share_emb: self.decoder.emb = self.encoder.emb
-        self.head = nn.Linear(c.d_model, tgt_vocab_sz, bias=not c.tie and c.bias is not False)
-        if c.tie: self.head.weight = self.decoder.emb.weight
-        else: INITS[c.init](self.head, c.n_layers)
+        self.head = _token_head(c, self.decoder.emb)
 
     def encode(self,
         src, # token ids, `(bs, src_len)`, padding anywhere
@@ -133,46 +136,51 @@ class Seq2SeqTransformer(Module):
         return h, real[:,None,None]
 
     def hidden(self,
+        src, # token ids, `(bs, src_len)`, padding anywhere
         tgt, # token ids, `(bs, tgt_len)`, padding last
-        context=None, # from `encode`; with a cache, the cache's
-        context_mask=None, # likewise
-        cache=None, # `KVCache` of the tokens before `tgt`, and of the context
     ): # `(bs, tgt_len, d_model)`
         "The vectors that `head` turns into logits."
-        return self.decoder(tgt, context, context_mask, cache)
+        return self.decoder(tgt, *self.encode(src))
 
     def forward(self,
         src, # token ids, `(bs, src_len)`, padding anywhere
         tgt, # token ids, `(bs, tgt_len)`, padding last
     ): # `(bs, tgt_len, vocab_sz)`
         "Raw logits of each next token of the target."
-        return self.head(self.hidden(tgt, *self.encode(src)))
+        return self.head(self.hidden(src, tgt))
 
 # %% ../../nbs/1_model/06_models.ipynb #d20ebba9
-class TransformerMLM(TransformerLM):
-    "Bidirectional language model: for each token, or those asked for, the logits of what it was before it was hidden."
+class TransformerMLM(Module):
+    "Bidirectional language model: for each token, the logits of what it was before it was hidden."
     def __init__(self,
         config=None, # a preset's name or a `TransformerConfig`
         block=TransformerBlock, # makes a block: a class or a `partial`
         **kwargs, # fields of the configuration
     ):
         c = make_config(config, **kwargs)
-        if c.causal: raise ValueError(f'{c.causal=}: a masked language model looks at the tokens on both sides of a gap; use TransformerLM')
-        super().__init__(dataclasses.replace(c, causal=False, long='window', scale_emb=ifnone(c.scale_emb, True)), block)
+        if c.causal:
+            raise ValueError(f'{c.causal=}: a masked language model looks at the tokens '
+                             'on both sides of a gap; use TransformerLM')
+        scale_emb = ifnone(c.scale_emb, True)
+        c = dataclasses.replace(c, causal=False, long='window', scale_emb=scale_emb)
+        self.config = c
+        self.encoder = TransformerEncoder(c, block)
+        self.head = _token_head(c, self.encoder.emb)
 
     def hidden(self,
         x, # token ids, `(bs, sl)`, padding anywhere
-    ): # `(bs, n_tokens, d_model)`, real tokens first
+        where=None, # for which of them, real tokens first, boolean, `(bs, n_tokens)`; default: all
+    ): # `(bs, n_tokens, d_model)`, real tokens first; with `where`, `(where.sum(), d_model)`
         "The vectors that `head` turns into logits."
-        return self.encoder.read(x)[0]
+        h,_ = self.encoder.read(x)
+        return h if where is None else h[where]
 
     def forward(self,
         x, # token ids, `(bs, sl)`, padding anywhere
         where=None, # for which of them, real tokens first, boolean, `(bs, n_tokens)`; default: all
     ): # `(bs, n_tokens, vocab_sz)`; with `where`, `(where.sum(), vocab_sz)`
         "Raw logits of each token itself."
-        h = self.hidden(x)
-        return self.head(h if where is None else h[where])
+        return self.head(self.hidden(x, where))
 
 # %% ../../nbs/1_model/06_models.ipynb #37f582fe
 def _split(model, parts):
@@ -197,6 +205,12 @@ def lm_splitter(
     "Positions, each block, the rest with the embeddings."
     enc = model.encoder
     return _split(model, [nn.ModuleList([enc.positions, enc.emb_norm]), *enc.blocks])
+
+def mlm_splitter(
+    model, # a `TransformerMLM`
+): # list of lists of parameters
+    "As `lm_splitter`: the head shares the embeddings."
+    return lm_splitter(model)
 
 def seq2seq_splitter(
     model, # a `Seq2SeqTransformer`, or any model with an `encoder` and a `decoder` of that kind

@@ -7,8 +7,8 @@ __all__ = ['POSITIONS', 'AbsolutePositions', 'LearnedPositions', 'sinusoids', 'S
            'RotaryPositions', 'alibi_slopes', 'ALiBiPositions', 'ConvPositions']
 
 # %% ../../nbs/1_model/01_positions.ipynb #3bbb5eb2
-import torch, torch.nn as nn, torch.nn.functional as F
-from fastcore.basics import store_attr
+import math, torch, torch.nn as nn, torch.nn.functional as F
+from fastcore.basics import ifnone, store_attr
 from .attention import NoPositions
 
 # %% ../../nbs/1_model/01_positions.ipynb #a5d05797
@@ -29,13 +29,22 @@ class LearnedPositions(AbsolutePositions):
         store_attr('max_len')
         self.emb = nn.Embedding(max_len, d_model)
 
-    def embed(self, x, pos):
-        "`x + emb(pos)`; a ValueError past `max_len`."
-        if pos.shape[-1] > self.max_len:
-            raise ValueError(f'{pos.shape[-1]} tokens, but learned positions end at '
+    def check(self, pos, end=None):
+        "ValueError past `max_len`. The values are read only where `end` asks for it: a GPU waits."
+        n = pos.shape[-1]
+        if n <= self.max_len < ifnone(end, 0): n = int(pos.max()) + 1
+        if n > self.max_len:
+            raise ValueError(f'{n} tokens, but learned positions end at '
                              f'max_len={self.max_len}: make it larger, shorten the text, '
                              'or use rotary, ALiBi or sinusoidal positions')
-        return x + self.emb(pos)
+
+    def embed(self, x, pos):
+        "`x + emb(pos)`; a ValueError past `max_len`."
+        self.check(pos)
+        try: return x + self.emb(pos)
+        except IndexError:                                   # on a CPU; `check` knows why
+            self.check(pos, math.inf)
+            raise
 
 # %% ../../nbs/1_model/01_positions.ipynb #e9f6b4ee
 def _angles(pos, d, base):
@@ -140,7 +149,8 @@ class ConvPositions(AbsolutePositions):
 POSITIONS = dict(
     none      =lambda d_model, n_heads, d_head, max_len: NoPositions(),
     learned   =lambda d_model, n_heads, d_head, max_len: LearnedPositions(d_model, max_len),
-    sinusoidal=lambda d_model, n_heads, d_head, max_len: SinusoidalPositions(d_model),
-    rotary    =lambda d_model, n_heads, d_head, max_len: RotaryPositions(d_head),
+    sinusoidal=lambda d_model, n_heads, d_head, max_len, base=10_000.:
+               SinusoidalPositions(d_model, base),
+    rotary    =lambda d_model, n_heads, d_head, max_len, base=10_000.: RotaryPositions(d_head, base),
     alibi     =lambda d_model, n_heads, d_head, max_len: ALiBiPositions(n_heads),
     conv      =lambda d_model, n_heads, d_head, max_len: ConvPositions(d_model))

@@ -7,6 +7,12 @@ __all__ = ['POOLS', 'compact', 'crop_index', 'window_index', 'masked_mean', 'mas
 
 # %% ../../nbs/1_model/03_windows.ipynb #21d8f767
 import math, torch, torch.nn as nn
+from fastai.torch_core import TensorBase
+
+# %% ../../nbs/1_model/03_windows.ipynb #5b7d10ce
+def plain_tensor(x):
+    "`x` without fastai's subclass, whose methods would break a compiled graph."
+    return x.as_subclass(torch.Tensor) if isinstance(x, TensorBase) else x
 
 # %% ../../nbs/1_model/03_windows.ipynb #822f839f
 def compact(
@@ -14,11 +20,13 @@ def compact(
     pad_idx:int=1, # the id of the padding token
 ): # token ids `(bs, longest)`, real tokens first, and their numbers `(bs,)`
     "Move padding behind the text and crop to the longest text (at least one column)."
-    x = x.as_subclass(torch.Tensor).long()
+    x = plain_tensor(x).long()
     if not x.shape[1]: x = nn.functional.pad(x, (0, 1), value=pad_idx)     # empty texts alone
     is_pad = x == pad_idx
     lens = (~is_pad).sum(1)
-    order = is_pad.byte().argsort(dim=1, stable=True)[:,:max(1, int(lens.max()))]
+    order = is_pad.byte().argsort(dim=1, stable=True)
+    # an exported program has the same width for all texts
+    if not torch.compiler.is_exporting(): order = order[:,:max(1, int(lens.max()))]
     return x.gather(1, order), lens
 
 # %% ../../nbs/1_model/03_windows.ipynb #29db62e5

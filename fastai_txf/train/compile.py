@@ -10,7 +10,9 @@ import inspect, time, torch, torch.nn as nn, warnings
 from functools import partial
 from fastai.torch_core import rank_distrib
 from fastcore.basics import ifnone
-from ..model.stack import TransformerEncoder
+from ..base.compat import (
+    any_hooked, call_plain, compile_errors, count_graphs, set_compiled_call)
+from ..model.stack import TransformerStack
 
 # %% ../../nbs/4_train/04_compile.ipynb #ad843155
 _compile_options = dict(dynamic=True, fullgraph=True, options=dict(fallback_random=True),
@@ -18,37 +20,29 @@ _compile_options = dict(dynamic=True, fullgraph=True, options=dict(fallback_rand
 _compile_options = {k:v for k,v in _compile_options.items()
                     if k in inspect.signature(torch.compile).parameters}
 
-def _hooked(m):
-    "Whether something listens to `m` or a part of it. (`m.modules()` takes five times as long.)"
-    if m._forward_pre_hooks or m._forward_hooks: return True
-    if m._backward_pre_hooks or m._backward_hooks: return True
-    return any(map(_hooked, filter(None, m._modules.values())))
-
 def _trained(part):
     if not part.training or not torch.is_grad_enabled(): return False
-    return not torch.compiler.is_compiling() and not _hooked(part)
+    return not torch.compiler.is_compiling() and not any_hooked(part)
 
 class _Compiled:
     "Runs parts of a model compiled where they are trained, and as they are written elsewhere."
     def __init__(self): self.on,self.graphs = True,0
     def add(self, part):
         run = torch.compile(part.forward, **_compile_options)
-        part._compiled_call_impl = partial(self.call, part, run)
+        set_compiled_call(part, partial(self.call, part, run))
 
     def call(self, part, run, *args, **kwargs):
-        plain = partial(part._call_impl, *args, **kwargs)
+        plain = partial(call_plain, part, *args, **kwargs)
         if not (self.on and _trained(part)): return plain()
-        from torch._dynamo import exc, utils        # a second of imports
-        def count(): return utils.counters['stats']['unique_graphs']
-        start,before = time.perf_counter(), count()
+        start,before = time.perf_counter(), count_graphs()
         try: out = run(*args, **kwargs)
-        except (exc.TorchDynamoException, exc.FailOnRecompileLimitHit) as e:
+        except compile_errors() as e:
             out = plain()                           # an error of the part itself comes from here
             self.on = False
             warnings.warn(f'{type(part).__name__} could not be compiled, '
                           f'so training goes on without: {_reason(e)}')
             return out
-        if count() > before: self.report(part, time.perf_counter()-start)
+        if count_graphs() > before: self.report(part, time.perf_counter()-start)
         return out
 
     def report(self, part, seconds):
@@ -66,14 +60,14 @@ def _reason(e):
 
 def compile_for_training(
     model, # a module, as in `learn.model`
-    parts=None, # to compile one by one; default: the blocks of all `TransformerEncoder`s, else all
+    parts=None, # to compile one by one; default: the blocks of all `TransformerStack`s, else all
 ): # `model`
     "Run `parts` compiled where they are trained; elsewhere, in copies and in files as they were."
     for o in [model, *(parts or [])]:
         if not isinstance(o, nn.Module):
             raise TypeError(f'{type(o).__name__} is no module: '
                             'give a model (learn.model), and parts of it as a list')
-    encoders = [m for m in model.modules() if isinstance(m, TransformerEncoder)]
+    encoders = [m for m in model.modules() if isinstance(m, TransformerStack)]
     blocks = [b for m in encoders for b in m.blocks]
     compiled = _Compiled()
     for part in ifnone(parts, blocks or [model]): compiled.add(part)

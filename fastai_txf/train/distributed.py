@@ -14,16 +14,16 @@ from itertools import chain
 from fastai.callback.progress import ProgressCallback
 from fastai.learner import Learner, load_model, save_model
 from fastai.optimizer import OptimWrapper
-from fastai.torch_core import apply, get_model, num_distrib, rank_distrib
+from fastai.torch_core import apply, get_model, num_distrib, rank_distrib, to_detach
 from fastcore.basics import noop, patch
 from fastcore.meta import delegates
 from fastcore.xtras import chunked
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import distribute_tensor, DTensor
-from torch.utils._pytree import tree_map
-from ..model.stack import TransformerEncoder
+from ..base.compat import set_loader_wrap, tree_map
+from ..model.stack import TransformerStack
 from fastai.distributed import * # and the module gives `Learner` its `distrib_ctx`
 
 # %% ../../nbs/4_train/06_distributed.ipynb #72b5b6be
@@ -63,20 +63,24 @@ class SharedDL(DistributedDL):
 
     def to_detach(self, b, cpu=True, gather=True):
         "What all processes have computed, in the order of the data and without repeated items."
-        b = self._to_detach(b, cpu, gather)
-        return apply(self._in_order, b) if gather else b
+        b = to_detach(b, cpu, gather)
+        return apply(self.in_order, b) if gather else b
 
-    def _in_order(self, t):
-        "Rows of one process after the other, to rows in turn."
+    def in_order(self,
+        t, # what was computed of the last batch, one process's rows after the other's
+    ): # rows in turn, without those that come twice
+        "What all processes have computed, in the order of the data."
         if t.ndim == 0: return t
         t = t.unflatten(0, (self.world_size,-1)).transpose(0, 1).flatten(0, 1)
         return t[:len(t) - max(0, self.i*self.world_size - self.n)]
 
 # %% ../../nbs/4_train/06_distributed.ipynb #66d66ddc
-@patch
-def _wrap_dl(self:DistributedTrainer, dl):
+def _share_loader(trainer, dl):
+    "This process's share of the loader `dl`."
     if isinstance(dl, DistributedDL): return dl
-    return SharedDL(dl, device=self.accelerator.device)
+    return SharedDL(dl, device=trainer.accelerator.device)
+
+set_loader_wrap(DistributedTrainer, _share_loader)
 
 _detach = Learner.detach_distributed
 
@@ -170,10 +174,12 @@ class ShardedTrainer(DistributedTrainer):
     def _share_out(self, model):
         "Share the parameters of `model` among the processes, those of each block by themselves."
         mesh = init_device_mesh(self.accelerator.device.type, (self.accelerator.num_processes,))
-        encoders = [m for m in model.modules() if isinstance(m, TransformerEncoder)]
+        encoders = [m for m in model.modules() if isinstance(m, TransformerStack)]
         for block in [b for m in encoders for b in m.blocks]:
             fully_shard(block, mesh=mesh, reshard_after_forward=self.plugin.reshard_after_forward)
         fully_shard(model, mesh=mesh, reshard_after_forward=None)
+        model.run_whole = lambda f, *args: f(*args)          # for `call_whole`
+        register_fsdp_forward_method(model, 'run_whole')
 
     def deal(self):
         "The first process's whole weights into the shares of all."
@@ -202,7 +208,7 @@ class ShardedTrainer(DistributedTrainer):
             if name in _unfit:
                 raise TypeError(f'{name} does not work on a model whose weights are shared '
                                 f'among the processes: {_unfit[name]}')
-        self.learn.dls.loaders = [self._wrap_dl(dl) for dl in self.dls]
+        self.learn.dls.loaders = [_share_loader(self, dl) for dl in self.dls]
         if rank_distrib(): self.learn.logger = noop
 
     def after_backward(self): self.trained = True

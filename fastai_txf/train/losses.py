@@ -7,13 +7,14 @@ __all__ = ['chunked_cross_entropy', 'ChunkedLoss', 'SoftCrossEntropy', 'TokenAcc
 
 # %% ../../nbs/4_train/00_losses.ipynb #705e7681
 import math, torch, torch.nn as nn
-from fastai.callback.core import Callback, GatherPredsCallback
-from fastai.callback.fp16 import MixedPrecision
+from fastai.callback.core import Callback, CancelBatchException, GatherPredsCallback
 from fastai.learner import Metric
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import get_model
 from fastcore.basics import store_attr
 from torch.autograd.function import once_differentiable
+from ..base.compat import apply_gradients, call_whole
+from ..base.shadow import shadow
 from ..generate.decode import target_logprobs
 
 # %% ../../nbs/4_train/00_losses.ipynb #d8e9f48b
@@ -41,6 +42,12 @@ def _add_product(out, a, b):
     if out.dtype == a.dtype: out.addmm_(a, b)
     else: out.add_(a @ b)
 
+def _empty_grads(ctx, inputs, dtype, asked):
+    "For each of `inputs` that needs one, zeros for its gradient: rows as they are, sums in `dtype`."
+    needs = [asked and need for need in ctx.needs_input_grad]
+    dtypes = inputs[0].dtype, dtype, dtype
+    return [torch.zeros_like(o, dtype=d) if need else None for o,d,need in zip(inputs, dtypes, needs)]
+
 class _ChunkedCrossEntropy(torch.autograd.Function):
     "Cross-entropy of a linear map; the gradients are made in the forward pass."
     @staticmethod
@@ -48,13 +55,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         real = (targ != ignore_index)[:,None]
         targ = targ[:,None].masked_fill(~real, 0)
         low,w = h.to(dtype), weight.to(dtype)
-        total = h.new_zeros((), dtype=weight.dtype)
-        needed = zip((h, weight, bias), ctx.needs_input_grad)
-        out = [torch.zeros_like(o) if grads and need else None for o,need in needed]
-        dh,dw,db = out
+        exact = torch.promote_types(weight.dtype, torch.float32)            # what sums are made in
+        total = h.new_zeros((), dtype=exact)
+        out = dh,dw,db = _empty_grads(ctx, (h, weight, bias), exact, grads)
         for i in range(0, len(h), chunk):
             rows = slice(i, i+chunk)
-            z = (low[rows] @ w.T).to(weight.dtype)                          # (chunk, vocab_sz)
+            z = (low[rows] @ w.T).to(exact)                                 # (chunk, vocab_sz)
             if bias is not None: z.add_(bias)
             loss,g = _row_losses(z, targ[rows], real[rows], smoothing)
             total += loss
@@ -64,14 +70,17 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             if dw is not None: _add_product(dw, g.T, low[rows])
         n = real.sum()
         ctx.save_for_backward(n, *out)
-        return total/n
+        ctx.dtypes = [None if o is None else o.dtype for o in (h, weight, bias)]
+        return (total/n).to(weight.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         n,*out = ctx.saved_tensors
-        grad = grad/n.clamp(min=1) # without a target: a loss of NaN, gradients of 0, as in torch
-        return *(None if o is None else o*grad for o in out), *[None]*6
+        # without a target: a loss of NaN, gradients of 0, as in torch
+        factor = grad.to(torch.promote_types(grad.dtype, torch.float32))/n.clamp(min=1)
+        def scaled(o, dtype): return None if o is None else (o*factor).to(dtype)
+        return *map(scaled, out, ctx.dtypes), *[None]*6
 
 def chunked_cross_entropy(
     h, # hidden states, `(..., d_model)`
@@ -104,65 +113,61 @@ def _ce_options(loss_func):
                         'so ChunkedLoss cannot compute it: use CrossEntropyLossFlat')
     return dict(ignore_index=func.ignore_index, label_smoothing=func.label_smoothing)
 
+def _check_parts(model):
+    "A TypeError unless `model` has a linear `head` and a method `hidden`."
+    if isinstance(getattr(model, 'head', None), nn.Linear) and hasattr(model, 'hidden'): return
+    raise TypeError(f'{type(model).__name__} has no linear `head` with a method `hidden` before it: '
+                    'ChunkedLoss needs a TransformerLM, or a model of that kind')
+
+@torch.no_grad()
+def _check_head(model, xb):
+    "A TypeError if `model(*xb)` is anything else than `model.head(model.hidden(*xb))`."
+    if any(type(p) is not nn.Parameter for p in model.parameters()): return # shares of weights
+    shade = shadow(model)
+    shade.head = nn.Identity()
+    first = [x[:1] for x in xb]
+    if torch.equal(shade(*first), shade.hidden(*first)): return
+    raise TypeError(f'the output of {type(model).__name__} is not that of its head: '
+                    'ChunkedLoss would change the loss')
+
 class ChunkedLoss(Callback):
     "In training, head and loss `chunk` rows at a time; `learn.pred` then holds the hidden states."
-    order,run_valid = MixedPrecision.order-5,False
+    order,run_valid = 1000,False # when a batch is as the model will see it
     def __init__(self,
         chunk:int=128, # rows of logits that exist at a time
     ):
         if chunk < 1: raise ValueError(f'{chunk=}: at least 1 row at a time')
         self.chunk = chunk
-        self._head = None
-        self._loss_func = None
-        self._hidden = None
+        self._checked = False
 
     def before_fit(self):
-        self.leave()                                # a batch of an earlier fit that was broken off
-        model = get_model(self.model)
-        head = getattr(model, 'head', None)
         self._options = _ce_options(self.loss_func)
-        if not isinstance(head, nn.Linear):
-            raise TypeError(f'{type(model).__name__} has no linear `head`: '
-                            'ChunkedLoss needs a TransformerLM, or a model of that kind')
+        self._checked = False
+        _check_parts(get_model(self.model))
         recorder = getattr(self.learn, 'recorder', None)
         if getattr(recorder, 'train_metrics', False):
             raise ValueError('metrics on the training set need the logits: '
                              'remove ChunkedLoss or set train_metrics=False')
 
     def before_batch(self):
-        self._head = get_model(self.model).head
-        self._head.forward = self._pass
+        "The learner's step, with `hidden` in place of the model, and head and loss after it."
+        if not self.yb: return
+        if not self._checked: _check_head(get_model(self.model), self.xb)
+        self._checked = True
+        h,loss = call_whole(self.model, self._hidden_and_loss, self.yb[0], *self.xb)
+        self.learn.pred = h
+        self.learn('after_pred')
+        self.learn.loss_grad = loss
+        self.learn.loss = loss.clone()
+        self.learn('after_loss')
+        apply_gradients(self.learn)
+        raise CancelBatchException()                # what fastai would do now is done
 
-    def _pass(self, h):
-        self._hidden = h
-        device = h.device.type
-        dtype = torch.get_autocast_dtype(device)
-        enabled = torch.is_autocast_enabled(device)
-        self._precision = torch.autocast(device, dtype, enabled)
-        return h
-
-    def after_pred(self):
-        if self.pred is not self._hidden:
-            name = type(get_model(self.model)).__name__
-            raise TypeError(f'the output of {name} is not that of its head: '
-                            'ChunkedLoss would change the loss')
-        self._loss_func = self.loss_func
-        self.learn.loss_func = self._loss
-
-    def _loss(self, h, targ):
-        weight,bias = self._head.weight, self._head.bias
-        with self._precision:
-            return chunked_cross_entropy(h, weight, targ, bias, chunk=self.chunk, **self._options)
-
-    def after_loss(self): self.leave()
-    def after_cancel_batch(self): self.leave()
-    def leave(self):
-        "Put head and loss back, however the batch ended."
-        if self._head is not None: vars(self._head).pop('forward', None)
-        if self._loss_func is not None: self.learn.loss_func = self._loss_func
-        self._head = None
-        self._loss_func = None
-        self._hidden = None
+    def _hidden_and_loss(self, targ, *xb):
+        model = get_model(self.model)
+        h = model.hidden(*xb)
+        return h.detach(), chunked_cross_entropy(h, model.head.weight, targ, model.head.bias,
+                                                 chunk=self.chunk, **self._options)
 
 # %% ../../nbs/4_train/00_losses.ipynb #4b7e839d
 class SoftCrossEntropy(CrossEntropyLossFlat):

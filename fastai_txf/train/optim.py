@@ -13,6 +13,7 @@ from fastai.optimizer import OptimWrapper, pytorch_hp_map
 from fastai.torch_core import params
 from fastcore.basics import store_attr
 from fastcore.foundation import L
+from ..base.compat import decay_all
 
 # %% ../../nbs/4_train/01_optim.ipynb #1bbdb9e3
 def spared_params(
@@ -86,7 +87,7 @@ class TorchOptimizer(OptimWrapper):
         def decays(p): return p.grad is not None and self.state[p].get('do_wd', True)
         for ps,h in zip(self.param_lists, self.hypers):
             ps = [p for p in ps if decays(p)]
-            if ps and h['wd']: torch._foreach_mul_(ps, 1 - h['lr']*h['wd'])
+            if ps and h['wd']: decay_all(ps, 1 - h['lr']*h['wd'])
         self.opt.step()
 
 def adamw(
