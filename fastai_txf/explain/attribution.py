@@ -21,6 +21,7 @@ from ..model.models import Seq2SeqTransformer, TransformerLM
 from ..text.special import decode_specials
 from ..text.tokens import as_tokenizer, BatchTokenizer
 from ..text.target import Target
+from ..generate.sampling import DIVERGED
 from ..learn.base import codec_of
 from .colours import ColouredText, drawn
 from .attention_maps import our_model, read_tokens, text_ids
@@ -248,6 +249,7 @@ def explain(self:Learner,
     if steps is not None and steps < 1: raise ValueError(f'{steps=}: at least 1 point')
     ids,model = text_ids(self, text), kept_shadow(self.model)
     with torch.no_grad(): out = model(ids)
+    if out.isnan().any(): raise ValueError(DIVERGED)
     if target is None and not asked.is_number: i = int(out[0].argmax())
     else: i = _choose_output(ifnone(target, 0), asked.names, out.shape[1])
     def score(o): return _score(o, i, asked.kind)
