@@ -1,10 +1,11 @@
 "The baseline against scikit-learn's own n-grams, suggestions that can be followed, pretraining that never looks at the validation set"
-import math, random, sys
+import math, random, sys, warnings
 import numpy as np, pandas as pd, pytest, torch
-import fastai_txf.recipes.pretrain as recipes, fastai_txf.train as train
+import fastai_txf.recipes.pretrain as recipes, fastai_txf.recipes.suggest as suggest
+import fastai_txf.train.schedule as schedule
 from types import SimpleNamespace
 from hypothesis import given, strategies as st
-from fastai.text.all import BaseTokenizer, Callback, set_seed, tokenize_texts
+from fastai.text.all import BaseTokenizer, Callback, Learner, set_seed, tokenize_texts
 from fastai_txf.text.special import text_vocab
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
@@ -148,7 +149,7 @@ def test_count_vectors_edges():
 @pytest.fixture
 def speed(monkeypatch):
     "`speed(tokens)`: every model of `w` weights in its blocks trains on `tokens/w` tokens a second"
-    def _set(tokens): monkeypatch.setattr(recipes, '_speed', lambda model, x: tokens/sum(p.numel() for p in model.encoder.blocks.parameters()))
+    def _set(tokens): monkeypatch.setattr(suggest, '_speed', lambda model, x: tokens/sum(p.numel() for p in model.encoder.blocks.parameters()))
     return _set
 
 @pytest.mark.parametrize('loaders', ['dls','dls_lm'])
@@ -200,7 +201,7 @@ def test_suggestion_counts_guesses(dls, speed):
     "Pseudo-labelled texts belong to the training set, with their lengths"
     texts = ['warm film '*40]*40
     both,n = add_pseudo_labels(dls, texts, torch.eye(2)[[0]*40]), len(dls.train_ds)
-    data,before = recipes._Data.read(both), recipes._Data.read(dls)
+    data,before = suggest._Data.read(both), suggest._Data.read(dls)
     new = 40*len(both.train_ds[n][0])
     assert data.n == n+40 and data.longest == new//40 and abs(data.tokens - before.tokens - new) <= data.n
     assert f'{n+40} texts' in suggest_config(both, minutes=1).reasons[0]
@@ -211,7 +212,7 @@ def test_suggestion_counts_guesses(dls, speed):
 def clock(monkeypatch):
     "Every look at the clock takes a second"
     now = iter(range(10**6))
-    monkeypatch.setattr(train, 'time', SimpleNamespace(perf_counter=lambda: next(now)))
+    monkeypatch.setattr(schedule, 'time', SimpleNamespace(perf_counter=lambda: next(now)))
 
 class Stages(Callback):
     "What is frozen in each fit, how fast the groups may learn, and the weights at its end"
@@ -264,13 +265,32 @@ def test_validation_is_never_read(df, clock, objective):
 
 def test_report(df, clock):
     res = pretrain(df, share=0.6, minutes=0.5)
-    assert res.results.index.tolist() == ['with pretraining','labels only']
-    np.testing.assert_allclose(res.results[['minutes for text','minutes for labels']], [[0.3,0.2],[0,0.5]])
+    assert res.results.index.tolist() == ['with pretraining','labels only','baseline']
+    np.testing.assert_allclose(res.results[['minutes for text','minutes for labels']][:2], [[0.3,0.2],[0,0.5]])
+    assert res.results.accuracy['baseline'] == pytest.approx(baseline(res.learn.dls).accuracy.iloc[-1])
     for name,learn in {'with pretraining':res.learn, 'labels only':res.scratch}.items():
         assert quiet(learn).validate()[1] == pytest.approx(res.results.accuracy[name])
     assert repr(res) == res.results.to_string() and res.learn.predict('a warm film')[0] in ('pos','neg')
     enc = res.pretrained.model.encoder.config
     assert enc.causal and not res.learn.model.encoder.config.causal and res.learn.opt.frozen_idx == 0
+
+def below(df, **kw):
+    "The warnings of a classifier that is not trained"
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter('always')
+        pretrain(df, minutes=0.2, lr=1e-9, compare=False, **kw)
+    return [o for o in seen if '`baseline`' in str(o.message)]
+
+def test_worse_than_the_baseline(df, clock):
+    "A warning with both figures, for labels and for numbers; none where the baseline is beaten"
+    words = df.assign(text=df.label + ' ' + df.text)
+    said, = below(words)
+    assert 'accuracy' in str(said.message) and 'of a linear model' in str(said.message)
+    assert len(below(words.assign(score=words.label.eq('pos')*10.+0.5), label_col='score')) == 1
+    res = pretrain(df, minutes=0.2, compare=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        recipes._beside(res.learn.dls, recipes.Target.of(res.learn.dls), 1.)
 
 def test_counts(df, clock, monkeypatch):
     "Vectors counted in all texts but those of validation are the embeddings that training starts with; no language model"
@@ -278,12 +298,12 @@ def test_counts(df, clock, monkeypatch):
     def count(texts, vocab_sz, d):
         counted.append((texts, count_vectors(texts, vocab_sz, d)))
         return counted[-1][1]
-    fit_minutes = recipes.Learner.fit_minutes
+    fit_minutes = Learner.fit_minutes
     def fit(learn, minutes, *args):
         started.append((minutes, weights(learn)))
         fit_minutes(learn, minutes, *args)
     monkeypatch.setattr(recipes, 'count_vectors', count)
-    monkeypatch.setattr(recipes.Learner, 'fit_minutes', fit)
+    monkeypatch.setattr(Learner, 'fit_minutes', fit)
     res = pretrain(df, objective='counts', minutes=0.3)
     (texts,vectors), = counted
     vocab = text_vocab(res.learn.dls)
@@ -292,17 +312,17 @@ def test_counts(df, clock, monkeypatch):
     (minutes,with_counts),(same,without) = started
     assert minutes == same == 0.3 and with_counts['encoder.emb.weight'].equal(vectors) and not without['encoder.emb.weight'].equal(vectors)
     assert res.pretrained is None and not weights(res.learn)['encoder.emb.weight'].equal(vectors)
-    assert 0 < res.results['minutes for text'].iloc[0] < 0.3 and res.results['minutes for labels'].tolist() == [0.3,0.3]
+    assert 0 < res.results['minutes for text'].iloc[0] < 0.3 and res.results['minutes for labels'].tolist()[:2] == [0.3,0.3]
 
 @pytest.mark.parametrize('objective', ['lm','mlm'])
 def test_language_model_begins_with_counts(df, clock, monkeypatch, objective):
     "The vectors of its own texts, if these are as many as a vector has numbers; if they are fewer, random ones"
     began = []
-    fit_minutes = recipes.Learner.fit_minutes
+    fit_minutes = Learner.fit_minutes
     def fit(learn, *args):
         began.append((learn, learn.model.encoder.emb.weight.detach().clone()))
         fit_minutes(learn, *args)
-    monkeypatch.setattr(recipes.Learner, 'fit_minutes', fit)
+    monkeypatch.setattr(Learner, 'fit_minutes', fit)
     for n in (len(df), 14):
         lm = pretrain(df[:n], objective=objective, minutes=0.2, compare=False, unlabelled=None).pretrained
         emb = next(emb for learn,emb in began if learn is lm)
@@ -316,7 +336,7 @@ def test_fewer_tokens_than_numbers(df, clock, objective):
     "Characters: too few to count vectors of this width; the language model begins as any other"
     res = pretrain(df, objective=objective, tok_tfm=CharTokenizer(), d_model=64, minutes=0.2, compare=False)
     vocab_sz = len(text_vocab(res.learn.dls))
-    assert vocab_sz < 64 <= len(res.pretrained.dls.train_ds) + len(res.pretrained.dls.valid_ds) and len(res.results) == 1
+    assert vocab_sz < 64 <= len(res.pretrained.dls.train_ds) + len(res.pretrained.dls.valid_ds) and len(res.results) == 2
 
 @pytest.mark.parametrize('objective', ['lm','mlm','counts'])
 def test_empty_texts(df, clock, objective):
@@ -341,7 +361,7 @@ def test_vocabulary(df, clock):
     for unlabelled in (more + df.text.tolist(), pd.DataFrame(dict(text=more)), pd.Series(more)):
         res = pretrain(df, unlabelled=unlabelled, compare=False, minutes=0.2)
         vocab = text_vocab(res.learn.dls)
-        assert res.scratch is None and len(res.results) == 1
+        assert res.scratch is None and len(res.results) == 2
         assert list(vocab) == list(text_vocab(res.pretrained.dls)) and 'onlyhere' in vocab and 'secret' not in vocab
     assert 'secret' in text_vocab(pretrain(df, valid_texts=True, compare=False, minutes=0.2).learn.dls)
     assert 'onlyhere' not in text_vocab(pretrain(df, unlabelled=None, compare=False, minutes=0.2).learn.dls)
@@ -361,7 +381,7 @@ def test_other_targets(df, clock):
     (dict(unlabelled=[]), ValueError, 'unlabelled holds no text'), (dict(unlabelled=pd.DataFrame(dict(t=['a']))), ValueError, "no column 'text'"), (dict(unlabelled=['a', None]), TypeError, 'number 1 is None'),
     (dict(d_modle=3), TypeError, "'d_modle'"), (dict(minute=3), TypeError, "'minute'; close to it are .'minutes'"), (dict(config='gtp2'), ValueError, "'gtp2'"), (dict(n_heads=3), ValueError, 'n_heads=3')])
 def test_refused(df, kw, error, words, monkeypatch):
-    monkeypatch.setattr(recipes.Learner, 'fit', lambda *a, **k: pytest.fail('it trains before it looks'))
+    monkeypatch.setattr(Learner, 'fit', lambda *a, **k: pytest.fail('it trains before it looks'))
     with pytest.raises(error, match=words): pretrain(df, **kw)
 
 @pytest.mark.parametrize('more', [None,['same']])

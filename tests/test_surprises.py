@@ -355,7 +355,7 @@ def test_lm_batch_longer_than_max_len(positions, training):
 
 def test_every_token_is_labelled(make):
     "Up to 40 of them"
-    text = ' '.join(random.Random(0).choices(TEXT.split(), k=39))
+    text = ' '.join((TEXT.split()*8)[:39])                       # fastai shortens what is repeated
     ax = make('clf').attention(text).plot(layer=0, head=0)[0,0]
     assert len(ax.get_xticks()) == len(ax.get_yticks()) == 40
 

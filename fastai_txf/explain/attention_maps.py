@@ -10,20 +10,18 @@ import math, matplotlib.pyplot as plt, pandas as pd, torch
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fastai.learner import Learner
-from fastai.text.core import PAD
+from fastai.text.core import PAD, UNK
 from fastcore.basics import ifnone, patch
 from matplotlib.colors import PowerNorm
 from ..base.checks import nearest_words
+from ..base.shadow import shadow
 from ..model.attention import MultiHeadAttention, record_attention, SelfAttention
 from ..model.positions import POSITIONS
 from ..model.stack import TransformerEncoder
 from ..model.models import Seq2SeqTransformer
-from ..text.special import text_vocab
-from ..text.codec import encode_prompts, encode_text
-from ..text.pairs import pair_vocabs
-from ..generate.decode import decoding
+from ..learn.base import codec_of
 from ..learn.seq2seq import Seq2SeqLearner
-from .colours import ColouredText, shown_token
+from .colours import ColouredText, drawn
 
 # %% ../../nbs/6_explain/01_attention_maps.ipynb #804ce4ae
 def our_model(learn):
@@ -38,18 +36,42 @@ def our_model(learn):
                         f'{type(model).__name__}: make it with transformer_seq2seq_learner')
     return model
 
+def side_codec(learn, side=0):
+    "The codec of a learner, of an encoder–decoder that of what it reads (0) or writes (1)."
+    return learn.target_codec if side and isinstance(learn, Seq2SeqLearner) else codec_of(learn)
+
 def text_ids(learn, text, side=0):
     "Token ids of one text, `(1, sl)`, beside the model."
-    if not isinstance(text, str):
-        raise TypeError(f'{text!r} is a {type(text).__name__}: give one text')
-    pairs = isinstance(learn, Seq2SeqLearner)
-    ids = encode_text(learn, [text], side) if pairs else encode_prompts(learn.dls, [text])
-    return ids[0][None].to(next(learn.model.parameters()).device)
+    codec = side_codec(learn, side)
+    if not codec.is_one(text):
+        raise TypeError(f'{text!r} is a {type(text).__name__}: give one text, a string, '
+                        'a row of a frame or a dictionary')
+    encode = codec.encode if isinstance(learn, Seq2SeqLearner) else codec.prompts
+    return encode(text)[0][None].to(next(learn.model.parameters()).device)
 
-def side_vocab(learn, side=0):
-    "The words of a learner, of an encoder–decoder those that it reads (0) or writes (1)."
-    if isinstance(learn, Seq2SeqLearner): return pair_vocabs(learn.dls)[side]
-    return text_vocab(learn.dls)
+def _as_cut(codec, text, ids):
+    "The tokens of `ids`, all of a text; where these say `xxunk`, what the text has there."
+    tokens,known = [codec.vocab[i] for i in ids], {*codec.vocab} - {UNK}
+    new = [t for t in codec.tokens(text)[0] if t not in known]
+    if codec.backwards: new = new[::-1]
+    if len(new) != tokens.count(UNK): return tokens
+    new = iter(new)
+    return [(next(new).strip() or UNK) if t == UNK else t for t in tokens]
+
+def read_tokens(codec, text, ids):
+    """The tokens of `ids`, which are `text` from its beginning, to its end, or both; in place of
+    `xxunk` what the text has there."""
+    ids,full = torch.as_tensor(ids).tolist(), codec.encode(text)[0].tolist()
+    tokens = _as_cut(codec, text, full)
+    n = next((i for i,(a,b) in enumerate(zip(ids, full)) if a != b), min(len(ids), len(full)))
+    left = len(full)-len(ids)+n
+    return tokens[:n] + tokens[left:] if full[left:] == ids[n:] else [codec.vocab[i] for i in ids]
+
+def written_tokens(codec, text, ids):
+    "`read_tokens` with `▁` for a space, whatever the tokenizer writes for one."
+    tokens = read_tokens(codec, text, ids)
+    if codec.sep: return tokens
+    return [codec.tok.join([t]).replace(' ', '▁') or t for t in tokens]
 
 @contextmanager
 def note_calls(module, what):
@@ -92,15 +114,20 @@ def attention_rollout(
 
 # %% ../../nbs/6_explain/01_attention_maps.ipynb #e269d54b
 def _ticks(n, inches, size):
-    "Which of `n` places to label on `inches` of an axis."
-    return range(0, n, max(1, math.ceil(n*size*1.6/72/inches)))
+    "Which of `n` places to label on `inches` of an axis: up to 40 all."
+    return range(0, n, 1 if n <= 40 else math.ceil(n*size*1.6/72/inches))
 
-def _label_axes(ax, queries, keys, inches, size):
-    "Tokens on both axes, as many as fit."
+def _label_size(n, inches):
+    "The size of `n` labels on `inches` of an axis, in points, if there are no more than 40."
+    largest = 9 if inches > 2.4 else 7
+    return largest if n > 40 else min(largest, 72*inches/(1.4*n))
+
+def _label_axes(ax, queries, keys, inches):
+    "Tokens on both axes, all of them or as many as fit."
     for axis,tokens,kw in ((ax.xaxis, keys, dict(rotation=90)), (ax.yaxis, queries, {})):
+        size = _label_size(len(tokens), inches)
         at = _ticks(len(tokens), inches, size)
-        labels = [shown_token(tokens[i], 12).replace('$', r'\$') for i in at]
-        axis.set_ticks(at, labels, fontsize=size, **kw)
+        axis.set_ticks(at, [drawn(tokens[i], 12) for i in at], fontsize=size, **kw)
     ax.tick_params(length=1.5, pad=1)
 
 # %% ../../nbs/6_explain/01_attention_maps.ipynb #24a28eaa
@@ -152,8 +179,8 @@ class Attention:
             im = ax.imshow(self.weights[r,c], cmap='viridis', norm=norm,
                            interpolation='nearest', aspect='auto')
             if self.weights.shape[:2] != (1,1): ax.set_title(f'layer {r}, head {c}', fontsize=9)
-            _label_axes(ax, self.queries, self.keys, 0.8*inches, size=9 if inches > 3 else 7)
-        fig.suptitle(self.title, fontsize=11)
+            _label_axes(ax, self.queries, self.keys, 0.8*inches)
+        fig.suptitle(drawn(self.title), fontsize=11)
         fig.supxlabel('looked at', fontsize=9)
         fig.supylabel('looks', fontsize=9)
         bar = fig.colorbar(im, ax=axs, label='weight', fraction=0.05, pad=0.01)
@@ -183,25 +210,27 @@ class Attention:
 # %% ../../nbs/6_explain/01_attention_maps.ipynb #6645ee07
 _parts = 'encoder','decoder','cross'
 
-def _self_attention(learn, text, window):
-    "`Attention` in the encoder."
-    _,_,ids,weights = _read(learn.model.encoder, text_ids(learn, text))
+def _self_attention(learn, model, text, window):
+    "`Attention` in the encoder of `model`, a shadow."
+    _,_,ids,weights = _read(model.encoder, text_ids(learn, text))
     i, = _choose(window, len(ids), 'window')
-    vocab = side_vocab(learn)
-    real = ids[i] != learn.model.encoder.config.pad_idx
-    tokens = [vocab[t] for t in ids[i][real]]
-    n = int(real.sum())                                                     # padding comes last
+    real = ids != model.encoder.config.pad_idx
+    tokens = written_tokens(side_codec(learn), text, ids[real])
+    n,start = int(real[i].sum()), int(real[:i].sum())                       # padding comes last
+    tokens = tokens[start:start+n]
     title = 'attention' if len(ids) == 1 else f'attention, window {i} of {len(ids)}'
     weights = torch.stack([w[i,:,:n,:n] for w in weights]).cpu()
     return Attention(weights, tokens, tokens, title)
 
-def _pair_attention(learn, text, target, cross):
-    "`Attention` in the decoder: to the source, or to the target itself."
-    vocabs,model = pair_vocabs(learn.dls), learn.model
-    tgt = text_ids(learn, ifnone(target, learn.predict(text)), 1)
+def _pair_attention(learn, model, text, target, cross):
+    "`Attention` in the decoder of `model`, a shadow: to the source, or to the target itself."
+    if target is None: target = learn.predict(text)
+    tgt = text_ids(learn, target, 1)
     h,mask,ids,_ = _read(model.encoder, text_ids(learn, text))
-    source = [vocabs[0][t] for t in ids[ids != model.encoder.config.pad_idx]]
-    given,written = ([vocabs[1][t] for t in o] for o in (tgt[0,:-1], tgt[0,1:]))
+    real = ids != model.encoder.config.pad_idx
+    source = written_tokens(learn.codec, text, ids[real])
+    written = written_tokens(learn.target_codec, target, tgt[0])
+    given,written = written[:-1], written[1:]
     layers = _written(model, tgt[:,:-1], h, mask, cross)
     weights = torch.stack([w[0] for w in layers]).cpu()
     if cross: return Attention(weights, written, source, 'cross-attention')
@@ -224,9 +253,9 @@ def attention(self:Learner,
     if target is not None and part == 'encoder':
         raise ValueError(f'{target=} has no place in the encoder, which reads one text: '
                          'leave it out' + ", or choose part='cross'"*pairs)
-    with decoding(self.model, False):
-        if part == 'encoder': return _self_attention(self, text, window)
-        return _pair_attention(self, text, target, part == 'cross')
+    model = shadow(self.model)                                   # its calls are noted, nobody else's
+    if part == 'encoder': return _self_attention(self, model, text, window)
+    return _pair_attention(self, model, text, target, part == 'cross')
 
 @patch
 def show_attention(self:Learner,
@@ -326,7 +355,7 @@ def neighbours(self:Learner,
     side:int=0, # of an encoder–decoder: 0 for the words it reads, 1 for those it writes
 )->pd.DataFrame: # columns `token` and `cosine`
     "The tokens whose embeddings have the smallest angle to that of `word`."
-    model,vocab = our_model(self), list(side_vocab(self, side))
+    model,vocab = our_model(self), side_codec(self, side).vocab
     if n < 1: raise ValueError(f'{n=}: at least 1 neighbour')
     if word not in vocab:
         raise ValueError(f'{word!r} is not among the {len(vocab)} tokens of the vocabulary: '

@@ -10,20 +10,21 @@ import math, matplotlib.pyplot as plt, numpy as np, pandas as pd, torch, warning
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
-from fastai.data.transforms import Categorize, EncodedMultiCategorize, MultiCategorize
 from fastai.learner import Learner
-from fastai.text.core import (
-    BOS, EOS, FLD, PAD, TK_MAJ, TK_REP, TK_UP, TK_WREP)
-from fastcore.basics import first, ifnone, patch
+from fastai.text.core import BOS, EOS, FLD, PAD, TK_MAJ, TK_REP, TK_UP, TK_WREP
+from fastcore.basics import ifnone, patch
+from matplotlib.patches import Patch
 from torch.nn.utils.rnn import pad_sequence
 from ..base.checks import nearest_words
-from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
-from ..text.special import decode_specials, text_vocab
-from ..text.tokens import as_tokenizer
-from ..text.codec import as_texts, TextCodec
-from ..generate.decode import decoding
-from .colours import ColouredText, shown_token
-from .attention_maps import our_model, text_ids
+from ..base.shadow import kept_shadow, shadow
+from ..model.models import Seq2SeqTransformer, TransformerLM
+from ..text.special import decode_specials
+from ..text.tokens import as_tokenizer, BatchTokenizer
+from ..text.target import Target
+from ..generate.sampling import DIVERGED
+from ..learn.base import codec_of
+from .colours import ColouredText, drawn
+from .attention_maps import our_model, read_tokens, text_ids
 
 # %% ../../nbs/6_explain/02_attribution.ipynb #9d92e372
 BASELINES = dict(pad =lambda emb, pad_idx: emb.weight[pad_idx],
@@ -69,6 +70,7 @@ def integrated_gradients(
     max_tokens:int=8192, # tokens in a batch at most
 ): # shares `(n_tokens,)` of the tokens that are read, their ids, the scores of baseline and text
     "Shares of the tokens in the score (Sundararajan et al. 2017, eq. 1)."
+    model = shadow(model)                                # its embeddings are scaled, nobody else's
     rule = np.polynomial.legendre.leggauss(steps)
     x,w = (torch.tensor(o, dtype=base.dtype, device=base.device)/2 for o in rule)
     bs,res = max(1, max_tokens//max(1, ids.shape[1])), 0.
@@ -90,39 +92,39 @@ def _specials(tokens): return [t in (BOS,EOS,FLD,PAD) for t in tokens]
 
 def _word_starts(tokens, tokenizer, pieces):
     "The numbers of the tokens that begin a word; `pieces` is each token as text, None if unknown."
-    special,glued = _specials(tokens), _glued(tokens)
-    subword,starts = tokenizer is not None and tokenizer.word_start is not None, []
+    special,glued,starts = _specials(tokens), _glued(tokens), []
     for i,t in enumerate(tokens):
         if i == 0 or special[i] or special[i-1]: new = True
         elif pieces is not None:
             apart = (pieces[i][:1].isspace()
-                     or tokenizer.detokenize(tokens[i-1:i+1]) == f'{pieces[i-1]} {pieces[i]}')
+                     or tokenizer.join(tokens[i-1:i+1]) == f'{pieces[i-1]} {pieces[i]}')
             new = apart and bool(''.join(pieces[starts[-1]:i]).strip())
-        elif subword: new = t.startswith('▁')
+        elif tokenizer.word_start: new = t.startswith(tokenizer.word_start)
         else: new = not glued[i]
         if new: starts.append(i)
     return starts
 
 def word_spans(
     tokens:list, # of one text
-    tokenizer=None, # what cut it: its `detokenize` says where spaces are
+    tokenizer=None, # what cut it: it says where spaces are; default: each token is a word
 ): # a list of (word, first token, token after the last)
     "Which tokens make a word."
+    tok = BatchTokenizer() if tokenizer is None else as_tokenizer(tokenizer)
     special,pieces = _specials(tokens), None
-    if tokenizer is not None: tokenizer = as_tokenizer(tokenizer)
-    if tokenizer is not None and tokenizer.lossless: pieces = [tokenizer.detokenize([t]) for t in tokens]
-    subword = tokenizer is not None and tokenizer.word_start is not None
-    starts = _word_starts(tokens, tokenizer, pieces)
+    if tok.lossless: pieces = [tok.join([t]) for t in tokens]
+    starts = _word_starts(tokens, tok, pieces)
     spans = list(zip(starts, [*starts[1:], len(tokens)]))
     def text(a, b):
         if special[a]: return tokens[a]
-        if pieces is not None: return tokenizer.detokenize(tokens[a:b]).strip() or '␣'
-        if subword: joined = ''.join(tokens[a:b]).replace('▁', ' ').strip()
+        if tok.lossless: return tok.join(tokens[a:b]).strip() or '␣'
+        if tok.word_start: joined = ''.join(tokens[a:b]).replace(tok.word_start, ' ')
         else: joined = ' '.join(decode_specials(tokens[a:b]))
         return joined.strip() or ' '.join(tokens[a:b])
     return [(text(a, b), a, b) for a,b in spans]
 
 # %% ../../nbs/6_explain/02_attribution.ipynb #68d2fe18
+_bars = '#b2182b','#2166ac' # against it, for it
+
 @dataclass
 class Explanation:
     "What each token of a text has contributed to one output."
@@ -166,9 +168,18 @@ class Explanation:
     @property
     def text(self):
         "`ColouredText`"
-        return ColouredText([w for w,_,_ in self.spans], self.values, self.title)
+        return ColouredText([w for w,_,_ in self.spans], self.values, self.title, self.ends)
 
-    def _repr_html_(self): return self.text._repr_html_()
+    @property
+    def ends(self):
+        "What a share below 0 does, and one above."
+        if self.is_number: return 'lowers it', 'raises it'
+        return f'against {self.target}', f'for {self.target}'
+
+    def _repr_html_(self):
+        number = '{:+.3g}'.format
+        table = self.table[:10].to_html(index=False, border=0, formatters={'attribution':number})
+        return self.text._repr_html_() + table
     def __str__(self): return str(self.text)
     __repr__ = __str__
 
@@ -179,41 +190,37 @@ class Explanation:
         "The words of the largest shares as bars."
         df = self.table[:n][::-1]
         if ax is None: _,ax = plt.subplots(figsize=(6, 1.2+0.24*len(df)), layout='constrained')
-        colours = ['#2166ac' if v > 0 else '#b2182b' for v in df.attribution]
-        ax.barh(range(len(df)), df.attribution, color=colours)
-        words = [shown_token(w, 24).replace('$', r'\$') for w in df.word]
-        ax.set_yticks(range(len(df)), words, fontsize=9)
+        ax.barh(range(len(df)), df.attribution, color=[_bars[v > 0] for v in df.attribution])
+        ax.set_yticks(range(len(df)), [drawn(w, 24) for w in df.word], fontsize=9)
         ax.axvline(0, color='grey', lw=0.8)
         ax.set_xlabel('share in the ' + ('number' if self.is_number else 'log-odds'))
-        ax.set_title(self.title, fontsize=10)
+        ax.set_title(drawn(self.title), fontsize=10)
+        keys = [Patch(color=c, label=drawn(o, 24)) for c,o in zip(_bars, self.ends)]
+        ax.legend(handles=keys[::-1], fontsize=8, loc='lower right', frameon=False)
         return ax
 
 # %% ../../nbs/6_explain/02_attribution.ipynb #f934d2bf
-def class_outputs(learn):
-    """The names of a classifier's outputs, and its task: 'one' label, 'many' labels or 'number'.
-    A TypeError for learners that classify nothing."""
+def explained_target(learn):
+    "The `Target` of a classifier. A TypeError for learners that classify nothing."
     model = our_model(learn)
-    if isinstance(model, (TransformerLM,TransformerMLM,Seq2SeqTransformer)):
+    if isinstance(model, (TransformerLM,Seq2SeqTransformer)):
         raise TypeError(f'{type(model).__name__} decides nothing about a text: '
                         'only classifiers can be explained')
-    cat = first(f for f in learn.dls.train_ds.tls[-1].tfms.fs if isinstance(f, Categorize))
-    if cat is None: return None,'number'
-    many = isinstance(cat, (MultiCategorize,EncodedMultiCategorize))
-    return [str(o) for o in cat.vocab], 'many' if many else 'one'
+    return Target.of(learn.dls)
 
 # %% ../../nbs/6_explain/02_attribution.ipynb #4cfbecb0
 def _choose_output(target, names, n):
     "The number of the output `target`, given by name or number."
-    if names and str(target) in names: return names.index(str(target))
+    names = [*map(str, ifnone(names, ()))]
+    if str(target) in names: return names.index(str(target))
     with suppress(TypeError):                                              # what is no whole number
         if not isinstance(target, bool) and -n <= index(target) < n: return index(target) % n
     if not names: raise ValueError(f'{target=}: the outputs are numbered from 0 to {n-1}')
     raise ValueError(f'{target=} is not one of the {n} labels: {nearest_words(str(target), names)}')
 
-def _scores(task):
-    "The function from a classifier's outputs and the number of one to its score."
-    if task == 'one': return log_odds
-    return lambda out, i: out[:,i]
+def _score(out, i, kind):
+    "The score of output `i` of a classifier."
+    return log_odds(out, i) if kind == 'category' else out[:,i]
 
 def _converged(model, ids, score, base, steps, tol):
     """`integrated_gradients` with as many points as `tol` needs.
@@ -229,7 +236,7 @@ def _converged(model, ids, score, base, steps, tol):
 
 @patch
 def explain(self:Learner,
-    text:str, # tokenized as in training
+    text, # one text, or a row of a frame or a dictionary with it
     target=None, # a label, or the number of an output; default: the likeliest
     steps:int=None, # points of the integral; default: 32, doubled up to 512 while the sum is off
     baseline:str='pad', # what says nothing: a key of `BASELINES`
@@ -237,23 +244,23 @@ def explain(self:Learner,
 ): # `Explanation`
     """What each word of a text contributes to a classifier's decision.
     A TypeError for other learners, a warning where `steps` are too few."""
-    names,task = class_outputs(self)
+    asked = explained_target(self)
     if baseline not in BASELINES: raise ValueError(f'{baseline=} is not one of {list(BASELINES)}')
     if steps is not None and steps < 1: raise ValueError(f'{steps=}: at least 1 point')
-    ids,model = text_ids(self, text), self.model
-    vocab = text_vocab(self.dls)
-    with decoding(model, False):
-        with torch.no_grad(): out = model(ids)
-        if target is None and task != 'number': i = int(out[0].argmax())
-        else: i = _choose_output(ifnone(target, 0), names, out.shape[1])
-        def score(o): return _scores(task)(o, i)
-        base = BASELINES[baseline](model.encoder.emb, model.encoder.config.pad_idx).detach()
-        shares,read,low,high = _converged(model, ids, score, base, steps, tol)
-    tokens = [vocab[t] for t in read]
-    spans = word_spans(tokens, TextCodec(self.dls).tok)
-    name = names[i] if names else f'output {i}'
-    is_number = task == 'number'
-    return Explanation(tokens, read.cpu(), shares.cpu(), spans, name, i, high, low, is_number)
+    ids,model = text_ids(self, text), kept_shadow(self.model)
+    with torch.no_grad(): out = model(ids)
+    if out.isnan().any(): raise ValueError(DIVERGED)
+    if target is None and not asked.is_number: i = int(out[0].argmax())
+    else: i = _choose_output(ifnone(target, 0), asked.names, out.shape[1])
+    def score(o): return _score(o, i, asked.kind)
+    base = BASELINES[baseline](model.encoder.emb, model.encoder.config.pad_idx).detach()
+    shares,read,low,high = _converged(model, ids, score, base, steps, tol)
+    codec = codec_of(self)
+    tokens = read_tokens(codec, text, read)
+    spans = word_spans(tokens, codec.tok)
+    name = f'output {i}' if asked.is_number else str(asked.names[i])
+    return Explanation(tokens, read.cpu(), shares.cpu(), spans, name, i, high, low,
+                       asked.is_number)
 
 # %% ../../nbs/6_explain/02_attribution.ipynb #b3595891
 @dataclass
@@ -318,35 +325,39 @@ def _words(e):
     special = _specials(e.tokens)
     return np.array([i for i,(_,a,_) in enumerate(e.spans) if not special[a]], dtype=int)
 
+def _each_text(codec, texts, text_col):
+    "The texts, one after the other; rows where a text has several columns."
+    texts = codec.texts(texts, text_col)
+    return [r for _,r in texts.iterrows()] if isinstance(texts, pd.DataFrame) else texts
+
 def deletion_curve(
     learn, # a classifier's learner
-    texts, # a list of texts, a series or a data frame
+    texts, # a list of texts or of rows, a series or a data frame
     n_points:int=11, # points of the curves, from the whole text to none
     n_draws:int=5, # random orders
     seed:int=0, # of the random orders
-    text_col:str='text', # the data frame's column
+    text_col:str=None, # the data frame's column; default: the column or columns of training
     **kwargs # of `explain`
 ): # `DeletionCurve`
     """Words removed in the order of their shares in the decision, and at random: is the decision
     lost sooner?"""
-    if class_outputs(learn)[1] == 'number':
+    asked = explained_target(learn)
+    if asked.is_number:
         raise TypeError('a deletion curve follows a probability, and this learner predicts numbers')
     if n_points < 2 or n_draws < 1:
         raise ValueError(f'{n_points=}, {n_draws=}: at least 2 points and 1 draw')
     rng = np.random.default_rng(seed)
     shares = np.linspace(0, 1, n_points)
-    model,curves = learn.model, []
-    score = _scores(class_outputs(learn)[1])
+    model,curves = kept_shadow(learn.model), []
     pad_idx = model.encoder.config.pad_idx
-    for text in as_texts(texts, text_col):
+    for text in _each_text(codec_of(learn), texts, text_col):
         e = learn.explain(text, **kwargs)
-        def prob(o): return score(o, e.idx).sigmoid()
+        def prob(o): return _score(o, e.idx, asked.kind).sigmoid()
         words = _words(e)
         if not len(words): raise ValueError(f'{text!r} has no word to remove: leave it out')
         best = words[np.argsort(-np.array(e.values)[words], kind='stable')]
         orders = [best, *(rng.permutation(words) for _ in range(n_draws))]
         counts = np.round(shares*len(words)).astype(int)
-        with decoding(model, False):
-            curves.append(_without(model, e.ids, e.spans, orders, counts, prob, pad_idx))
+        curves.append(_without(model, e.ids, e.spans, orders, counts, prob, pad_idx))
     curves = np.stack(curves, 1)                                # (1+n_draws, n_texts, n_points)
     return DeletionCurve(shares, curves[0], curves[1:])

@@ -17,6 +17,10 @@ def shown_token(token, width=None):
     t = str(token).replace('\n', '⏎').replace('\t', '⇥')
     return t if width is None or len(t) <= width else t[:width-1] + '…'
 
+def drawn(text, width=None):
+    "A token, or any text, for a picture: matplotlib would take what stands between $ for a formula."
+    return shown_token(text, width).replace('$', r'\$')
+
 # %% ../../nbs/6_explain/00_colours.ipynb #724d709b
 @dataclass
 class ColouredText:
@@ -24,6 +28,7 @@ class ColouredText:
     words:list    # strings
     values:object # a number for each: an array, or a list; blue above 0, red below
     title:str=''  # what the numbers are
+    ends:tuple=('','') # what it means to be below 0, and above
 
     def __post_init__(self): self.values = np.asarray(self.values, dtype=float)
 
@@ -44,7 +49,8 @@ class ColouredText:
         colours = f'linear-gradient(to right,{left}rgba(128,128,128,0),rgba({_blue},0.75))'
         style = f'display:inline-block;width:8em;height:0.8em;background:{colours}'
         strip = f'<span style="{style}"></span>'
-        return f'<small>{low:.2g} {strip} {self.largest:.2g}</small>'
+        left,right = map(html.escape, self.ends)
+        return f'<small>{left} {low:.2g} {strip} {self.largest:.2g} {right}</small>'
 
     def _repr_html_(self):
         spans = ' '.join(map(self._span, self.words, self.values))

@@ -9,41 +9,44 @@ __all__ = []
 import pandas as pd, torch
 from fastai.learner import Learner
 from fastcore.basics import first, patch
-from ..text.special import text_vocab
 from ..text.pairs import show_pairs
 from ..learn.classifier import TransformerClassifierLearner
 from ..learn.lm import TransformerLMLearner
 from ..learn.seq2seq import Seq2SeqLearner
-from .attribution import class_outputs
+from .attribution import explained_target
 
 # %% ../../nbs/6_explain/03_losses.ipynb #ad9c13fc
+def _text(codec, ids):
+    "Ids as tokens with spaces between them; as text where the tokens have their own."
+    tokens = [codec.vocab[i] for i in ids]
+    return ' '.join(tokens) if codec.sep else codec.to_text(tokens)
+
 def _labelled(learn, dl):
     "Losses, and columns for the chosen of them: text, target, prediction."
     if len(getattr(dl.dataset, 'tls', ())) < 2:
         raise ValueError('these texts have no targets, so there is no loss: '
                          'give a loader with labels')
     preds,targs,decoded,losses = learn.get_preds(dl=dl, with_loss=True, with_decoded=True)
-    tl,vocab = dl.dataset.tls[-1], text_vocab(learn.dls)
-    task = class_outputs(learn)[1]
+    tl,codec,asked = dl.dataset.tls[-1], learn.codec, explained_target(learn)
     def shown(t):
-        if task != 'number': return tl.decode(t)
+        if not asked.is_number: return tl.decode(t)
         return t.item() if t.numel() == 1 else t.tolist()
     def columns(idxs):
-        texts = [' '.join(vocab[t] for t in dl.dataset[i][0]) for i in idxs]
+        texts = [_text(codec, dl.dataset[i][0]) for i in idxs]
         res = dict(text=texts, target=[shown(targs[i]) for i in idxs],
                    prediction=[shown(decoded[i]) for i in idxs])
-        if task == 'one': res['probability'] = [float(preds[i].max()) for i in idxs]
+        if asked.kind == 'category': res['probability'] = [float(preds[i].max()) for i in idxs]
         return res
     return losses, columns
 
 def _passages(learn, dl):
     "Losses of a language model's sequences: passage, and the token that it expected least."
     logp,targs = learn.get_preds(dl=dl)
-    n,vocab = min(dl.seq_len, logp.shape[1]), text_vocab(learn.dls)
+    n,codec = min(dl.seq_len, logp.shape[1]), learn.codec
     logp,targs = (o[:,:o.shape[1]//n*n].reshape(-1, n) for o in (logp,targs)) # (n_sequences, n)
     def columns(idxs):
-        texts = [' '.join(vocab[t] for t in targs[i]) for i in idxs]
-        surprise = [vocab[targs[i][logp[i].argmin()]] for i in idxs]
+        texts = [_text(codec, targs[i]) for i in idxs]
+        surprise = [_text(codec, targs[i][logp[i].argmin()][None]) for i in idxs]
         return dict(text=texts, surprise=surprise)
     return -logp.mean(1), columns
 
@@ -53,8 +56,8 @@ def _pairs(learn, dl):
     n = (targs != learn.model.encoder.config.pad_idx).sum(1)
     def columns(idxs):
         srcs = [dl.dataset[i][0].as_subclass(torch.Tensor) for i in idxs]
-        source = learn._texts([s.tolist() for s in srcs], 0)
-        target = learn._texts([targs[i].tolist() for i in idxs], 1)
+        source = [learn.codec.decode(s) for s in srcs]
+        target = [learn.target_codec.decode(targs[i]) for i in idxs]
         return dict(source=source, target=target, prediction=learn.write(learn._pad(srcs)))
     return -logp.sum(1)/n.clamp(min=1), columns
 

@@ -15,9 +15,9 @@ from matplotlib.image import imsave
 from ..base.checks import nearest_words
 from ..model.attention import MultiHeadAttention, record_attention, SelfAttention
 from ..model.models import Seq2SeqTransformer, TransformerClassifier
-from ..generate.decode import decoding
+from ..base.shadow import shadow
 from .colours import shown_token
-from .attention_maps import note_calls, our_model, side_vocab, text_ids
+from .attention_maps import note_calls, our_model, side_codec, text_ids, written_tokens
 
 # %% ../../nbs/6_explain/04_steps.ipynb #da3b929f
 _bars = ' ▁▂▃▄▅▆▇█'
@@ -118,10 +118,9 @@ def _all_places(model):
     yield 'outputs', model, 0, 'out'
 
 def _record(model, inputs, places):
-    "The weights that `model` uses on `inputs`, and the calls of each module of `places`."
+    "The weights that `model`, a shadow, uses on `inputs`, and the calls of each module of `places`."
     calls = {}
     with ExitStack() as stack:
-        stack.enter_context(decoding(model, False))
         seen = stack.enter_context(record_attention(model))
         for m in {m for _,m,_,kind in places if kind != 'weights'}:
             def note(*o, m=m): calls.setdefault(m, []).append(o)
@@ -137,7 +136,7 @@ def step_through(self:Learner,
 ): # `StepThrough`
     """Every tensor between a text and the model's outputs.
     A TypeError if the model is not of this library."""
-    model = our_model(self)
+    model = shadow(our_model(self))
     pairs = isinstance(model, Seq2SeqTransformer)
     if target is not None and not pairs:
         raise ValueError(f'{type(model).__name__} reads one text and writes none: '
@@ -145,7 +144,9 @@ def step_through(self:Learner,
     ids = text_ids(self, text)
     places = list(_all_places(model))
     inputs = (ids,)
-    if pairs: inputs = ids, text_ids(self, ifnone(target, self.predict(text)), 1)[:,:-1]
+    if pairs:
+        written = self.predict(text) if target is None else target
+        inputs = ids, text_ids(self, written, 1)[:,:-1]
     seen,calls = _record(model, inputs, places)
     steps = {}
     for name,m,i,kind in places:
@@ -153,5 +154,6 @@ def step_through(self:Learner,
         if not found: continue                  # a user's block need not call all of its parts
         t = found[i][0][0] if kind == 'in' else found[i][1]
         if isinstance(t, torch.Tensor): steps[name] = t.cpu()
-    read,vocab = next(iter(steps.values())), side_vocab(self)     # the ids, without what was cut off
-    return StepThrough([vocab[i] for i in read[read != model.encoder.config.pad_idx]], steps)
+    read = next(iter(steps.values()))                             # the ids, without what was cut off
+    read = read[read != model.encoder.config.pad_idx]
+    return StepThrough(written_tokens(side_codec(self), text, read), steps)

@@ -14,7 +14,7 @@ from fastai.callback.core import Callback, event
 from fastai.callback.fp16 import AMPMode
 from fastai.learner import AvgLoss, AvgMetric, Learner, Recorder
 from fastai.metrics import Perplexity
-from fastai.text.data import LMDataLoader
+from fastai.text.data import LMDataLoader, SortedDL
 from fastai.torch_core import trainable_params
 from fastcore.basics import ifnone
 from fastcore.foundation import L
@@ -179,7 +179,9 @@ class TransformerLearner(Learner):
         **kwargs
     ): # predictions and targets
         "As in `Learner`. A ValueError where there is nothing to predict."
-        return super().get_preds(ds_idx, self._loader(ds_idx, dl), **kwargs)
+        dl = self._loader(ds_idx, dl)
+        if isinstance(dl, SortedDL) and dl.shuffle: dl = dl.new(shuffle=False)
+        return super().get_preds(ds_idx, dl, **kwargs)
 
     def _gather(self, cb, dl, inner=False, cbs=None):
         "Go once through `dl` in order, without metrics: what the callback `cb` has gathered."

@@ -75,6 +75,23 @@ class TransformerClassifierLearner(TransformerLearner):
         if check is not None: check(self, scored)
         return dl
 
+    @delegates(Learner.get_preds)
+    def get_preds(self,
+        ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
+        dl=None, # a loader
+        with_input:bool=False, # the texts, too
+        with_decoded:bool=False, # labels, too; pseudo-labels are then the likeliest ones
+        **kwargs
+    ): # predictions and targets
+        "As in `TransformerLearner`."
+        dl = self._loader(ds_idx, dl)
+        kwargs.update(with_input=with_input, with_decoded=with_decoded)
+        res = list(super().get_preds(ds_idx, dl, **kwargs))
+        labels = getattr(getattr(dl, 'dataset', None), 'labels', None)
+        i = 1 + with_input
+        if with_decoded and labels and res[i] is not None: res[i] = labels(res[i])
+        return tuple(res)
+
     def label_of(self,
         decoded, # a decoded prediction, as `get_preds(with_decoded=True)` gives
     ): # a label, a list of labels, or a number

@@ -7,9 +7,8 @@ __all__ = ['ngrams', 'ngram_matrix', 'nb_weights', 'baseline']
 
 # %% ../../nbs/7_recipes/00_baseline.ipynb #6c2dabc0
 import math, numpy as np, pandas as pd, time, torch
-from fastai.metrics import accuracy, accuracy_multi, mse
 from ..text.special import text_vocab
-from ..text.target import target_kind
+from ..text.target import Target
 from ..text.loaders import check_dls
 from ..learn.base import check_kind
 
@@ -80,19 +79,25 @@ def _read(ds):
 
 def _predict_majority(y, n, kind):
     "The most frequent class of `y`, each label if most have it, or the mean: `n` times."
-    if kind is accuracy: top = np.bincount(y).argmax()
-    else: top = y.mean(0) > 0.5 if kind is accuracy_multi else y.mean(0)
+    top = y.mean(0)
+    if kind == 'category': top = np.bincount(y).argmax()
+    if kind == 'multi': top = top > 0.5
     return np.repeat(np.asarray(top)[None], n, 0)
 
-def _predict_linear(x, y, x_new, kind, n_out, C):
+def _predict_linear(x, y, x_new, target, C):
     "Predictions of the linear model."
-    if kind is mse:
+    if target.is_number:
         norm = _sklearn().preprocessing.normalize
         return _sklearn().linear_model.Ridge().fit(norm(x), y).predict(norm(x_new))
     def scores(c): return _nb_scores(x, c, x_new, C)
-    if kind is accuracy_multi: return np.stack([scores(y[:,i]==1) for i in range(n_out)], 1) > 0
-    if n_out == 2: return (scores(y==1) > 0).astype(int)
-    return np.stack([scores(y==i) for i in range(n_out)], 1).argmax(1)
+    labels = range(target.n_out)
+    if target.kind == 'multi': return np.stack([scores(y[:,i]==1) for i in labels], 1) > 0
+    if target.n_out == 2: return (scores(y==1) > 0).astype(int)
+    return np.stack([scores(y==i) for i in labels], 1).argmax(1)
+
+def _score(preds, y, target):
+    "Share of the predictions that are right, or the mean squared error."
+    return float(((preds-y)**2).mean() if target.is_number else (preds == y).mean())
 
 def baseline(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
@@ -107,18 +112,18 @@ def baseline(
     if C <= 0: raise ValueError(f'{C=}: it must be more than 0')
     if not len(dls.valid_ds):
         raise ValueError('the validation set is empty: there is nothing to score on')
-    name,kind,n_out = target_kind(dls)
+    target = Target.of(dls)
     (texts,y),(texts_new,y_new) = map(_read, (dls.train_ds, dls.valid_ds))
-    def majority(): return _predict_majority(y, len(y_new), kind)
+    def majority(): return _predict_majority(y, len(y_new), target.kind)
     def linear():
         x,cols = ngram_matrix(texts, len(text_vocab(dls)), min_df=min_df)
         x_new,_ = ngram_matrix(texts_new, len(text_vocab(dls)), cols)
-        return _predict_linear(x, y, x_new, kind, n_out, C)
-    models = {'mean' if kind is mse else 'majority':majority, 'bigrams, linear':linear}
+        return _predict_linear(x, y, x_new, target, C)
+    models = {'mean' if target.is_number else 'majority':majority, 'bigrams, linear':linear}
     rows = []
     for model,predict in models.items():
         start = time.perf_counter()
-        preds = predict()
-        score = ((preds-y_new)**2).mean() if kind is mse else (preds == y_new).mean()
-        rows.append({'model':model, name:float(score), 'seconds':time.perf_counter()-start})
+        score = _score(predict(), y_new, target)
+        seconds = time.perf_counter()-start
+        rows.append({'model':model, target.metric_name:score, 'seconds':seconds})
     return pd.DataFrame(rows)

@@ -6,10 +6,11 @@
 __all__ = ['SelfPretrained', 'self_pretrain']
 
 # %% ../../nbs/7_recipes/03_pretrain.ipynb #dab6c147
-import dataclasses, numpy as np, pandas as pd, time
+import dataclasses, io, numpy as np, pandas as pd, time, warnings
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
-from fastai.metrics import accuracy, accuracy_multi
+from fastai.metrics import accuracy
 from fastcore.basics import ifnone
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
@@ -19,13 +20,14 @@ from ..text.special import MASKS, text_vocab
 from ..text.frames import as_frame, check_df, one_column, random_mask, valid_mask
 from ..text.tokens import as_tokenizer
 from ..text.codec import as_texts
-from ..text.target import target_kind
+from ..text.target import Target
 from ..text.loaders import check_options, TransformerDataLoaders
 from ..train.losses import ChunkedLoss
 from ..learn.base import TransformerLearner
 from ..learn.classifier import transformer_classifier_learner, TransformerClassifierLearner
 from ..learn.lm import transformer_lm_learner
 from ..learn.mlm import transformer_mlm_learner, UNUSED_FIELDS
+from .baseline import baseline
 from .suggest import width_lr
 from .vectors import count_vectors
 import fastai_txf.train.schedule # it gives `Learner` its `fit_minutes`
@@ -37,7 +39,8 @@ class SelfPretrained:
     learn:TransformerClassifierLearner   # the classifier with pretraining
     scratch:TransformerClassifierLearner # the one without; None if none was asked for
     pretrained:TransformerLearner        # the language model; None if tokens were counted
-    results:pd.DataFrame                 # accuracy (or mse) in validation, and minutes, a row each
+    results:pd.DataFrame                 # accuracy (or mse) in validation, and minutes, a row each;
+                                         # the last is the linear model of `baseline`
     def __repr__(self): return self.results.to_string()
 
 _objectives = dict(lm='guess the next token', mlm='guess hidden tokens',
@@ -64,12 +67,25 @@ def _texts_to_read(df, text_col, unlabelled, valid, valid_texts):
                          'give other texts as unlabelled, or set valid_texts=True')
     return texts
 
-def _score(learn, metric, minutes):
+def _row(target, score, minutes):
+    "A row of the results."
+    spent = {'minutes for text':minutes[0], 'minutes for labels':minutes[1]}
+    return {target.metric_name:score, **spent}
+
+def _score(learn, target, minutes):
     "The validation score of `learn` as a row of the results."
-    name,kind,_ = metric
     with learn.no_bar(): preds,targs = learn.get_preds()
-    score = kind(preds, targs, sigmoid=False) if kind is accuracy_multi else kind(preds, targs)
-    return {name:float(score), 'minutes for text':minutes[0], 'minutes for labels':minutes[1]}
+    return _row(target, target.score(preds, targs), minutes)
+
+def _beside(dls, target, score):
+    "The row of the linear model of `baseline`; a warning if the `score` of a trained one is worse."
+    simple = baseline(dls).iloc[-1]
+    its = float(simple[target.metric_name])
+    if score > its if target.is_number else score < its:
+        warnings.warn(f'{target.metric_name} {score:.3g} with pretraining is worse than the '
+                      f'{its:.3g} of a linear model on words and their pairs (`baseline`): give '
+                      'more minutes or more text, or take that one', stacklevel=3)
+    return _row(target, its, (0., simple.seconds/60))
 
 # fields of the configuration that come from the data or belong to other models
 _given = 'vocab_sz','tgt_vocab_sz','pad_idx','n_out','n_dec_layers','share_emb'
@@ -103,6 +119,10 @@ def _shown(learn, verbose):
     "A context in which `learn` shows its progress, or does not."
     return ContextManagers([] if verbose else [learn.no_bar(), learn.no_logging()])
 
+def _said(verbose):
+    "A context in which what is printed is shown, or is not."
+    return nullcontext() if verbose else redirect_stdout(io.StringIO())
+
 def _count_into(learn, texts):
     "Begin the embeddings of `learn` with vectors that are counted in `texts`."
     emb = learn.model.encoder.emb.weight
@@ -126,7 +146,7 @@ def _by_model(lm, classifier, minutes, lr, verbose):
     vocab_sz,d = lm.model.encoder.emb.weight.shape
     if d <= min(len(texts), vocab_sz): _count_into(lm, texts)
     with _shown(lm, verbose): lm.fit_minutes(minutes[0], lr)
-    learn = classifier(pretrained=lm)
+    with _said(verbose): learn = classifier(pretrained=lm)
     with _shown(learn, verbose): learn.fit_gradual(minutes[1], lr)
     return learn, lm, minutes
 
@@ -189,14 +209,16 @@ def self_pretrain(
     check_options(self_pretrain, data_kw)
     dls_lm,dls = _loaders(df, text_col, texts, valid, bs, seq_len, seed, label_col, label_delim,
                           **data_kw)
-    metric = target_kind(dls)
+    target = Target.of(dls)
     def classifier(**kw):
-        return transformer_classifier_learner(dls, config, metrics=metric[1], **config_kw, **kw)
+        return transformer_classifier_learner(dls, config, metrics=target.metric, **config_kw, **kw)
     learn,lm,spent = _pretrain(dls_lm, objective, config, config_kw, classifier,
                                minutes, share, lr, verbose)
-    rows = {'with pretraining':_score(learn, metric, spent)}
+    rows = {'with pretraining':_score(learn, target, spent)}
     scratch = classifier() if compare else None
     if compare:
         with _shown(scratch, verbose): scratch.fit_minutes(minutes, lr)
-        rows['labels only'] = _score(scratch, metric, (0., minutes))
+        rows['labels only'] = _score(scratch, target, (0., minutes))
+    score = rows['with pretraining'][target.metric_name]
+    rows['baseline'] = _beside(dls, target, score)
     return SelfPretrained(learn, scratch, lm, pd.DataFrame(rows).T)

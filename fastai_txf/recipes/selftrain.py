@@ -7,26 +7,26 @@ __all__ = ['pseudo_labels', 'add_pseudo_labels']
 
 # %% ../../nbs/7_recipes/04_selftrain.ipynb #2d7706c0
 import pandas as pd, torch, torch.nn.functional as F
-from fastai.data.core import DataLoaders, test_set
+from fastai.data.core import DataLoaders
 from fastai.losses import CrossEntropyLossFlat, FocalLossFlat, LabelSmoothingCrossEntropyFlat
-from fastai.metrics import accuracy, accuracy_multi, mse
-from fastai.text.data import SortedDL
+from fastai.text.data import SortedDL, TensorText
 from fastai.torch_core import TensorCategory
-from fastcore.basics import GetAttr, store_attr
+from fastcore.basics import GetAttr, getcallable, ifnone, store_attr
 from fastcore.foundation import L
-from ..text.codec import as_texts, item_tokens
-from ..text.target import target_kind, target_labels
+from ..base.checks import check_values
+from ..text.codec import TextCodec
+from ..text.target import Target
 from ..text.loaders import check_dls
 from ..train.losses import SoftCrossEntropy
 from ..learn.base import check_kind
 from ..learn.classifier import TransformerClassifierLearner
 
 # %% ../../nbs/7_recipes/04_selftrain.ipynb #9b13eca4
-def _text_rows(texts):
-    "`texts` as a list, or the data frame. A ValueError for none."
-    if not isinstance(texts, pd.DataFrame): return as_texts(texts)
-    if not len(texts): raise ValueError('the data frame has no rows: give texts to label')
-    return texts
+def _cut(codec, texts, text_col=None):
+    "The ids of each of `texts`. A ValueError for none."
+    if isinstance(texts, pd.DataFrame) and not len(texts):
+        raise ValueError('the data frame has no rows: give texts to label')
+    return codec.encode(texts, text_col)
 
 def _check_teachers(learners):
     "A TypeError unless `learners` are classifiers, a ValueError unless their labels are the same."
@@ -35,12 +35,16 @@ def _check_teachers(learners):
         if not isinstance(learn, TransformerClassifierLearner):
             raise TypeError(f'{type(learn).__name__} labels no texts here: '
                             'give learners made by transformer_classifier_learner')
-    labels = [target_labels(learn.dls) for learn in learners]
-    first_kind,first_names = labels[0]
-    for kind,names in labels:
-        if (kind,names) != labels[0]:
-            raise ValueError(f'learners with different labels, {first_kind} of {first_names[:10]} '
-                             f'and {kind} of {names[:10]}: their guesses have no mean')
+    targets = [Target.of(learn.dls) for learn in learners]
+    for other in targets:
+        if (other.kind,other.names) != (targets[0].kind,targets[0].names):
+            raise ValueError(f'learners with different labels, {targets[0].describe()} and '
+                             f'{other.describe()}: their guesses have no mean')
+
+def _probabilities(learn, ids, bs):
+    "What `learn` predicts for each of the texts `ids`."
+    out = learn.outputs(ids, ifnone(bs, learn.dls.valid.bs))
+    return getcallable(learn.loss_func, 'activation')(out).as_subclass(torch.Tensor)
 
 def pseudo_labels(
     learners, # a `TransformerClassifierLearner`, or several with the same labels
@@ -50,12 +54,12 @@ def pseudo_labels(
 )->torch.Tensor: # `(n_texts, n_out)`
     """The mean of what `learners` predict for each text: probabilities, or numbers.
     A ValueError for learners with different labels, a TypeError for others."""
-    learners,texts = L(learners), _text_rows(texts)
+    check_values(bs=bs)
+    learners = L(learners)
     _check_teachers(learners)
-    all_dls = {id(learn.dls):learn.dls for learn in learners}
-    tokens = {k:item_tokens(dls, texts, text_col) for k,dls in all_dls.items()}
-    def predict(learn): return learn._predict_tokens(tokens[id(learn.dls)], bs)[0]
-    preds = [predict(learn).as_subclass(torch.Tensor) for learn in learners]
+    all_dls = {id(learn.dls):learn for learn in learners}
+    ids = {k:_cut(learn.codec, texts, text_col) for k,learn in all_dls.items()}
+    preds = [_probabilities(learn, ids[id(learn.dls)], bs) for learn in learners]
     for p in preds:
         if p.shape != preds[0].shape:
             raise ValueError(f'learners with {preds[0].shape[1]} and {p.shape[1]} outputs: '
@@ -63,11 +67,11 @@ def pseudo_labels(
     return torch.stack(preds).mean(0)
 
 # %% ../../nbs/7_recipes/04_selftrain.ipynb #7fab77e8
-def _soft(y, kind, n_out):
+def _soft(y, target):
     "A label as the guesses are."
     y = torch.as_tensor(y).as_subclass(torch.Tensor)
-    if kind is not accuracy or y.is_floating_point(): return y.float()
-    return F.one_hot(y, n_out).float()
+    if target.kind != 'category' or y.is_floating_point(): return y.float()
+    return F.one_hot(y, target.n_out).float()
 
 # losses that take numbers of classes
 _hard = CrossEntropyLossFlat,LabelSmoothingCrossEntropyFlat,FocalLossFlat
@@ -81,20 +85,23 @@ def _compares_labels(metric):
 class _PseudoLabelled(GetAttr):
     "The items of `ds`, then `texts` with `targets`; everything else is that of `ds`."
     _default = 'ds'
-    def __init__(self, ds, texts, targets, kind, n_out): store_attr()
+    def __init__(self, ds, texts, targets, target): store_attr()
     def __len__(self): return len(self.ds) + len(self.texts)
     def __getitem__(self, i):
         "The token ids and the target of text `i`."
         if i >= len(self.ds): return self.texts[i-len(self.ds)], self.targets[i-len(self.ds)]
         x,y = self.ds[i]
-        return x, _soft(y, self.kind, self.n_out)
+        return x, _soft(y, self.target)
+
+    def labels(self, y):
+        "The likeliest labels of targets."
+        if self.target.kind == 'category' and y.is_floating_point():
+            return TensorCategory(y.argmax(-1))
+        return y > 0.5 if self.target.kind == 'multi' else y
 
     def decode(self, o, full=True):
         "As `ds` decodes the likeliest labels."
-        x,y = o
-        if self.kind is accuracy and y.is_floating_point(): y = TensorCategory(y.argmax(-1))
-        elif self.kind is accuracy_multi: y = y > 0.5
-        return self.ds.decode((x, y), full=full)
+        return self.ds.decode((o[0], self.labels(o[1])), full=full)
 
     def check_learner(self, learn, scored):
         """A ValueError for a loss that takes no probabilities and, where the texts are `scored`,
@@ -102,17 +109,19 @@ class _PseudoLabelled(GetAttr):
         loss = learn.loss_func
         metrics = [m.name for m in learn.metrics if _compares_labels(m)]
         hard = isinstance(loss, _hard) and not isinstance(loss, SoftCrossEntropy)
-        if self.kind is accuracy and hard:
+        if self.target.kind == 'category' and hard:
             raise ValueError(f'{type(loss).__name__} takes labels, and pseudo-labels are '
                              'probabilities: leave it out, or give '
                              'SoftCrossEntropy(label_smoothing=…)')
-        if scored and metrics and self.kind is not mse:
+        if scored and metrics and not self.target.is_number:
             raise ValueError(f'{", ".join(metrics)} would compare with labels, and pseudo-labels '
                              'are probabilities: validate on others, or set learn.metrics to '
                              'none, L()')
 
     @property
-    def loss_func(self): return SoftCrossEntropy() if self.kind is accuracy else self.ds.loss_func
+    def loss_func(self):
+        "What a learner of the loaders takes by itself."
+        return SoftCrossEntropy() if self.target.kind == 'category' else self.ds.loss_func
 
 def _check_targets(targets, shape, kind):
     "A ValueError unless `targets` have this shape and are what `kind` asks for."
@@ -121,12 +130,12 @@ def _check_targets(targets, shape, kind):
                          f'{shape} is what these texts and labels need')
     if not targets.isfinite().all():
         raise ValueError('there are NaNs or infinities among the pseudo-labels')
-    if kind is mse: return
+    if kind == 'regression': return
     low,high = targets.min(), targets.max()
     if low < 0 or high > 1:
         raise ValueError(f'pseudo-labels from {low:.3g} to {high:.3g} are no probabilities: '
                          'give those of pseudo_labels')
-    if kind is accuracy and (targets.sum(-1)-1).abs().max() > 1e-3:
+    if kind == 'category' and (targets.sum(-1)-1).abs().max() > 1e-3:
         raise ValueError('the probabilities of some pseudo-labels do not add up to 1')
 
 def add_pseudo_labels(
@@ -139,14 +148,13 @@ def add_pseudo_labels(
     itself takes probabilities. A ValueError for pseudo-labels that do not fit."""
     check_dls(dls)
     check_kind(dls, is_lm=False)
-    train,texts = dls.train, _text_rows(texts)
-    _,kind,n_out = target_kind(dls)
+    train,target = dls.train, Target.of(dls)
+    ids = [*map(TensorText, _cut(TextCodec(dls), texts, text_col))]
     targets = torch.as_tensor(targets).float()
-    shape = len(texts), *_soft(dls.train_ds[0][1], kind, n_out).shape
+    shape = len(ids), *_soft(dls.train_ds[0][1], target).shape
     if targets.shape == (*shape,1): targets = targets[...,0]    # of one number for each text
-    _check_targets(targets, shape, kind)
-    ids = [o[0] for o in test_set(dls.valid_ds, item_tokens(dls, texts, text_col))]
+    _check_targets(targets, shape, target.kind)
     lens = {}
     if isinstance(train, SortedDL): lens = dict(val_res=[*train.res, *map(len, ids)])
-    new = train.new(_PseudoLabelled(dls.train_ds, ids, targets, kind, n_out), **lens)
+    new = train.new(_PseudoLabelled(dls.train_ds, ids, targets, target), **lens)
     return type(dls)(new, dls.valid, path=dls.path, device=dls.device)
