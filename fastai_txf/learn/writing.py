@@ -78,7 +78,8 @@ def text_end(n_words, sep, stop):
 # %% ../../nbs/5_learn/02_writing.ipynb #7e15a3c8
 def _grow_texts(steps, n_rows, codec, decoder, end):
     "The new texts after each step until all have ended; without an `end` only the last of them."
-    ids,texts,done = [[] for _ in range(n_rows)], ['']*n_rows, [False]*n_rows
+    ids,texts = [[] for _ in range(n_rows)], ['']*n_rows
+    done = [False]*n_rows
     with closing(steps): # also if `decoder` fails
         for new in steps:
             for r,i in enumerate(new.tolist()):
