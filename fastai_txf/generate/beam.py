@@ -14,7 +14,7 @@ from .decode import make_reader
 
 # %% ../../nbs/3_generate/04_beam.ipynb #a768439f
 def _part(scores, texts, judge, num_beams):
-    "Of candidates from the best down: those that end, those that go on, `num_beams` of each at most."
+    "Of candidates from the best down: those that end and those that go on, `num_beams` each."
     ended,live = [],[]
     for j,(s,t) in enumerate(zip(scores.tolist(), texts.tolist())):
         if s == -math.inf or len(live) == num_beams: break
@@ -49,7 +49,7 @@ def _search(reader, n, num_beams, length_penalty, judge, k, opts):
         total = live[:,None] + filter_logits(logits, reader.idxs, **opts).log_softmax(-1)
         scores,rows,texts,done,go_on = _candidates(total, reader.idxs, judge, num_beams, k)
         ended += [(_score(scores[j].item(), i, length_penalty), texts[j]) for j in done]
-        if not go_on: break                                             # all have ended, or are dropped
+        if not go_on: break                                             # ended, or dropped
         live = scores[go_on]
         best = sorted((s for s,_ in ended), reverse=True)[:num_beams]
         hope = max(_score(live[0].item(), l, length_penalty) for l in (i,n))
@@ -93,4 +93,5 @@ def beam_search(
     ended = _search(reader, n, num_beams, length_penalty, judge, k, opts)
     scores,texts = zip(*sorted(ended, key=lambda o: -o[0])[:num_beams])
     width = max(map(len, texts))
-    return torch.stack([torch.cat([t, t[-1:].expand(width-len(t))]) for t in texts]), torch.tensor(scores)
+    texts = [torch.cat([t, t[-1:].expand(width-len(t))]) for t in texts]
+    return torch.stack(texts), torch.tensor(scores)
