@@ -204,7 +204,7 @@ def test_refuses_another_model(new):
     other(r"loss: weight None \(here checksum", loss_func=CrossEntropyLossFlat(weight=torch.rand(len(new('lm', 0).dls.vocab))))
     other(r"loss: name CrossEntropyLossFlat \(here FocalLossFlat\)", loss_func=FocalLossFlat())
     other(r"opt_func Adam \(here Adam\(.*0.001.*hypers: eps \[1e-05.*\(here \[0.001", opt_func=partial(Adam, eps=1e-3))
-    other(r"callbacks .*AvgMetric\({'func': 'accuracy'}\)", metrics=accuracy)
+    other(r"callbacks .*Metric\({'func': 'accuracy'}\)", metrics=accuracy)
     frozen = new('lm', 0)
     frozen.freeze()
     refused(frozen, r"trained: encoder\S+ True \(here False\)")

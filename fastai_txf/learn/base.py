@@ -51,9 +51,9 @@ def _n_targets(learn):
 class TokenLoss(AvgLoss):
     "The mean loss of all tokens that count."
     def accumulate(self, learn):
-        n = learn.to_detach(_n_targets(learn))
-        self.total += learn.to_detach(learn.loss.mean())*n
-        self.count += n
+        n = _n_targets(learn).float() # several processes gather by a mean
+        self.total += learn.to_detach(learn.loss.mean()*n).double()
+        self.count += learn.to_detach(n).double()
 
 class TokenPerplexity(Perplexity):
     "`exp` of the mean loss of all tokens that count."
