@@ -99,7 +99,8 @@ class TransformerClassifierLearner(TransformerLearner):
         decoded, # a decoded prediction, as `get_preds(with_decoded=True)` gives
     ): # a label, a list of labels, or a number
         "What a prediction is called."
-        return self.dls.valid_ds.tls[-1].decode(decoded)
+        ds = self.dls.valid_ds
+        return ds.tls[-1].decode(decoded) if isinstance(ds, Datasets) else decoded.tolist()
 
     @torch.no_grad()
     def outputs(self,
