@@ -5,13 +5,14 @@ PYTHON     ?= python3
 VENV       := .venv
 BIN        := $(VENV)/bin
 READY      := $(VENV)/.ready
+LOWEST     := .venv-lowest
 MIN_PYTHON := $(shell sed -n 's/^min_python *= *//p' settings.ini)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench clean
+.PHONY: help setup demo test test-all test-lowest bench clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "%-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "%-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make .venv with the package and its tools at the tested versions
 
@@ -36,7 +37,25 @@ test: $(READY) ## every check: export and clean, the notebooks, pytest
 	@# a process each: notebooks that define what they export would leave their own classes behind for the next one
 	@$(BIN)/python -c "from nbdev.doclinks import nbglob; print(*nbglob(), sep='\0', end='\0')" | OMP_NUM_THREADS=1 xargs -0 -P 2 -n 1 $(BIN)/nbdev-test --n-workers 0
 	@echo '==> 3/3 the tests'
-	@$(BIN)/python -m pytest -q --durations=10 --ignore=tests/test_in_step.py
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow' --durations=10 --ignore=tests/test_in_step.py
+	@echo '==> all checks passed'
+
+test-all: test ## every check, and the tests that take minutes
+	@$(BIN)/python -m pytest -q -m slow
+	@echo '==> all checks passed, slow ones too'
+
+$(LOWEST)/.ready: settings.ini setup.py constraints-lowest.txt pyproject.toml
+	@echo '==> Python $(MIN_PYTHON) with the lowest versions that settings.ini allows in $(LOWEST)'
+	@python$(MIN_PYTHON) -m venv --clear $(LOWEST)
+	@echo '*' > $(LOWEST)/.gitignore
+	@$(LOWEST)/bin/python -m pip install -c constraints-lowest.txt -e '.[pairs,hf,dist]' hypothesis pytest
+	@touch $@
+
+# 6 GB, most of it CUDA, where pip finds no build of torch for the CPU
+test-lowest: $(LOWEST)/.ready ## the tests at the lowest versions that settings.ini allows
+	@# a process each: what one file does first to the classes of fastai can hide what breaks in another
+	@for o in $$(find tests -name 'test_*.py' ! -name test_in_step.py ! -name test_project.py | sort); do \
+	  echo "==> $$o"; OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q -m 'not slow' $$o || exit; done
 	@echo '==> all checks passed'
 
 $(VENV)/.bench: $(READY)
@@ -51,6 +70,6 @@ bench: $(VENV)/.bench ## measure beside the peers: tables and a plot in benchmar
 	@$(BIN)/python benchmarks/plot.py
 	@echo '==> benchmarks/results/*.md and benchmarks/results/bench.png'
 
-clean: ## remove build products and caches (the environment stays: rm -rf .venv)
+clean: ## remove build products and caches (the environments stay: rm -rf .venv .venv-lowest)
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis
-	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	find . \( -path ./$(VENV) -o -path ./$(LOWEST) \) -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -140,7 +140,7 @@ def with_encoder(learn, recipe, args):
     "Put an encoder that has read the training and the unlabelled reviews into `learn`, if the recipe has one; what to say of it."
     if 'text' not in recipe: return {}
     file,about_it = pretrain_all(recipe['text'], args.n)
-    learn.load_encoder(file)
+    learn.load_encoder(file, freeze=False)
     return about_it
 
 # Candidates

@@ -13,10 +13,12 @@ from .text.tokens import *
 from .text.frames import *
 from .text.codec import *
 from .text.target import *
+from .text.folders import *
 from .text.corpus import *
 from .text.loaders import *
 from .text.pairs import *
 from .text.stream import *
+from .text.words import *
 from .generate.sampling import *
 from .generate.cache import *
 from .generate.decode import *

@@ -192,3 +192,39 @@ def test_dropout(traced):
             res.append(grads(new, x))
     for o in res[1:]: close(res[0], o)
     assert (grads(new, x)[0]-res[0][0]).abs().max() > 1e-2
+
+def load(learn, path):
+    "Another learner's weights from a file, positions of another base, another scale of embeddings"
+    other = make_again(learn, path)
+    other.save('other')
+    learn.load('other')
+
+def make_again(learn, path):
+    set_seed(3)
+    return quiet(type(learn)(learn.dls, type(learn.model)(learn.model.config), path=path, loss_func=learn.loss_func))
+
+def each_block(f): return lambda learn, path: [f(b) for b in learn.model.encoder.blocks]
+
+def scale_emb(learn, path):
+    enc = learn.model.encoder
+    enc.config = replace(enc.config, scale_emb=not enc.config.scale_emb)
+
+CHANGES = dict(load=load, encoder=lambda learn, path: learn.load_encoder(make_again(learn, path).save_encoder('enc')),
+               base=each_block(lambda b: setattr(b.attn.fn.positions, 'base', 7.)),
+               act=each_block(lambda b: setattr(b.ff.fn, 'act', nn.Tanh())),
+               eps=each_block(lambda b: setattr(b.ff.norm, 'eps', 1.)), scale_emb=scale_emb,
+               freeze=lambda learn, path: learn.freeze_to(-2), bf16=lambda learn, path: learn.model.to(torch.bfloat16),
+               copy=lambda learn, path: setattr(learn, 'model', compile_for_training(deepcopy(learn.model))))
+
+@pytest.mark.slow
+@pytest.mark.parametrize('change', CHANGES.values(), ids=CHANGES)
+def test_compiled_after_a_change(make, traced, change, tmp_path):
+    "After each public way to change a model, a compiled step is the plain one of the changed model"
+    set_seed(0)
+    learn = make('lm', compile=True, **NO_DROP)
+    x = batch(3, 9)
+    learn.model.train()
+    grads(learn.model, x)
+    change(learn, tmp_path)
+    model = learn.model.train()
+    close(grads(model, x), grads(deepcopy(model), x), tol=0.02 if model.head.weight.dtype == torch.bfloat16 else 1e-5)

@@ -1,5 +1,5 @@
 """Texts in: the docstring data set, checks of frames and loaders, tokens in use as in training."""
-import importlib.util, os, re, sys, time
+import importlib.util, os, pickle, re, sys, time, warnings
 from functools import partial
 from inspect import signature
 
@@ -7,9 +7,10 @@ import numpy as np, pandas as pd, pytest, torch
 from torch import nn
 from fastai.text.all import (BOS, PAD, SGD, UNK, BaseTokenizer, BCEWithLogitsLossFlat, CategoryBlock, ClassificationInterpretation, ColReader, ColSplitter,
     DataBlock, DataLoaders, L, Learner, Module, MSELossFlat, MultiCategoryBlock, Path, RandomSplitter, RegressionBlock, SortedDL,
-    TensorCategory, TensorMultiCategory, TextBlock, TextDataLoaders, TransformBlock, get_text_files, ifnone, load_learner)
+    TensorCategory, TensorMultiCategory, TextBlock, TextDataLoaders, Tokenizer, TransformBlock, get_text_files, ifnone, load_learner)
 
 from fastai_txf.all import *
+from fastai_txf.text import folders
 from fastai_txf.text.corpus import _clean, _name_pattern
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
 from fastai_txf.recipes.pretrain import self_pretrain
@@ -346,11 +347,11 @@ def test_positions_odd_names_and_several_texts():
 @pytest.mark.parametrize('col', ['text', 'text_length'])
 def test_label_column_with_the_name_of_a_token_column(col):
     "Tokens would be written over the labels to test on; under another name they are not"
-    df = frame().assign(review=lambda o: o.text, **{col:[1., 2.]*10})
+    df = frame().assign(review=lambda o: o.text, **{col:[1.5, 2.]*10})
     kw = dict(text_col='review', label_col=col, valid_col='is_valid', **FAST)
     with pytest.raises(ValueError, match=f"label column '{col}'.*'text' and 'text_length'.*rename it, or pass another tok_text_col"): TransformerDataLoaders.from_df(df, **kw)
     dls = TransformerDataLoaders.from_df(df, tok_text_col='tokens', **kw)
-    assert [y.item() for _,y in dls.test_dl(df[:4], with_labels=True).dataset] == [1., 2., 1., 2.]
+    assert [y.item() for _,y in dls.test_dl(df[:4], with_labels=True).dataset] == [1.5, 2., 1.5, 2.]
     assert [y.item() for _,y in dls.train_ds] == df[col][~df.is_valid].tolist()
 
 
@@ -450,17 +451,129 @@ def test_folder_with_a_new_or_changed_file(tmp_path):
     path = text_folder(tmp_path/'texts')
     make = lambda: TransformerDataLoaders.from_folder(path, bs=2)
     dls = make()
-    assert isinstance(dls, TransformerDataLoaders) and len(dls.train_ds) == 4 and refresh_tokens(path) == 0
+    assert isinstance(dls, TransformerDataLoaders) and len(dls.train_ds) == 4
     (path/'train'/'pos'/'new.txt').write_text('pos newcomer')
     assert len(make().train_ds) == 5
     f = path/'train'/'neg'/'0.txt'
     f.write_text('changed '*9)
-    os.utime(f, (time.time()+999,)*2)
-    assert max(len(x) for x,_ in make().train_ds) >= 4 and refresh_tokens(path) == 1 # its date is ahead of the cache's
+    assert max(len(x) for x,_ in make().train_ds) >= 4
     (path/'valid'/'other'/'0.txt').mk_write('an unknown label')
     with pytest.raises(ValueError, match="'other' in 1 of 5 validation rows"): make()
     got = dls.test_dl([f]).one_batch()[0]
     assert got.shape[0] == 1
+
+
+def test_refresh_tokens(tmp_path):
+    "fastai's own cache is made again for a new file, and for one whose date is ahead"
+    path = text_folder(tmp_path/'texts')
+    assert refresh_tokens(path) == 0
+    make = lambda: Tokenizer.from_folder(path, tok=BaseTokenizer(), n_workers=0)
+    make()
+    assert refresh_tokens(path) == 0
+    (path/'train'/'pos'/'new.txt').write_text('pos newcomer')
+    os.utime(path/'train'/'neg'/'0.txt', (time.time()+999,)*2)
+    assert refresh_tokens(path) == 2 and refresh_tokens(path) == 0
+    assert 'newcomer' in make()(path/'train'/'pos'/'new.txt')
+
+
+def test_folder_is_fastais(tmp_path):
+    "The same ids, labels and vocabulary as fastai's `from_folder`; the second time without cutting"
+    path = text_folder(tmp_path/'texts')
+    for f in get_text_files(path): f.write_text(f.read_text()*3 + ' A "Film" & more\n\n  x')
+    kws = dict(), dict(valid_pct=0.5, seed=1), dict(is_lm=True, seq_len=4), dict(vocab=['pos','neg'], backwards=True)
+    for kw in kws*2:
+        ours = TransformerDataLoaders.from_folder(path, bs=2, **kw)
+        fastais = TextDataLoaders.from_folder(path, bs=2, **kw)
+        for a,b in zip((ours.train_ds, ours.valid_ds), (fastais.train_ds, fastais.valid_ds)):
+            assert list(a.items) == list(b.items)
+            assert [o.tolist() for o in a.tls[0]] == [o.tolist() for o in b.tls[0]]
+            if 'is_lm' not in kw: assert list(a.tls[1]) == list(b.tls[1])
+        assert {*ours.vocab[0]} == {*fastais.vocab[0]}
+        assert text_tokenizer(ours).get_lengths(ours.train_ds.items) == text_tokenizer(fastais).get_lengths(ours.train_ds.items)
+
+
+def test_kept_tokens_are_used(tmp_path, monkeypatch):
+    "Only new and changed files are cut, or all if the rules are others"
+    path,cut = text_folder(tmp_path/'texts'), []
+    real = folders.token_lists
+    def counted(texts, *args): cut.append(len(texts)); return real(texts, *args)
+    monkeypatch.setattr(folders, 'token_lists', counted)
+    make = lambda rules=None: folders.FolderTokenizer(path, BaseTokenizer, rules)
+    first = make()
+    again = make()
+    assert first.kept == again.kept and first.lengths == again.lengths and first.counter == again.counter
+    (path/'train'/'pos'/'new.txt').write_text('pos newcomer')
+    (path/'train'/'neg'/'0.txt').unlink()
+    assert len(make().kept) == 8
+    make([])
+    assert cut == [8,0,1,8]
+
+
+class Harm:
+    "Runs a program when it is unpickled"
+    def __init__(self, path): self.path = path
+    def __reduce__(self): return os.system, (f'touch {self.path}',)
+
+
+@pytest.mark.parametrize('name', ['counter.pkl','lengths.pkl','tokens.pth'])
+def test_no_pickle_is_run(tmp_path, name):
+    "A cache that came with the texts: its pickles are not opened, its tokens not believed"
+    path,ran = text_folder(tmp_path/'texts'), tmp_path/'ran'
+    cache = tmp_path/'texts_tok'
+    want = [o.tolist() for o in TransformerDataLoaders.from_folder(path, bs=2).train_ds.tls[0]]
+    (cache/'tokens.pth').unlink()
+    (cache/'counter.pkl').write_bytes(pickle.dumps({}))
+    if name == 'tokens.pth': torch.save(dict(made_by=[], texts=Harm(ran)), cache/name)
+    else: (cache/name).write_bytes(pickle.dumps(Harm(ran)))
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        dls = TransformerDataLoaders.from_folder(path, bs=2)
+        refresh_tokens(path)
+    assert not ran.exists() and [o.tolist() for o in dls.train_ds.tls[0]] == want
+
+
+def test_flipped_bytes_in_kept_tokens(tmp_path):
+    "Made anew, or no byte that matters: the tokens are never others"
+    path = text_folder(tmp_path/'texts')
+    file = tmp_path/'texts_tok'/'tokens.pth'
+    want = folders.FolderTokenizer(path, BaseTokenizer).kept
+    raw = file.read_bytes()
+    for i in np.random.default_rng(0).integers(0, len(raw), 60):
+        file.write_bytes(raw[:i] + bytes([raw[i]^255]) + raw[i+1:])
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            assert folders.FolderTokenizer(path, BaseTokenizer).kept == want
+
+
+@pytest.mark.parametrize('harm', ['cut','other'])
+def test_kept_tokens_that_are_broken(tmp_path, harm):
+    "Said by name, and made anew"
+    path = text_folder(tmp_path/'texts')
+    file = tmp_path/'texts_tok'/'tokens.pth'
+    want = folders.FolderTokenizer(path, BaseTokenizer).kept
+    raw = bytearray(file.read_bytes())
+    if harm == 'cut': raw = raw[:len(raw)//2]
+    if harm == 'other': raw = b'no tokens at all'
+    file.write_bytes(raw)
+    with pytest.warns(UserWarning, match='tokens.pth.*made anew'): again = folders.FolderTokenizer(path, BaseTokenizer)
+    assert again.kept == want == folders.FolderTokenizer(path, BaseTokenizer).kept
+
+
+def test_folder_that_cannot_be_kept(tmp_path):
+    "A warning, and the tokens all the same"
+    path = text_folder(tmp_path/'texts')
+    (tmp_path/'texts_tok').write_text('a file where the folder should be')
+    with pytest.warns(UserWarning, match='not kept'): tok = folders.FolderTokenizer(path, BaseTokenizer)
+    assert len(tok.kept) == 8
+
+
+def test_copies_in_folders(tmp_path):
+    path = text_folder(tmp_path/'texts')
+    (path/'valid'/'pos'/'0.txt').write_text('neg text 0')
+    for f in (path/'valid').rglob('1.txt'): f.write_text(f'unlike the others: {f.parent.name}')
+    (path/'valid'/'neg'/'0.txt').write_text('nor is this')
+    with pytest.warns(UserWarning, match='1 of 4 validation texts are in the training set'):
+        TransformerDataLoaders.from_folder(path, bs=2)
 
 
 @pytest.mark.parametrize('tok', [CharTokenizer(), BPETokenizer(300), BaseTokenizer()])
@@ -656,3 +769,58 @@ def test_check_dls_is_quick(y):
     t = time.process_time()
     check_dls(dls)
     assert time.process_time()-t < 1
+
+
+# ---------------------------------------------------------------- said in time
+
+WHOLE = [float(i%3) for i in range(20)]
+
+@pytest.mark.parametrize('labels,kw,c', [(WHOLE, dict(y_block=RegressionBlock), 1), ([*map(int, WHOLE)], {}, 3),
+                                         ([o+.5 for o in WHOLE], {}, 1)])
+def test_whole_floats(labels, kw, c):
+    "Integers that a missing value made floats are no numbers to predict; both remedies work"
+    make = lambda **kw: TransformerDataLoaders.from_df(frame().assign(label=labels), text_col='text', label_col='label', valid_col='is_valid', **FAST, **kw)
+    if labels is WHOLE:
+        with pytest.raises(ValueError, match=r"column 'label' holds whole numbers.*astype\(int\).*RegressionBlock\(\)"): make()
+    assert make(**kw).c == c
+
+
+def test_whole_floats_in_several_columns():
+    "There is one way to read them"
+    df = frame().assign(a=WHOLE, b=WHOLE)
+    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col=['a','b'], valid_col='is_valid', **FAST)
+    assert dls.train_ds[0][1].shape == (2,)
+
+
+def broken(text): return text + [][1]
+
+@pytest.mark.parametrize('is_lm', [True,False])
+def test_error_of_a_rule(is_lm):
+    "It is the rule's own; too few tokens are still named"
+    kw = dict(text_col='text', label_col='label', valid_col='is_valid', is_lm=is_lm, **{**FAST, 'bs':64})
+    with pytest.raises(IndexError, match='list index'): TransformerDataLoaders.from_df(frame(), rules=[broken], **kw)
+    if is_lm:
+        with pytest.raises(ValueError, match='fewer than 65 tokens'): TransformerDataLoaders.from_df(frame()[:12], **kw)
+
+
+def unlike(): return frame().assign(text=lambda o: [f'{t} number{i}' for i,t in enumerate(o.text)])
+
+loaders_of = dict(classes=lambda df: TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', **FAST),
+                  lm=lambda df: TransformerDataLoaders.from_df(df, text_col='text', is_lm=True, valid_col='is_valid', **FAST),
+                  stream=lambda df: LMDataLoaders.from_df(df, text_col='text', valid_col='is_valid', bs=2, tok_tfm=BaseTokenizer),
+                  columns=lambda df: TransformerDataLoaders.from_df(df, text_col=['text','label'], label_col='label', valid_col='is_valid', **FAST),
+                  check=lambda df: check_df(df, 'text', valid_col='is_valid'))
+
+@pytest.mark.parametrize('kind', loaders_of)
+def test_copies_across_the_split(kind):
+    "A warning that counts them, and nothing is said of copies within a set"
+    df = unlike()
+    train,valid = df.index[~df.is_valid], df.index[df.is_valid]
+    df.loc[train[1], 'text'] = df.text[train[0]]
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)
+        loaders_of[kind](df)
+    df.loc[valid[:2], 'text'] = df.text[train[0]]
+    df.loc[valid[:2], 'label'] = df.label[train[0]]
+    with pytest.warns(UserWarning, match=rf'2 of {len(valid)} validation texts are in the training set.*drop_duplicates') as said: loaders_of[kind](df)
+    assert len(said) == 1

@@ -99,6 +99,64 @@ def test_long_texts():
     with torch.no_grad(): close(from_hf(theirs)(x), theirs(x[:,:24]).logits)
     with pytest.raises(ValueError, match='max_len=24'): from_hf(gpt2())(x)
 
+@pytest.mark.parametrize('n', [10,24,25,60])
+def test_long_vectors(n):
+    "A bare GPT-2, which has no number for padding, reads in windows what is longer than its positions"
+    theirs,x = gpt2('GPT2Model'),torch.randint(0, 50, (2,n))
+    h,real = from_hf(theirs).read(x)
+    with torch.no_grad(): want = torch.cat([theirs(o).last_hidden_state for o in x.split(-(-n//-(-n//24)), 1)], 1)
+    assert real.all()
+    close(h, want)
+
+# What was changed by hand
+
+def agrees_or_names(theirs, part):
+    "`from_hf` computes what the model does, or names what has no equivalent. True: it does"
+    x,real = ragged([9,5])
+    try: ours = from_hf(theirs)
+    except ValueError as e:
+        assert part in str(e), str(e)
+        return False
+    with torch.no_grad(): a,b = ours(x),answers(theirs, x, real)
+    close(*((a,b) if a.ndim==2 else (a[real],b[real])))
+    return True
+
+@pytest.mark.parametrize('tied', [True,False])
+def test_head_by_hand(tied):
+    "A head is its own, or the embeddings, whatever the configuration says"
+    theirs = gpt2(tie_word_embeddings=not tied)
+    theirs.lm_head.weight = theirs.transformer.wte.weight if tied else nn.Parameter(torch.randn(50, 16))
+    assert agrees_or_names(theirs, '')
+    ours = from_hf(theirs)
+    assert ours.config.tie == (ours.head.weight is ours.encoder.emb.weight) == tied
+
+def act(m): m.transformer.h[1].mlp.act = nn.ReLU()
+def bert_act(m): m.bert.encoder.layer[0].intermediate.intermediate_act_fn = nn.ReLU()
+def eps(m): m.transformer.ln_f.eps = 1.
+def dropout(m): m.transformer.h[0].attn.resid_dropout.p = 0.5
+def bert_eps(m): m.bert.embeddings.LayerNorm.eps = 1.
+def bert_pooler(m): m.bert.pooler.activation = nn.ReLU()
+def head_bias(m): m.lm_head = nn.Linear(16, 50)
+def no_attention(m): m.transformer.h[0].attn = nn.Identity()
+def config(m): m.config.activation_function = 'relu'
+by_hand = [(gpt2,act,'h.1.mlp.act'), (bert,bert_act,'layer.0.intermediate.intermediate_act_fn'), (gpt2,eps,'ln_f is LayerNorm((16,), eps=1.0'), (gpt2,dropout,'p=0.5'), (bert,bert_eps,'embeddings.LayerNorm'),
+           (bert,bert_pooler,'pooler.activation'), (gpt2,head_bias,'lm_head'), (gpt2,no_attention,'h.0.attn is Identity()'), (gpt2,config,'by the configuration ReLU()')]
+
+@pytest.mark.parametrize('make,change,part', by_hand, ids=lambda o: getattr(o, '__name__', ''))
+def test_changed_by_hand(make, change, part):
+    "A part that is not what the configuration says is named"
+    theirs = make()
+    assert agrees_or_names(theirs, '')
+    change(theirs)
+    assert not agrees_or_names(theirs, part)
+
+def test_changed_in_both():
+    "Part and configuration together are an ordinary model"
+    theirs = gpt2()
+    for b in theirs.transformer.h: b.mlp.act = nn.ReLU()
+    theirs.config.activation_function = 'relu'
+    assert agrees_or_names(theirs, '') and from_hf(theirs).config.ff == 'relu'
+
 def test_generate():
     "Greedily the same tokens, with a cache and without"
     theirs,x = gpt2(),torch.randint(1, 50, (3,4))

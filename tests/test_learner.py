@@ -12,7 +12,8 @@ from fastai_txf.text.frames import check_df
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.model.layers import TransformerBlock
 from fastai_txf.learn.transfer import remap_rows
-from fastai_txf.learn.base import HIDDEN, TransformerLearner, width_lr
+from fastai_txf.learn.base import HIDDEN, TransformerLearner
+from fastai_txf.train.rates import width_lr
 from fastai_txf.learn.classifier import transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.model.windows import compact

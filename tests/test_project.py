@@ -219,7 +219,8 @@ def test_short(mod):
 
 def test_line_lengths():
     "Code of modules is at most 120 characters wide, code of notebooks 100"
-    long = [f'{o}:{i}' for m,o in zip(modules, sources) for i,l in enumerate(source(m).splitlines(), 1) if len(l) > 120]
+    def written(m): return re.sub(r'^__all__ = .*\n(?: {11}.*\n)*', '\n', source(m), flags=re.M) # that list is nbdev's
+    long = [f'{m}:{i}' for m in modules for i,l in enumerate(written(m).splitlines(), 1) if len(l) > 120]
     wide = [f"{nb_name(o)} {c['id']}" for o in notebooks for c in cells(o) if any(len(l) > 100 for l in c['source'].splitlines())]
     assert not long+wide, '\n'.join(long+wide)
 

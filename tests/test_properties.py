@@ -1,5 +1,5 @@
 "What has to hold for every model: drawn from shapes, modes, position schemes, norms, wirings and presets"
-import copy, io, math, pickle
+import copy, io, math, pickle, warnings
 from dataclasses import replace
 from itertools import product
 import numpy as np, pytest, torch, torch.nn as nn, torch.nn.functional as F
@@ -8,10 +8,12 @@ from fastai_txf.model.attention import PerHeadLinear
 from fastai_txf.model.layers import FEED_FORWARDS, NORMS, WIRINGS
 from fastai_txf.model.windows import POOLS
 from fastai_txf.model.config import INITS, LONG, make_config, PRESETS, TransformerConfig
-from fastai_txf.model.stack import TransformerEncoder
+from fastai_txf.model.stack import TransformerDecoder, TransformerEncoder, TransformerStack
 from fastai_txf.model.models import (
-    classifier_splitter, lm_splitter, TransformerClassifier, TransformerLM)
-from fastai_txf.model.positions import POSITIONS
+    classifier_splitter, lm_splitter, mlm_splitter, Seq2SeqTransformer, seq2seq_splitter,
+    TransformerClassifier, TransformerLM, TransformerMLM)
+from fastai_txf.generate.cache import KVCache
+from fastai_txf.model.positions import LearnedPositions, NoPositions, POSITIONS
 
 vocab_sz,pad,all_pools = 30, 1, [*POOLS,'max_logits']
 few,some = settings(max_examples=3), settings(max_examples=12)
@@ -144,6 +146,77 @@ def test_lm_padding(preset):
     out.square().sum().backward()
     assert out.isfinite().all() and all(p.grad is None or p.grad.isfinite().all() for p in lm.parameters())
 
+# How the models are related, and what they promise
+
+def test_family():
+    "Encoder and decoder are children of the stack, models children of none but a module"
+    assert TransformerEncoder.__bases__ == TransformerDecoder.__bases__ == (TransformerStack,)
+    models = TransformerLM,TransformerMLM,TransformerClassifier,Seq2SeqTransformer
+    assert not any(issubclass(a, b) for a,b in product(models, models) if a is not b)
+
+def mixed(width=11):
+    "Two texts, one with padding in front"
+    return torch.stack([text(width), padded(text(width-4), 4, 0)])
+
+inputs = {TransformerLM: lambda: (mixed(),), TransformerClassifier: lambda: (mixed(),), TransformerEncoder: lambda: (mixed(),),
+          TransformerMLM: lambda: (mixed(), torch.rand(2,11) < 0.4), Seq2SeqTransformer: lambda: (mixed(), mixed(6))}
+
+@pytest.mark.parametrize('tie', [True,False])
+@pytest.mark.parametrize('cls', [TransformerLM,TransformerMLM,Seq2SeqTransformer])
+@few
+@given(data=st.data())
+def test_hidden(cls, tie, data):
+    "`model.hidden` takes what the model takes, and the head makes the model's output of it"
+    model,xb = build(cls, data.draw(configs(tie=tie, max_len=20))), inputs[cls]()
+    assert torch.equal(model(*xb), model.head(model.hidden(*xb)))
+    if cls is TransformerMLM: assert torch.equal(model(xb[0])[xb[1]], model(*xb))
+
+@few
+@given(configs(n_out=3), st.sampled_from(list(POOLS)))
+def test_hidden_of_a_classifier(config, pool):
+    "A classifier's are the vectors before pooling, and which are real"
+    clf,x = build(TransformerClassifier, replace(config, pool=pool, long='window')), mixed()
+    h,real = clf.hidden(x)
+    assert h.shape[:2] == real.shape == (2,11) and real.sum(1).tolist() == (x != pad).sum(1).tolist()
+    close(clf(x), clf.head(clf.pooler(POOLS[pool](h, real))))
+
+exported = pytest.mark.parametrize('cls', list(inputs), ids=lambda o: o.__name__)
+
+def answers_and(cls, change, **kw):
+    "The outputs of a model and those of what `change(model, inputs)` makes of it"
+    model,xs = build(cls, make_config(**{**small, **kw})), inputs[cls]()
+    xs = tuple(o for o in xs if o.dtype != torch.bool)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        return model(*xs), change(model, xs)(*xs)
+
+@exported
+@pytest.mark.parametrize('positions', POSITIONS)
+def test_export(cls, positions):
+    "`torch.export` of every model, texts within `max_len`"
+    close(*answers_and(cls, lambda m, xs: torch.export.export(m, xs, strict=False).module(), positions=positions))
+
+@exported
+def test_export_of_any_size(cls):
+    "An exported program reads batches of other sizes too"
+    def change(m, xs):
+        sizes = tuple({0:torch.export.Dim.AUTO, 1:torch.export.Dim.AUTO} for _ in xs)
+        return torch.export.export(m, tuple(text(20).view(4, 5) for _ in xs), dynamic_shapes=sizes, strict=False).module()
+    close(*answers_and(cls, change))
+
+@exported
+@pytest.mark.parametrize('n_kv_heads', [None,1])
+def test_trace(cls, n_kv_heads):
+    "`torch.jit.trace`, by which `TensorBoardCallback` draws a model"
+    close(*answers_and(cls, lambda m, xs: torch.jit.trace(m, xs, check_trace=False), n_kv_heads=n_kv_heads))
+
+@exported
+def test_onnx(cls, tmp_path):
+    "ONNX has an operator for all that the models do"
+    pytest.importorskip('onnxscript')
+    answers_and(cls, lambda m, xs: torch.onnx.export(m, xs, tmp_path/'m.onnx', dynamo=True, verbose=False) and m)
+    assert (tmp_path/'m.onnx').stat().st_size
+
 # Training, saving, parameter groups
 
 small = dict(vocab_sz=vocab_sz, d_model=32, n_heads=4, max_len=16, n_out=3)
@@ -189,6 +262,19 @@ def test_splitters(preset, cls, positions):
     model = cls(preset, **{**small, 'positions':positions})
     groups = (classifier_splitter if cls is TransformerClassifier else lm_splitter)(model)
     ids = [[id(p) for p in g] for g in groups]
+    assert sorted(sum(ids, [])) == sorted(id(p) for p in model.parameters()) and all(ids)
+    assert id(model.head.weight) in ids[-1]
+    for b in model.encoder.blocks: assert {id(p) for p in b.parameters()} in map(set, ids)
+
+splitters = {TransformerMLM:mlm_splitter, Seq2SeqTransformer:seq2seq_splitter}
+
+@pytest.mark.parametrize('tie', [True,False])
+@pytest.mark.parametrize('share_emb', [True,False])
+@pytest.mark.parametrize('cls', splitters)
+def test_other_splitters(cls, share_emb, tie):
+    "Likewise of masked models and encoder–decoders"
+    model = cls(**small, tie=tie, share_emb=share_emb)
+    ids = [[id(p) for p in g] for g in splitters[cls](model)]
     assert sorted(sum(ids, [])) == sorted(id(p) for p in model.parameters()) and all(ids)
     assert id(model.head.weight) in ids[-1]
     for b in model.encoder.blocks: assert {id(p) for p in b.parameters()} in map(set, ids)
@@ -242,6 +328,50 @@ def test_learned_end():
     with pytest.raises(ValueError, match='17 tokens.*max_len=16.*rotary'): TransformerLM(**small, positions='learned')(x)
     for o in POSITIONS:
         if o!='learned': assert TransformerLM(**small, positions=o)(x).shape==(1,17,vocab_sz)
+
+@pytest.mark.parametrize('pos', [[*range(6,12)], [8], [[0,1,2],[6,7,8]]], ids=str)
+def test_learned_end_of_values(pos):
+    "The largest position counts, not how many there are; the last one is still there"
+    learned,pos = LearnedPositions(4, 8), torch.tensor(pos)
+    x = torch.zeros(2, pos.shape[-1], 4)
+    with pytest.raises(ValueError, match=f'{pos.max()+1} tokens.*max_len=8'): learned.embed(x, pos)
+    with pytest.raises(ValueError, match='max_len=8'): learned.check(pos, end=50)
+    assert learned.embed(x, pos.clamp(max=7)).shape == x.shape
+    with pytest.raises(IndexError): learned.embed(x, -pos)
+
+def test_learned_end_in_a_cache():
+    "Also where each call is short enough; a cache that has read more than there are positions, but padding, goes on"
+    lm,x = TransformerLM(**{**small, 'max_len':8}, positions='learned').eval(), text(12)[None]
+    cache = KVCache()
+    lm(x[:,:6], cache)
+    with pytest.raises(ValueError, match='12 tokens.*max_len=8'): lm(x[:,6:], cache)
+    cache = KVCache(real=torch.tensor([[False]*5 + [True]*3]))
+    lm(x[:,:8], cache)
+    close(lm(x[:,8:9], cache), lm(x[:,5:9])[:,-1:])
+
+class NoLook(torch.Tensor):
+    "Positions on a device that would wait if it were asked"
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        assert func not in (torch.Tensor.max, torch.Tensor.item, torch.Tensor.__int__), func
+        return super().__torch_function__(func, types, args, kwargs)
+
+def test_learned_does_not_wait():
+    "The values are looked at only where the shape and the tokens read leave it open"
+    pos = torch.arange(8).as_subclass(NoLook)
+    LearnedPositions(4, 8).embed(torch.zeros(1, 8, 4), pos)
+    LearnedPositions(4, 8).check(pos, end=8)
+    NoPositions().check(pos, end=10**9)
+
+def test_own_positions(monkeypatch):
+    "A scheme of one's own in `POSITIONS` need not know of a base"
+    monkeypatch.setitem(POSITIONS, 'mine', lambda d_model, n_heads, d_head, max_len: LearnedPositions(d_model, max_len))
+    assert TransformerLM(**small, positions='mine')(text(9)[None]).shape == (1,9,vocab_sz)
+
+@pytest.mark.parametrize('field', ['eps','pos_base'])
+@pytest.mark.parametrize('value', [0, -1., math.inf, None, 'no'])
+def test_above_zero(field, value):
+    with pytest.raises(ValueError, match=f'{field}={value!r}'): make_config(**{field:value})
 
 def test_frozen():
     "A configuration is changed by making another"

@@ -6,9 +6,10 @@ from itertools import product
 import pytest, torch, torch.nn as nn, torch.nn.functional as F
 from fastai_txf.model.attention import (
     attend, causal_mask, combine_masks, MultiHeadAttention, SelfAttention)
+from fastai_txf.generate.cache import KVCache
 from fastai_txf.share.torch import from_former, from_torch
 from fastai_txf.model.layers import FEED_FORWARDS, NORMS, PostNorm, PreNorm, TransformerBlock
-from fastai_txf.model.models import TransformerClassifier, TransformerLM
+from fastai_txf.model.models import Seq2SeqTransformer, TransformerClassifier, TransformerLM
 from fastai_txf.model.positions import (
     alibi_slopes, ALiBiPositions, LearnedPositions, RotaryPositions, rotate_pairs,
     SinusoidalPositions, sinusoids)
@@ -246,6 +247,24 @@ def test_narrow_loop(causal):
     weights = lambda h: [(attn.qkv.weight[m,h], 0.) for m in range(3)]
     same(lambda: attn(x), lambda: by_head(attn, x, weights, lambda h: slice(4*h,4*h+4), causal), x, *attn.parameters())
 
+cross_modes = dict(standard=(dict(), 4, True), wide=(dict(mode='wide'), 16, False), wide_grouped=(dict(mode='wide', n_kv_heads=2), 16, False),
+                   wide_narrower=(dict(mode='wide', d_head=5), 5, False), wide_biased=(dict(mode='wide', bias=True), 16, True), narrow=(dict(mode='narrow'), 4, True))
+
+@pytest.mark.parametrize('kw,d_head,biased', cross_modes.values(), ids=cross_modes)
+def test_cross_loop(kw, d_head, biased):
+    "A block's cross-attention against a loop over heads: wide ones have the whole width there too, narrow ones read all of a text that is not theirs"
+    cross,x,context = randomize(TransformerBlock(16, 4, cross=True, **kw)).cross.fn, leaf(2,5,16), leaf(2,7,16)
+    assert (cross.q.bias is not None) == biased and cross.out.bias is not None
+    def part(lin, h): return lin.weight[h*d_head:(h+1)*d_head], 0. if lin.bias is None else lin.bias[h*d_head:(h+1)*d_head]
+    def loop(text, read):
+        outs = []
+        for h in range(4):
+            shared = h*cross.n_kv_heads//4
+            (q,k,v) = [t@w.T + b for t,(w,b) in ((text,part(cross.q, h)), (read,part(cross.k, shared)), (read,part(cross.v, shared)))]
+            outs.append(head(q, k, v))
+        return torch.cat(outs, -1)@cross.out.weight.T + cross.out.bias
+    same(lambda: cross(x, context), lambda: torch.stack([loop(*o) for o in zip(x, context)]), x, context, *cross.parameters())
+
 # Positions
 
 @pytest.mark.parametrize('d,base', [(8,10_000), (7,10_000), (6,100)])
@@ -263,6 +282,48 @@ def test_learned():
     loop = lambda: torch.stack([torch.stack([x[b,i] + learned.emb.weight[pos[b,i]] for i in range(3)]) for b in range(2)])
     same(lambda: learned.embed(x, pos), loop, x, learned.emb.weight)
     close(learned.embed(x, pos[0])[0], learned.embed(x, pos)[0])
+
+@pytest.mark.parametrize('positions', ['rotary','sinusoidal'])
+def test_base_of_the_configuration(positions):
+    "`pos_base` is the base of every turn or wave of the model, and each is the default's at 10,000"
+    kw = dict(vocab_sz=30, d_model=16, n_heads=4, n_layers=2, positions=positions)
+    x,(a,b) = torch.randint(2, 30, (2,9)), [TransformerLM(**kw, **o).eval() for o in (dict(pos_base=50.), {})]
+    b.load_state_dict(a.state_dict())
+    places = [o.positions for m in (a,b) for o in (m.encoder, *(k.attn.fn for k in m.encoder.blocks)) if hasattr(o.positions, 'base')]
+    assert {o.base for o in places} == {50.,10_000.} and (a(x)-b(x)).abs().max() > 1e-4
+    for o in places: o.base = 50.
+    close(a(x), b(x))
+
+@pytest.mark.parametrize('q_len,k_len,max_len', [(7,7,3), (3,7,4), (1,5,2), (5,5,1), (4,4,9)])
+def test_band(q_len, k_len, max_len):
+    "Each query sees itself and the `max_len-1` keys before, the queries being the last of the keys"
+    loop = [[0 <= k_len-q_len+i-j < max_len for j in range(k_len)] for i in range(q_len)]
+    assert causal_mask(q_len, k_len, max_len=max_len).tolist() == loop
+
+@pytest.mark.parametrize('positions', ['rotary','alibi','none','sinusoidal'])
+@pytest.mark.parametrize('cls', [TransformerLM,Seq2SeqTransformer])
+def test_batch_longer_than_max_len(cls, positions):
+    "A text three times `max_len` long in one batch, in one call with a rolling cache, token by token with one, and block by block from weights under a band"
+    model = randomize(cls(vocab_sz=30, d_model=16, n_heads=2, n_layers=3, max_len=7, positions=positions)).eval()
+    x = torch.randint(2, 30, (2,21))
+    context = (model.encode(x[:,:4]) if cls is Seq2SeqTransformer else None)
+    cache = lambda: KVCache(7, context=context)
+    with torch.no_grad():
+        whole = model(x[:,:4], x) if context else model(x)
+        at_once,c = model.head(model.decoder(x, cache=cache())), cache()
+        one_by_one = torch.cat([model.head(model.decoder(x[:,i:i+1], cache=c)) for i in range(21)], 1)
+        seen = causal_mask(21, max_len=7)
+        more = dict(context=context[0], context_mask=context[1]) if context else {}
+        stack = model.decoder
+        h = stack.emb(x)*(4. if stack.config.scale_emb else 1.)
+        h = stack.positions.embed(h, torch.arange(21))
+        for b in stack.blocks: h = b(h, mask=seen, pos=torch.arange(21), **more)
+        by_hand = model.head(stack.norm(h))
+        everything = model.head(stack(x, mask=causal_mask(21))) if not context else None
+    for o in (at_once, one_by_one, by_hand): close(whole, o)
+    if everything is not None:
+        close(everything[:,:7], whole[:,:7])
+        assert (everything[:,7:]-whole[:,7:]).abs().amax(-1).min() > 1e-4
 
 def turned(x, pos, base):
     "`x (sl, d)` with each pair multiplied by a 2×2 rotation matrix"

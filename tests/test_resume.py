@@ -6,7 +6,10 @@ from fastai.text.all import (Adam, Callback, CSVLogger, CrossEntropyLossFlat, Da
                              set_seed)
 from fastai.data.load import DataLoader
 from hypothesis import given, settings, strategies as st
+from pathlib import Path
+from fastai_txf.base.files import save_tensors
 from fastai_txf.model.layers import TransformerBlock
+from fastai_txf.train import resume as resume_room
 from fastai_txf.train.resume import _about_data, _describe, _differences, ResumeCallback
 from fastai_txf.train.losses import ChunkedLoss
 from fastai_txf.train.optim import adamw, SpareDecay
@@ -201,7 +204,7 @@ def test_refuses_another_model(new):
     other(r"loss: weight None \(here checksum", loss_func=CrossEntropyLossFlat(weight=torch.rand(len(new('lm', 0).dls.vocab))))
     other(r"loss: name CrossEntropyLossFlat \(here FocalLossFlat\)", loss_func=FocalLossFlat())
     other(r"opt_func Adam \(here Adam\(.*0.001.*hypers: eps \[1e-05.*\(here \[0.001", opt_func=partial(Adam, eps=1e-3))
-    other(r"callbacks .*AvgMetric\({'func': 'accuracy'}\)", metrics=accuracy)
+    other(r"callbacks .*Metric\({'func': 'accuracy'}\)", metrics=accuracy)
     frozen = new('lm', 0)
     frozen.freeze()
     refused(frozen, r"trained: encoder\S+ True \(here False\)")
@@ -272,7 +275,7 @@ def test_files_that_cannot_be_read(new):
     whole = file.read_bytes()
     for bad in (b'abc', b'', whole[:len(whole)//2]):
         file.write_bytes(bad)
-        with pytest.raises(ValueError, match='resume.pth cannot be read.*delete it to start anew'): resume(learn)
+        with pytest.raises(ValueError, match='resume.pth cannot be read as .*file of ResumeCallback.*delete it to start anew'): resume(learn)
     file.write_bytes(whole)
     saved = torch.load(file, weights_only=True)
     del saved['run']['loss']
@@ -294,5 +297,34 @@ def test_refuses(new, tmp_path):
     refused('batches', new('lm', 0))
     refused('by the clock', new('clf', 0), lambda learn: learn.fit_minutes(1, cbs=ResumeCallback('mine')), TypeError)
     torch.save(dict(a=1), tmp_path/'models'/'mine.pth')
-    refused('not written by ResumeCallback', new('clf', 0))
+    refused('mine.pth is no .*file of ResumeCallback.*delete it', new('clf', 0))
     with pytest.raises(ValueError, match='every=0'): ResumeCallback(every=0)
+
+def test_full_disk(new, whole, tmp_path, monkeypatch):
+    "A save that fails warns; training goes on, and the last whole file is what a killed run resumes from"
+    def full(o, path):
+        if Path(path).exists(): raise OSError(28, f'cannot write {path}: No space left on device')
+        save_tensors(o, path)
+    monkeypatch.setattr(resume_room, 'save_tensors', full)
+    with pytest.warns(UserWarning, match='resume.pth: No space left.*training goes on.*earlier state'):
+        assert_same(whole('clf'), run(new('clf', 0), ResumeCallback(every=3), Kill()))
+    with pytest.warns(UserWarning, match='training goes on'):
+        killed(new('clf', 0), ResumeCallback(every=3), Kill(11))
+    saved = torch.load(tmp_path/'models'/'resume.pth', weights_only=True)
+    assert (saved['epoch'],saved['iter']) == (0,0)
+    monkeypatch.undo()
+    assert_same(whole('clf'), run(new('clf', 1), ResumeCallback(every=3), Kill()))
+
+def test_never_written(new, whole, monkeypatch):
+    "Nor does a folder that may not be written stop a training"
+    def no(o, path): raise PermissionError(13, f'cannot write {path}: Permission denied')
+    monkeypatch.setattr(resume_room, 'save_tensors', no)
+    with pytest.warns(UserWarning, match='Permission denied.*nothing to resume from'):
+        assert_same(whole('clf'), run(new('clf', 0), ResumeCallback(every=3), Kill()))
+
+def test_leftovers(new, tmp_path):
+    "What a kill in the middle of writing has left is removed by the next run, other files are not"
+    (tmp_path/'models').mkdir()
+    for n in ('.resume.pth.abc.tmp','.other.pth.abc.tmp'): (tmp_path/'models'/n).write_bytes(b'half')
+    new('clf', 0).fit(1, 1e-2, cbs=ResumeCallback())
+    assert [o.name for o in (tmp_path/'models').iterdir()] == ['.other.pth.abc.tmp']

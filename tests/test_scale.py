@@ -9,6 +9,7 @@ from fastai_txf.model.models import Seq2SeqTransformer, TransformerClassifier, T
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
 from fastai_txf.train.losses import chunked_cross_entropy, ChunkedLoss
 from fastai_txf.train.optim import adamw, spared_params, SpareDecay, TorchOptimizer
+from fastai_txf.learn.mlm import transformer_mlm_learner
 from fastai_txf.learn.seq2seq import transformer_seq2seq_learner
 from fastai_txf.text.tokens import CharTokenizer
 from fixtures import *
@@ -93,12 +94,13 @@ def fitted(learn, *cbs, n=2, lr=1e-2):
     learn.fit(n, lr, cbs=cbs)
     return [torch.stack([torch.as_tensor(o) for o in learn.recorder.losses]), torch.tensor(learn.recorder.values), *weights(learn).values()]
 
-@pytest.fixture(params=['lm','lm untied','seq2seq'])
-def make_same(request, make, tmp_path):
+@pytest.fixture(params=['lm','lm untied','seq2seq','mlm'])
+def make_same(request, make, tmp_path, dls):
     "Makes learners of one kind that are equal"
     def _make(**kw):
         set_seed(0)
         if request.param == 'seq2seq': return pairs_learner(tmp_path, **kw)
+        if request.param == 'mlm': return quiet(transformer_mlm_learner(dls, **{**SMALL, 'path':tmp_path, **kw}))
         return make('lm', metrics=accuracy, tie=request.param == 'lm', **kw)
     return _make
 
@@ -143,6 +145,46 @@ def test_interrupted_chunked_loss(make, where):
     assert learn.loss_func is loss_func and not vars(learn.model.head).keys() & {'forward'}
     assert learn.model(learn.dls.one_batch()[0]).shape[-1] == len(learn.dls.vocab)
     learn.fit(1)
+
+def state_of(learn):
+    "What a broken-off batch could leave behind: attributes of every module, and the learner's own"
+    skip = {'_parameters','_buffers','training','_modules'}
+    parts = [{k:id(v) for k,v in vars(m).items() if k not in skip} for m in learn.model.modules()]
+    return parts, [list(m._modules) for m in learn.model.modules()], id(learn.loss_func), id(learn.model)
+
+@pytest.mark.parametrize('low', [False,True])
+@pytest.mark.parametrize('where', ['before_batch','after_pred','after_loss','before_backward','after_backward','after_step'])
+def test_chunked_loss_touches_no_module(make_same, where, low):
+    "In the middle of a batch, too, every module and the learner's loss are what they were; a batch that breaks off leaves nothing"
+    learn = make_same()
+    if low: learn.to_bf16()
+    before,during = state_of(learn), []
+    class Look(Callback):
+        order = 50
+        def __call__(self, name):
+            if name != where or not self.learn.training: return
+            during.append(state_of(self.learn))
+            if self.learn.iter == 1: raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt): learn.fit(1, cbs=[ChunkedLoss(), Look()])
+    assert len(during) == 2 and all(o == before for o in [*during, state_of(learn)])
+    assert not torch.is_autocast_enabled('cpu')
+    for cb in learn.cbs.filter(lambda o: isinstance(o, (ChunkedLoss,Look))): learn.remove_cb(cb)
+    learn.fit(1)
+
+def test_chunked_loss_events(make):
+    "A step has the events of fastai's, and one that ends it early"
+    seen = []
+    class Watch(Callback):
+        run_valid = False
+        def __call__(self, name):
+            if name in event_order + ['after_cancel_batch'] and self.learn.training and self.learn.iter == 0: seen[-1].append(name)
+    for cbs in ([], [ChunkedLoss()]):
+        seen.append([])
+        make('lm').fit(1, 1e-3, cbs=[Watch(), *cbs])
+    full,chunked = seen
+    assert full == event_order and chunked == [*full[:-1], 'after_cancel_batch', full[-1]]
+
+event_order = ['before_batch','after_pred','after_loss','before_backward','after_backward','before_step','after_step','after_batch']
 
 def test_chunked_loss_refuses(make, dls_lm):
     class Scaled(TransformerLM):

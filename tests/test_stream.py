@@ -189,7 +189,7 @@ def test_one_text_is_not_many():
 @pytest.mark.parametrize('max_ram,most', [(2**27,5), (50_000,1)])
 def test_memory(monkeypatch, max_ram, most):
     "A stream of texts takes the four bytes of an id for a token, and a file none"
-    monkeypatch.setattr(flat_ids, '__defaults__', (None,max_ram))
+    monkeypatch.setattr(flat_ids, '__defaults__', (None,max_ram,None))
     def peak(n):
         tracemalloc.start()
         dls = LMDataLoaders.from_texts(('all in a row '*100 for _ in range(n)), tok_tfm=CharTokenizer(), bs=2)
@@ -198,3 +198,21 @@ def test_memory(monkeypatch, max_ram, most):
         return res, len(dls.train_ds.flat.ids)
     (few,n),(many,m) = peak(1200),peak(2400)
     assert many-few < most*(m-n)
+
+@pytest.mark.parametrize('vocab', [None, ['xxunk','xxpad','xxbos','xxeos',*'abc▁']])
+def test_file_in_use(tmp_path, monkeypatch, vocab):
+    "A file of ids that is mapped stays whole while another takes its name; a failure leaves the old one"
+    monkeypatch.setattr(flat_ids, '__defaults__', (None,3,None))
+    kw = dict(tok_tfm=CharTokenizer(), text_vocab=vocab, folder=tmp_path, bs=1, seq_len=2, windows='random')
+    first = LMDataLoaders.from_texts(['abc abc']*9, ['abc'], **kw)
+    old,kept = first.train_ds.flat.ids, (tmp_path/'train.ids').read_bytes()
+    assert np.frombuffer(kept, np.int32).tolist() == old.tolist()
+    def texts():
+        yield 'a'*50
+        raise OSError('no more')
+    with pytest.raises(OSError, match='no more'): LMDataLoaders.from_texts(texts(), **kw)
+    assert (tmp_path/'train.ids').read_bytes() == kept
+    want = old.tolist()
+    new = LMDataLoaders.from_texts(['b'*4]*3, ['abc'], **kw).train_ds.flat.ids
+    assert old.tolist() == want and np.fromfile(tmp_path/'train.ids', np.int32).tolist() == new.tolist() != want
+    assert sorted(o.name for o in tmp_path.iterdir()) == ['train.ids','valid.ids']

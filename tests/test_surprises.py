@@ -377,12 +377,13 @@ def test_table_under_the_coloured_text(make):
 
 # Requirements
 
-packages = 'pandas>=2.1','numpy>=2','matplotlib','plum-dispatch','fastprogress'
+packages = dict(pandas=(2,1), numpy=(2,), matplotlib=(), scipy=(), fastprogress=(),
+                **{'plum-dispatch':(), 'scikit-learn':()})
 
 @pytest.mark.parametrize('package', packages)
 def test_declared(package):
     "What is imported is required"
     config = configparser.ConfigParser(delimiters='=')
     config.read(Path(__file__).parents[1]/'settings.ini')
-    found = config['DEFAULT']['requirements'].split()
-    assert any(o.startswith(package) for o in found), found
+    found = dict(o.split('>=') for o in config['DEFAULT']['requirements'].split())
+    assert tuple(map(int, found[package].split('.'))) >= packages[package], found

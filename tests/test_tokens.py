@@ -13,7 +13,8 @@ from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.learn.mlm import transformer_mlm_learner
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
 from fastai_txf.text.stream import LMDataLoaders
-from fastai_txf.text.tokens import BPETokenizer, CharTokenizer, FastSpacyTokenizer
+from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
+from fastai_txf.text.words import FastSpacyTokenizer
 
 # FastSpacyTokenizer
 

@@ -50,7 +50,7 @@ def test_fit_one_cycle(make, kind):
 
 @both
 def test_fine_tune(make, kind):
-    "The last group alone first, then everything at rates a hundred times apart"
+    "The last group alone first, then everything at rates ten times apart"
     learn = make(kind)
     before,frozen = weights(learn), []
     watch,lrs = max_lrs(learn)
@@ -61,7 +61,7 @@ def test_fine_tune(make, kind):
     assert frozen[0] == {names[id(p)] for p in learn.opt.param_lists[-1]}
     assert len(frozen) == 3 and frozen[2] == set(before)
     second = np.array(lrs[len(lrs)//3:])
-    assert second[:,-1].max() == pytest.approx(0.5e-2, rel=0.02) and second[:,0].max() == pytest.approx(0.5e-4, rel=0.02)
+    assert second[:,-1].max() == pytest.approx(0.5e-2, rel=0.02) and second[:,0].max() == pytest.approx(0.5e-3, rel=0.02)
 
 # Frozen groups
 
@@ -176,7 +176,7 @@ def test_mixed_precision(make, kind, how, dtype):
     losses = []
     for low in (False,True):
         torch.manual_seed(0)
-        learn = make(kind, p=0., emb_p=0., head_p=0.)
+        learn = make(kind, p=0., emb_p=0., **({} if kind == 'lm' else dict(head_p=0.)))
         start = learn.validate()[0]
         seen = dtypes(learn)
         if low: assert getattr(learn, how)() is learn
@@ -195,8 +195,10 @@ def test_mixed_precision_predicts(make):
     learn.fit(1, 1e-2)
     exact = make('clf')
     exact.model.load_state_dict(learn.model.state_dict())
-    p,q = (o.predict('a warm film')[2] for o in (learn,exact))
+    p,q = (o.get_preds()[0] for o in (learn,exact))
     assert p.dtype == torch.float32 and 0 < (p-q).abs().max() < 0.02
+    p,q = (o.predict('a warm film')[2] for o in (learn,exact))              # without the loop, and so without its callbacks
+    assert p.dtype == torch.float32 and (p-q).abs().max() < 0.02
     assert learn.to_bf16().to_bf16().cbs.map(lambda c: isinstance(c, DeviceMixedPrecision)).count(True) == 1 # one, however often it is asked for
 
 class Interrupt(Callback):
@@ -257,7 +259,7 @@ def test_gradient_accumulation(make, kind):
     res = []
     for bs,cbs in ((8,None),(4,GradientAccumulation(8)),(4,None)):
         torch.manual_seed(0)
-        learn = make(kind, opt_func=SGD, p=0., emb_p=0., head_p=0., moms=(0,0,0), wd=0.)
+        learn = make(kind, opt_func=SGD, p=0., emb_p=0., **({} if kind == 'lm' else dict(head_p=0.)), moms=(0,0,0), wd=0.)
         batches = fixed_batches(learn, kind, bs)
         learn.dls = DataLoaders(batches, batches)
         before = flat(learn)

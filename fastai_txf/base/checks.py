@@ -23,12 +23,14 @@ _settings = dict(
     n=(_whole(0), 'a number of tokens, 0 or more'),
     n_samples=(_whole(1), 'a number of texts for each prompt, 1 or more'),
     num_beams=(_whole(1), 'a whole number from 1 (no search)'),
-    length_penalty=(math.isfinite, '0 adds up the log-probabilities, 1 takes their mean, more prefers long texts'),
+    length_penalty=(math.isfinite,
+        '0 adds up the log-probabilities, 1 takes their mean, more prefers long texts'),
     n_words=(_whole(0), 'a number of words, 0 or more'),
     n_tokens=(_whole(0), 'a number of tokens, 0 or more, or None to count words'),
     bs=(_whole(1), 'a number of texts in a batch, 1 or more'),
     minutes=(lambda v: v > 0, 'a budget of training, more than 0'),
-    seed=(lambda v: isinstance(v, (Integral,torch.Generator)), 'a whole number, a torch.Generator, or None for another sample each time'))
+    seed=(lambda v: isinstance(v, (Integral,torch.Generator)),
+          'a whole number, a torch.Generator, or None for another sample each time'))
 
 _needed = {'temperature','n','n_samples','num_beams','length_penalty','minutes'}
 

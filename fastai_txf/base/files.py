@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/0_base/02_files.ipynb #ac4feb35
-import os, tempfile, torch, zipfile
+import errno, os, tempfile, torch, zipfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -50,7 +50,11 @@ def save_tensors(
     path, # the file
 ):
     "Write `o` so that `load_tensors` can read it."
-    with replacing(path) as f: torch.save(o, f)
+    with replacing(path) as f:
+        try: torch.save(o, f)
+        except RuntimeError as e: # torch's own writer does not say that the disk is full
+            if 'inline_container' not in str(e): raise
+            raise OSError(errno.EIO, 'the disk is full, or cannot be written') from e
 
 def load_tensors(
     path, # the file

@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/0_base/03_shadow.ipynb #0a52b406
 import copy, threading, torch
 from weakref import WeakKeyDictionary, ref
-from .compat import HOOKS, copy_shell, parts_of
+from .compat import COMPILED, HOOKS, copy_shell, parts_of
 
 # %% ../../nbs/0_base/03_shadow.ipynb #b4e605a3
 def shadow(
@@ -27,7 +27,7 @@ def shadow(
     return _copy(model)
 
 # %% ../../nbs/0_base/03_shadow.ipynb #31cb756d
-_not_compared = {'training', '_modules', '_compiled_call_impl', *HOOKS}
+_not_compared = {'training', '_modules', COMPILED, *HOOKS}
 
 def _look(m):
     "What a shadow of `m` depends on, besides its weights."

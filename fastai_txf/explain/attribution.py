@@ -92,7 +92,8 @@ def _specials(tokens): return [t in (BOS,EOS,FLD,PAD) for t in tokens]
 
 def _word_starts(tokens, tokenizer, pieces):
     "The numbers of the tokens that begin a word; `pieces` is each token as text, None if unknown."
-    special,glued,starts = _specials(tokens), _glued(tokens), []
+    special,glued = _specials(tokens), _glued(tokens)
+    starts = []
     for i,t in enumerate(tokens):
         if i == 0 or special[i] or special[i-1]: new = True
         elif pieces is not None:

@@ -27,7 +27,8 @@ def _labelled(learn, dl):
         raise ValueError('these texts have no targets, so there is no loss: '
                          'give a loader with labels')
     preds,targs,decoded,losses = learn.get_preds(dl=dl, with_loss=True, with_decoded=True)
-    tl,codec,asked = dl.dataset.tls[-1], learn.codec, explained_target(learn)
+    tl,codec = dl.dataset.tls[-1], learn.codec
+    asked = explained_target(learn)
     def shown(t):
         if not asked.is_number: return tl.decode(t)
         return t.item() if t.numel() == 1 else t.tolist()

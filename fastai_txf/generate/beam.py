@@ -14,25 +14,33 @@ from .decode import make_reader
 
 # %% ../../nbs/3_generate/04_beam.ipynb #a768439f
 def _part(scores, texts, judge, num_beams):
-    "Of candidates from the best down: those that end, those that go on, `num_beams` of each at most."
+    "Of candidates from the best down: those that end and those that go on, `num_beams` each."
     ended,live = [],[]
     for j,(s,t) in enumerate(zip(scores.tolist(), texts.tolist())):
-        if s == -math.inf or len(live) == num_beams: break
+        if s == -math.inf: break
         kind = judge(t)
         if kind == 'ended' and len(ended) < num_beams: ended.append(j)
-        if kind == 'live': live.append(j)
+        if kind == 'live' and len(live) < num_beams: live.append(j)
     return ended, live
 
-def _candidates(total, idxs, judge, num_beams, k):
+def _best(total, stop, num_beams, k):
+    "Numbers of the `k` best candidates, and of the best of those that end by a token, best first."
+    flat = torch.arange(total.numel(), device=total.device).view(total.shape)
+    by_stop = flat[:,[i for i in stop if i in range(total.shape[1])]].flatten()
+    ends = by_stop[total.flatten()[by_stop].topk(min(num_beams, len(by_stop)))[1]]
+    best = torch.cat([total.flatten().topk(k)[1], ends]).unique()
+    return best[total.flatten()[best].argsort(descending=True, stable=True)]
+
+def _candidates(total, idxs, stop, judge, num_beams):
     "The best candidates: scores, rows, texts `(·, sl+1)`, and which of them end and go on."
+    k = num_beams*(1+max(1, len(stop)))
     while True:
         k = min(k, total.numel())
-        scores,flat = total.flatten().topk(k)
-        rows,new = flat//total.shape[1], flat%total.shape[1]
-        texts = torch.cat([idxs[rows], new[:,None]], 1)
+        flat = _best(total, stop, num_beams, k)
+        scores,rows = total.flatten()[flat], flat//total.shape[1]
+        texts = torch.cat([idxs[rows], (flat%total.shape[1])[:,None]], 1)
         ended,live = _part(scores, texts, judge, num_beams)
-        if len(live) == num_beams or k == total.numel() or scores[-1] == -math.inf:
-            return scores, rows, texts, ended, live
+        if len(live) == num_beams or k == total.numel(): return scores, rows, texts, ended, live
         k *= 4
 
 # %% ../../nbs/3_generate/04_beam.ipynb #5e0c7e13
@@ -40,23 +48,25 @@ def _score(logp, n, length_penalty):
     "The score of a text of `n` tokens."
     return logp * math.exp(min(-length_penalty*math.log(max(n, 1)), 700))
 
-def _search(reader, n, num_beams, length_penalty, judge, k, opts):
+def _search(reader, n, num_beams, length_penalty, stop, judge, opts):
     "Ended texts as (score, ids)."
     live,ended = torch.zeros(1, device=reader.idxs.device),[]
+    n_prompt = reader.idxs.shape[1]
     for i in range(1, n+1):
         logits = checked_logits(reader.next() if i > 1 else reader.prefill())
         total = live[:,None] + filter_logits(logits, reader.idxs, **opts).log_softmax(-1)
-        scores,rows,texts,done,go_on = _candidates(total, reader.idxs, judge, num_beams, k)
+        scores,rows,texts,done,go_on = _candidates(total, reader.idxs, stop, judge, num_beams)
         ended += [(_score(scores[j].item(), i, length_penalty), texts[j]) for j in done]
-        if not go_on and ended: return ended
-        if not go_on: break                                             # all is dropped
+        if not go_on: break                                             # ended, or dropped
         live = scores[go_on]
         best = sorted((s for s,_ in ended), reverse=True)[:num_beams]
         hope = max(_score(live[0].item(), l, length_penalty) for l in (i,n))
         if len(best) == num_beams and best[-1] >= hope: return ended
         reader.select(rows[go_on])
         reader.append(texts[go_on,-1])
-    return ended + [(_score(s, n, length_penalty), t) for s,t in zip(live.tolist(), reader.idxs)]
+    if ended and not go_on: return ended
+    made = reader.idxs.shape[1] - n_prompt
+    return ended + [(_score(s, made, length_penalty), t) for s,t in zip(live.tolist(), reader.idxs)]
 
 # %% ../../nbs/3_generate/04_beam.ipynb #5e0c7e14
 @torch.no_grad()
@@ -87,8 +97,8 @@ def beam_search(
         new = text[n_prompt:]
         if drop is not None and drop(new): return 'dropped'
         return 'ended' if new[-1] in stop or is_end is not None and is_end(new) else 'live'
-    k = num_beams*(1+max(1, len(stop)))
-    ended = _search(reader, n, num_beams, length_penalty, judge, k, opts)
+    ended = _search(reader, n, num_beams, length_penalty, stop, judge, opts)
     scores,texts = zip(*sorted(ended, key=lambda o: -o[0])[:num_beams])
     width = max(map(len, texts))
-    return torch.stack([torch.cat([t, t[-1:].expand(width-len(t))]) for t in texts]), torch.tensor(scores)
+    texts = [torch.cat([t, t[-1:].expand(width-len(t))]) for t in texts]
+    return torch.stack(texts), torch.tensor(scores)

@@ -30,7 +30,7 @@ class KVCache:
         real=None, # which of the first tokens are text, not padding: boolean, `(bs, sl)`; None: all
         room:int=0, # tokens to make room for at the start
         context=None, # what cross-attention reads: `(bs, c_len, d_model)` and its mask, or None
-        first=None, # position of the first token, or `(bs, 1)`; default: padding before a text has none
+        first=None, # position of the first token, or `(bs, 1)`; default: texts begin at 0
     ):
         store_attr('max_len,real,room')
         self.context = ifnone(context, (None,None))
@@ -73,7 +73,9 @@ class KVCache:
         "Which of the visible columns are text, `(bs, 1, 1, k_len)`, or None: all"
         if self.real is None: return None
         grown = self.n - self.real.shape[1]
-        if grown > 0: self.real = torch.cat([self.real, self.real.new_ones(len(self.real), grown)], 1)
+        if grown > 0:
+            ones = self.real.new_ones(len(self.real), grown)
+            self.real = torch.cat([self.real, ones], 1)
         return self.real[:,None,None,self.n-self.k_len:self.n]
 
     def _mask(self, sl, device):

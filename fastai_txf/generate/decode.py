@@ -33,7 +33,8 @@ def _all_logits(model, x, src=None):
     out = model(x) if src is None else model(src, x)
     if isinstance(out, (tuple,list)): out = out[0]
     if out.ndim != 3:
-        raise ValueError(f'the model returns the shape {tuple(out.shape)} for ids {tuple(x.shape)}: '
+        shapes = f'the shape {tuple(out.shape)} for ids {tuple(x.shape)}'
+        raise ValueError(f'the model returns {shapes}: '
                          'a language model returns (bs, sl, vocab_sz)')
     return out
 
@@ -44,7 +45,7 @@ def _last_logits(model, idxs, max_len=None, src=None):
 # %% ../../nbs/3_generate/03_decode.ipynb #fbcfc9ef
 @torch.no_grad()
 def next_logits(
-    model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or a tuple with them first
+    model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or such a tuple
     idxs, # token ids, `(bs, sl)`
     max_len:int=None, # read this many of the last tokens at most
     src=None, # what an encoder–decoder reads, `(bs, src_len)`
@@ -101,11 +102,12 @@ class Reader:
 _own = {TransformerLM:('forward','hidden'), Seq2SeqTransformer:('forward','hidden','encode')}
 
 def _cacheable(model):
-    "Whether this library's reader knows `model`: its own forward, causal, blocks that take a cache."
+    "Whether `model` is this library's: its own forward, causal, blocks that take a cache."
     cls,names = first((cls,fs) for cls,fs in _own.items() if isinstance(model, cls)) or (None,())
     if cls is None or not model.decoder.config.causal: return False
     if not model.decoder.positions.per_token: return False                  # looks at other tokens
-    if any(getattr(type(model), f) is not getattr(cls, f) or f in vars(model) for f in names): return False
+    same = lambda f: getattr(type(model), f) is getattr(cls, f) and f not in vars(model)
+    if not all(map(same, names)): return False
     return all('cache' in inspect.signature(b.forward).parameters for b in model.decoder.blocks)
 
 def begin_step(model, x, cache):
@@ -204,7 +206,7 @@ def _place(model, idxs):
     return [t.to(_device(model, t.device)) for t in _flush_right(idxs)]
 
 def _max_len(model, max_len):
-    "How many tokens `model` may see at once: as given or configured, but no more than it has positions."
+    "How many tokens `model` may see at once: as given or configured, if it has the positions."
     max_len = ifnone(max_len, getattr(getattr(model, 'config', None), 'max_len', None))
     ends = model.decoder.positions.max_len if isinstance(model, tuple(_own)) else None
     return max_len if ends is None else min(max_len, ends)
@@ -214,26 +216,29 @@ def _check_source(model, n_texts, src):
     name,own = type(model).__name__, isinstance(model, tuple(_own))
     guesses = isinstance(model, TransformerLM) and not model.config.causal
     if guesses or isinstance(model, TransformerMLM):
-        raise TypeError(f'{name} guesses what is missing inside a text and continues none: use `learn.fill`')
+        raise TypeError(f'{name} guesses what is missing inside a text and continues none: '
+                        'use `learn.fill`')
     if own and (src is None) != isinstance(model, TransformerLM):
         wrong = 'needs a source to read: give' if src is None else 'reads no source: leave out'
         raise ValueError(f'{name} {wrong} src')
     if src is None: return None
     src = torch.as_tensor(src, device=_device(model)).as_subclass(torch.Tensor).long()
     if src.ndim == 2 and len(src) == n_texts: return src
-    raise ValueError(f'src of shape {tuple(src.shape)} for {n_texts} texts: give ({n_texts}, src_len)')
+    raise ValueError(f'src of shape {tuple(src.shape)} for {n_texts} texts: '
+                     f'give ({n_texts}, src_len)')
 
 def _way(model, cache, compile, **kwargs):
     "The model to run and how its steps begin; a ValueError if there is nothing to compile."
     quick = faster(model, compile=compile, **kwargs) if faster and cache else None
     if quick: return quick
     if compile and not faster: raise ValueError('compile=True needs fastai_txf.generate.faststep')
-    if compile: raise ValueError("compile=True is for torch's and this library's parts without hooks: "
-                                 'leave it out, or the part of your own')
-    return model, None
+    if not compile: return model, None
+    raise ValueError("compile=True is for torch's and this library's parts without hooks: "
+                     'leave it out, or the part of your own')
 
-def make_reader(model, idxs, max_len=None, cache=True, compile=False, n=0, src=None, n_samples=1, alone=False):
-    "The fastest reader that `model` allows, for `n` tokens; a ValueError if it has nothing to compile."
+def make_reader(model, idxs, max_len=None, cache=True, compile=False, n=0, src=None, n_samples=1,
+                alone=False):
+    "The fastest reader that `model` allows, for `n` tokens."
     able,max_len = _cacheable(model), _max_len(model, max_len)
     if compile and not (cache and able):
         raise ValueError('compile=True is for the one-token step with a cache: '
@@ -286,7 +291,7 @@ def new_tokens(model, idxs, n, alone=True, src=None, n_samples=1, stop_idx=None,
 # %% ../../nbs/3_generate/03_decode.ipynb #5e0c7d11
 @delegates(filter_logits)
 def stream_tokens(
-    model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or a tuple with them first
+    model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or such a tuple
     idxs, # the texts so far, `(bs, sl)`, or a list of texts of any length
     n:int, # number of tokens
     *,
@@ -295,17 +300,18 @@ def stream_tokens(
     stop_idx=None, # id, or ids, of tokens that end a text
     max_len:int=None, # tokens that the model reads at once; default `model.config.max_len`, if any
     cache:bool=True, # read each token once, where the model can
-    compile:bool=False, # machine code: ten to twenty seconds, once for a model and a number of texts
+    compile:bool=False, # machine code: ten to twenty seconds, once for a number of texts
     seed=None, # a number, or a `torch.Generator`, for a repeatable sample
     **kwargs
 ): # yields token ids, `(bs*n_samples,)`, until `n` or until every text has ended
     "Generate token by token. Settings out of range raise a ValueError before the first one."
-    return new_tokens(model, idxs, n, False, src, n_samples, stop_idx, max_len, cache, compile, seed, **kwargs)
+    options = n_samples, stop_idx, max_len, cache, compile, seed
+    return new_tokens(model, idxs, n, False, src, *options, **kwargs)
 
 # %% ../../nbs/3_generate/03_decode.ipynb #52052c5f
 @delegates(stream_tokens)
 def generate(
-    model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or a tuple with them first
+    model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or such a tuple
     idxs, # the texts so far, `(bs, sl)`, or a list of texts of any length
     n:int, # number of tokens
     *,
@@ -355,7 +361,8 @@ def token_logprobs(
     idxs,start = _place(model, idxs)
     _check_source(model, len(idxs), None)
     if start.any():
-        raise ValueError(f'texts that begin in the columns {start.tolist()}: give texts of one length')
+        raise ValueError(f'texts that begin in the columns {start.tolist()}: '
+                         'give texts of one length')
     targets,res = idxs[:,1:], []
     if not targets.numel(): return torch.zeros(targets.shape, device=targets.device)
     for logits in _pieces(reading(model), idxs[:,:-1], _max_len(model, max_len)):

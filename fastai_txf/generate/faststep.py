@@ -26,7 +26,7 @@ def is_fixed(model):
 class _Tape(TorchFunctionMode):
     "Notes calls of torch functions as lines of Python, with the objects they refer to in `scope`."
     def __init__(self, instead):
-        self.instead,self.on = instead,True                             # {function: (when, what else)}
+        self.instead,self.on = instead,True                   # {function: (when, what else)}
         self.lines,self.scope = [], {}
         self.done,self.names = {}, {}
         self.count = itertools.count()
@@ -42,7 +42,8 @@ class _Tape(TorchFunctionMode):
         "`o` as a literal, a variable, or a constant in `scope`."
         if id(o) in self.names: return self.names[id(o)][0]
         if type(o) in (tuple,list):
-            return ('[{}]' if type(o) is list else '({})').format(''.join(f'{self.write(i)}, ' for i in o))
+            inner = ''.join(f'{self.write(i)}, ' for i in o)
+            return f'[{inner}]' if type(o) is list else f'({inner})'
         if o is None or type(o) in (bool,int,str): return repr(o)
         if isinstance(o, torch.device): return repr(str(o))
         name = self.name(o, getattr(o, '__name__', 'c'))
@@ -165,8 +166,8 @@ class _Step(nn.Module):
 
 def _plain_strides(x, pos, mask, k_pos, *columns):
     "The same, the small ones with the strides of their shapes: a view's change from step to step."
-    small = [t if t is None else t.clone(memory_format=torch.contiguous_format) for t in (x, pos, mask, k_pos)]
-    return *small, *columns
+    plain = lambda t: t if t is None else t.clone(memory_format=torch.contiguous_format)
+    return *map(plain, (x, pos, mask, k_pos)), *columns
 
 def _build(step, weights, args, dims):
     "`step` as machine code: a function of the weights and of what `_open_step` gives."
@@ -175,11 +176,12 @@ def _build(step, weights, args, dims):
             else None for t,dim in zip(args, dims)]
     with (torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings(),
           TemporaryDirectory() as folder):
-        warnings.simplefilter('ignore', FutureWarning)                  # of torch's own parts about each other
+        warnings.simplefilter('ignore', FutureWarning) # of torch's parts about each other
         shapes = (([None]*len(weights), *vary),)
         program = export(_Step(step), (weights, *args), dynamic_shapes=shapes)
         run = compile_package(program, f'{folder}/step.pt2')
-    return lambda weights, *args: run([*weights, *(t for t in _plain_strides(*args) if t is not None)])[0]
+    given = lambda args: [t for t in _plain_strides(*args) if t is not None]
+    return lambda weights, *args: run([*weights, *given(args)])[0]
 
 # %% ../../nbs/3_generate/02_faststep.ipynb #35d97bff
 def _layout(t, dim):
@@ -215,7 +217,7 @@ class _Code:
         tensors = _tensors(model)
         return partial(self.run, [t if k is None else tensors[k] for k,t in self.places])
 
-_compiled,_compiling = WeakKeyDictionary(), threading.Lock()             # from shadows to their code
+_compiled,_compiling = WeakKeyDictionary(), threading.Lock() # from shadows to their code
 
 def _compile_step(shade, model, x, cache):
     "`_record_step` of `model`, a layout of `shade`, as machine code that is kept with `shade`."

@@ -113,7 +113,8 @@ def check_options(f, **options):
     "A TypeError for an option that the function `f` does not have, with those that look like it."
     known = inspect.signature(f).parameters
     for k in options:
-        if k not in known: raise TypeError(f'{f.__name__} has no option {k!r}: {nearest_words(k, known)}')
+        if k in known: continue
+        raise TypeError(f'{f.__name__} has no option {k!r}: {nearest_words(k, known)}')
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #3507c699
 DIVERGED = ('there is a NaN among the logits: the model has diverged, '

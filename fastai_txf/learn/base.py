@@ -7,13 +7,11 @@ with a transformer of your own in them."""
 __all__ = ['TransformerLearner']
 
 # %% ../../nbs/5_learn/01_base.ipynb #c2d17d62
-import dataclasses, difflib, inspect, math, numpy as np, torch, torch.nn as nn, warnings
+import dataclasses, difflib, inspect, torch, torch.nn as nn
 from operator import attrgetter
 from pathlib import Path
 from fastai.callback.core import Callback, event
 from fastai.callback.fp16 import AMPMode
-from fastai.callback.mixup import MixHandler
-from fastai.callback.schedule import LRFinder, ParamScheduler
 from fastai.learner import AvgLoss, AvgMetric, Learner, Recorder
 from fastai.metrics import Perplexity
 from fastai.text.data import LMDataLoader, SortedDL
@@ -30,6 +28,7 @@ from ..text.codec import TextCodec
 from ..text.pairs import PairDL
 from ..train.precision import DeviceMixedPrecision
 from ..train.compile import compile_for_training
+from ..train.rates import check_callbacks, check_rate, width_lr
 from .transfer import (
     adopted_fields, check_same_scale, check_same_shape, encoder_state, fit_weights, load_head,
     model_encoder, read_encoder)
@@ -43,51 +42,6 @@ def _listens(cb, event_name):
     if hasattr(type(cb), event_name) or event_name in vars(cb): return True
     return type(cb).__call__ is not Callback.__call__
 
-# %% ../../nbs/5_learn/01_base.ipynb #3f0b6d21
-def width_lr(
-    d_model:int, # width of the model
-)->float:
-    "A largest learning rate that suits a transformer of this width, with Adam."
-    return float(f'{0.192/d_model:.1g}')
-
-_much = 4 # times what suits: from here on trainings fail
-
-def _top_rates(lr, cbs):
-    "The largest learning rate that each group will get, or one for all."
-    scheds = [cb.scheds['lr'] for cb in cbs if isinstance(cb, ParamScheduler) and 'lr' in cb.scheds]
-    if not scheds: return np.atleast_1d(lr.stop if isinstance(lr, slice) else lr)
-    rates = [np.atleast_1d(f(pct)) for f in scheds for pct in np.linspace(0, 1, 21)]
-    return np.max(rates, axis=0)
-
-def check_rate(
-    learn, # before a fit, its optimizer made
-    lr, # number, or one for each group, or a slice
-    cbs, # more callbacks of the fit
-):
-    "A warning that names a fitting rate where `lr` is far beyond what the model's width bears."
-    d_model = getattr(getattr(learn.model, 'config', None), 'd_model', None)
-    cbs = [*learn.cbs, *L(cbs)]
-    finds = any(isinstance(cb, LRFinder) for cb in cbs)
-    if d_model is None or finds or getattr(learn.opt_func, '__name__', '') == 'SGD': return
-    n,frozen = len(learn.opt.param_lists), learn.opt.frozen_idx
-    if n > 1 and frozen == n-1: return
-    rates,fits = _top_rates(ifnone(lr, learn.lr), cbs), width_lr(d_model)
-    top = float(rates.max() if len(rates) < n else rates[frozen:].max())
-    if top <= _much*fits: return
-    warnings.warn(f'a learning rate of {top:.2g} is far beyond what a transformer of {d_model=} '
-                  f'bears, and may leave it where it gives one answer to all texts: take about '
-                  f'{fits:g}, or what lr_find suggests', stacklevel=4)
-
-def check_callbacks(
-    cbs, # of a fit
-):
-    "Refuse what mixes inputs: a number between two tokens is another token."
-    for cb in cbs:
-        if isinstance(cb, MixHandler):
-            raise ValueError(f'{type(cb).__name__} mixes inputs, and these are numbers of tokens, '
-                             'which cannot be mixed: leave it out, and use token_p and word_p, '
-                             'which leave tokens out, for a classifier')
-
 # %% ../../nbs/5_learn/01_base.ipynb #64a1e7b9
 def _n_targets(learn):
     "How many predictions count in the batch."
@@ -97,9 +51,9 @@ def _n_targets(learn):
 class TokenLoss(AvgLoss):
     "The mean loss of all tokens that count."
     def accumulate(self, learn):
-        n = learn.to_detach(_n_targets(learn))
-        self.total += learn.to_detach(learn.loss.mean())*n
-        self.count += n
+        n = _n_targets(learn).float() # several processes gather by a mean
+        self.total += learn.to_detach(learn.loss.mean()*n).double()
+        self.count += learn.to_detach(n).double()
 
 class TokenPerplexity(Perplexity):
     "`exp` of the mean loss of all tokens that count."
@@ -307,7 +261,8 @@ class TokenLearner(TransformerLearner):
         "As in `Learner`."
         res = super().add_cb(cb)
         recorder = vars(self).get('recorder')
-        if isinstance(recorder, Recorder): recorder.loss = TokenLoss()
+        if isinstance(recorder, Recorder) and not isinstance(recorder.loss, TokenLoss):
+            vars(recorder)['loss'] = TokenLoss() # assigned, it would warn of the learner's own
         return res
 
     @property

@@ -9,6 +9,7 @@ __all__ = ['TransformerClassifierLearner', 'transformer_classifier_learner', 'sh
 import pandas as pd, torch, warnings
 from fastai.callback.core import Callback
 from fastai.data.transforms import get_c
+from fastai.data.core import Datasets
 from fastai.learner import Learner
 from fastai.metrics import accuracy, accuracy_multi, error_rate, top_k_accuracy
 from fastai.text.data import TensorText
@@ -55,7 +56,9 @@ _of_classes = accuracy, accuracy_multi, error_rate, top_k_accuracy
 
 def check_metrics(learn):
     "A ValueError for a metric of classes where the targets are numbers."
-    if len(learn.dls.valid_ds.tls) < 2 or not Target.of(learn.dls).is_number: return
+    ds = learn.dls.valid_ds
+    if not isinstance(ds, Datasets) or len(ds.tls) < 2: return              # made by hand, or no labels
+    if not Target.of(learn.dls).is_number: return
     for m in learn.metrics:
         func = getattr(m, 'func', None)
         if getattr(func, 'func', func) not in _of_classes: continue

@@ -134,7 +134,8 @@ class TransformerMLMLearner(TokenLearner):
     def _guess(self, toks):
         """Probabilities of the vocabulary's tokens for each gap between the lists `toks`,
         `(n_gaps, vocab_sz)`. A ValueError if there is a NaN."""
-        model,hide,codec = kept_shadow(self.model), self.mask_tokens, self.codec
+        model,codec = kept_shadow(self.model), self.codec
+        hide = self.mask_tokens
         n = torch.tensor([len(t) for t in toks[:-1]])
         given = [t for ts in toks for t in (*ts, 'xxfake')][:-1]
         x = codec.number([given])[0]

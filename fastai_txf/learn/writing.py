@@ -78,7 +78,8 @@ def text_end(n_words, sep, stop):
 # %% ../../nbs/5_learn/02_writing.ipynb #7e15a3c8
 def _grow_texts(steps, n_rows, codec, decoder, end):
     "The new texts after each step until all have ended; without an `end` only the last of them."
-    ids,texts,done = [[] for _ in range(n_rows)], ['']*n_rows, [False]*n_rows
+    ids,texts = [[] for _ in range(n_rows)], ['']*n_rows
+    done = [False]*n_rows
     with closing(steps): # also if `decoder` fails
         for new in steps:
             for r,i in enumerate(new.tolist()):
@@ -171,15 +172,15 @@ def predict(
     options = dict(temperature=temperature, min_p=min_p, n_samples=n_samples, **kwargs)
     check_values(num_beams=num_beams, length_penalty=length_penalty, **options)
     codec = writing_codec(learn)
-    prompts = _as_strings(codec.texts(text, text_col))
+    prompts,one = _as_strings(codec.texts(text, text_col)), codec.is_one(text, text_col)
     how = dict(no_unk=no_unk, decoder=decoder)
     if stream:
         _check_stream(len(prompts), num_beams, n_samples)
         del options['n_samples']
         how.update(n_tokens=n_tokens, stop=stop)
         pieces = stream_text(learn, prompts[0], n_words, **how, **options)
-        res = [_print_stream(prompts[0], pieces)]
-        return res[0] if codec.is_one(text, text_col) else res
+        new = [_print_stream(prompts[0], pieces)]
+        return new[0] if one else new
     n = _n_new(n_words, n_tokens)
     end = text_end(n_words if n_tokens is None else None, codec.sep, stop)
     ids = codec.prompts(text, text_col)
@@ -191,8 +192,11 @@ def predict(
         new,bar = ['']*(len(ids)*n_samples), not no_bar and hasattr(learn, 'progress')
         for new in _sampled(learn, codec, ids, n, end, bar=bar, **how, **options): pass
     texts = [codec.append(prompts[i//n_samples], t) for i,t in enumerate(new)]
-    if n_samples > 1: texts = [texts[i:i+n_samples] for i in range(0, len(texts), n_samples)]
-    return texts[0] if codec.is_one(text, text_col) else texts
+    return _by_prompt(texts, n_samples, one)
+
+def _by_prompt(texts, n, one):
+    if n > 1: texts = [texts[i:i+n] for i in range(0, len(texts), n)]
+    return texts[0] if one else texts
 
 # %% ../../nbs/5_learn/02_writing.ipynb #2e2e0059
 def text_logprobs(

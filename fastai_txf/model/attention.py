@@ -72,7 +72,7 @@ def attention_weights(
 # %% ../../nbs/1_model/00_attention.ipynb #7bd1dd17
 def _fused(q, k, v, mask, causal, scale, bias, p):
     "`attend` through torch's fused kernels."
-    grouped = bool(q.shape[1] != k.shape[1])                        # a tensor under `torch.jit.trace`
+    grouped = bool(q.shape[1] != k.shape[1])            # a tensor under `torch.jit.trace`
     if bias is not None: mask = bias if mask is None else torch.where(mask, bias, -math.inf)
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=p, is_causal=causal, scale=scale,

@@ -147,10 +147,10 @@ class ConvPositions(AbsolutePositions):
 
 # %% ../../nbs/1_model/01_positions.ipynb #15f0a342
 POSITIONS = dict(
-    none      =lambda d_model, n_heads, d_head, max_len: NoPositions(),
-    learned   =lambda d_model, n_heads, d_head, max_len: LearnedPositions(d_model, max_len),
-    sinusoidal=lambda d_model, n_heads, d_head, max_len, base=10_000.:
-               SinusoidalPositions(d_model, base),
-    rotary    =lambda d_model, n_heads, d_head, max_len, base=10_000.: RotaryPositions(d_head, base),
-    alibi     =lambda d_model, n_heads, d_head, max_len: ALiBiPositions(n_heads),
-    conv      =lambda d_model, n_heads, d_head, max_len: ConvPositions(d_model))
+    none   =lambda d_model, n_heads, d_head, max_len: NoPositions(),
+    learned=lambda d_model, n_heads, d_head, max_len: LearnedPositions(d_model, max_len),
+    sinusoidal=(lambda d_model, n_heads, d_head, max_len, base=1e4:
+                SinusoidalPositions(d_model, base)),
+    rotary =lambda d_model, n_heads, d_head, max_len, base=1e4: RotaryPositions(d_head, base),
+    alibi  =lambda d_model, n_heads, d_head, max_len: ALiBiPositions(n_heads),
+    conv   =lambda d_model, n_heads, d_head, max_len: ConvPositions(d_model))

@@ -6,7 +6,8 @@
 __all__ = ['from_hf', 'HFTokenizer']
 
 # %% ../../nbs/8_share/01_hf.ipynb #2145d2b1
-import torch
+import torch, torch.nn as nn
+from copy import deepcopy
 from fastai.text.core import BOS, defaults, EOS, PAD, UNK
 from fastcore.basics import chunked, first, ifnone, store_attr
 from ..text.tokens import BatchTokenizer
@@ -115,16 +116,36 @@ def _weights(model, to_encoder):
     ws = {k:p.detach() for k,p in model.named_parameters(remove_duplicate=False)}
     return {f'{pre}{k}':w for k,w in ws.items() if not (to_encoder and k.startswith('pooler.'))}
 
+def _described(m):
+    "The kind and settings of a module; of an embedding the kind, as the rest is its weights."
+    name = type(m).__name__
+    return name if isinstance(m, nn.Embedding) else f'{name}({m.extra_repr()})'
+
+def _refuse_changed(model):
+    "ValueError for a part that is another than the model's configuration says."
+    with torch.device('meta'): fresh = type(model)(deepcopy(model.config))
+    plan = {k:_described(m) for k,m in fresh.named_modules()}
+    for k,m in model.named_modules():
+        if _described(m) == plan.get(k): continue
+        raise ValueError(f'{k} is {_described(m)}, but by the configuration {plan.get(k)}: '
+                         'set it in `model.config` too, if that knows it')
+
+def _is_tied(model):
+    "Whether a language model's head is its embeddings, whatever the configuration says."
+    return model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
 def from_hf(
     model, # `GPT2LMHeadModel`, `GPT2Model`, `BertModel` or `BertForSequenceClassification`
     tokenizer=None, # its tokenizer or an `HFTokenizer` of it, which names tokens; default: no names
 ): # `TransformerLM`, `TransformerEncoder` or `TransformerClassifier`; `vocab`: token names or None
     """A model of Hugging Face as a model of this library, with copies of its weights.
-    ValueError for settings or architectures without an equivalent."""
+    ValueError for settings, architectures or changes by hand without an equivalent."""
     cls,make,convert,head = _conversion(model)
     to_encoder = cls is TransformerEncoder
     config = make(model.config)
+    _refuse_changed(model)
     if head: config = make_config(config, n_out=model.config.num_labels, **head)
+    if cls is TransformerLM: config = make_config(config, tie=_is_tied(model))
     state = convert(_weights(model, to_encoder), config)
     if to_encoder: state = {k.removeprefix('encoder.'):v for k,v in state.items()}
     res = load_into(state, cls, config)

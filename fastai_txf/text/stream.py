@@ -9,6 +9,7 @@ __all__ = ['FlatIds', 'flat_ids', 'FlatLMDataLoader', 'TextStart', 'FlatTexts', 
 import csv, numpy as np, pandas as pd, random, tempfile, torch
 from array import array
 from collections import Counter, defaultdict, namedtuple
+from contextlib import ExitStack
 from pathlib import Path
 from fastai.data.all import DataLoaders, L, Pipeline, TfmdLists, Transform
 from fastai.text.core import BOS
@@ -17,9 +18,11 @@ from fastai.torch_core import default_device
 from fastcore.basics import ifnone, maps, patch, store_attr
 from fastcore.meta import delegates
 from ..base.checks import check_batch_size
+from ..base.files import replacing
 from .tokens import as_tokenizer, token_lists
-from .frames import as_frame, check_df, one_column, random_mask, valid_mask
-from .codec import as_texts, refuse_keys, text_tokenizer, TextTokenizer
+from .frames import (
+    as_frame, as_texts, check_df, one_column, random_mask, refuse_keys, valid_mask)
+from .codec import text_tokenizer, TextTokenizer
 from .loaders import check_dls
 
 # %% ../../nbs/2_text/08_stream.ipynb #5d9b728e
@@ -29,24 +32,33 @@ def flat_ids(
     lists, # any iterable of lists of token ids, one for each text
     file=None, # where the ids go if they are many; default: a temporary file
     max_ram:int=2**27, # tokens that are held in memory, four bytes each
+    change=None, # writes over all ids at the end, before the file has its name
 ): # `FlatIds`: all ids `(n_tokens,)`, int32, and the end of each text in them `(n_texts,)`
-    "Put texts end to end."
+    "Put texts end to end. A file that is there, and may be in use, stays as it is until the end."
+    with ExitStack() as files:
+        def open_file():
+            return files.enter_context(tempfile.TemporaryFile() if file is None else replacing(file))
+        return _flat_ids(lists, open_file, max_ram, change)
+
+def _flat_ids(lists, open_file, max_ram, change):
+    "`flat_ids`, in memory as long as that is enough."
     ends,new = array('q'), array('i')
     out,n = None, 0
     for ids in lists:
         new.extend(ids)
         ends.append(n + len(new))
         if len(new) <= max_ram: continue
-        if out is None: out = tempfile.TemporaryFile() if file is None else open(file, 'wb+')
+        if out is None: out = open_file()
         new.tofile(out)
         n += len(new)
         new = array('i')
-    ends = np.array(ends, dtype=np.int64)
-    if out is None: return FlatIds(np.frombuffer(new, dtype=np.int32), ends)
-    with out:
+    if out is None: ids = np.frombuffer(new, dtype=np.int32)
+    else:
         new.tofile(out)
         out.flush()
-        return FlatIds(np.memmap(out, dtype=np.int32, mode='r+'), ends)
+        ids = np.memmap(out, dtype=np.int32, mode='r+')
+    if change is not None: change(ids)
+    return FlatIds(ids, np.array(ends, dtype=np.int64))
 
 # %% ../../nbs/2_text/08_stream.ipynb #589f78ae
 _windows = ('continuous', 'random')
@@ -207,14 +219,16 @@ def _counted(toks, starts, min_freq, max_vocab, file):
     index = defaultdict()
     index.default_factory = index.__len__
     lists = ([index[t] for t in ts] for ts in toks)
-    flat = flat_ids(_begun(lists, index[BOS]) if starts else lists, file)
-    count = np.zeros(len(index), dtype=int)
-    for o in _parts(flat.ids): count += np.bincount(o, minlength=len(index))
-    vocab = make_vocab(Counter(dict(zip(index, count.tolist()))), min_freq, max_vocab)
-    number = Numericalize(vocab).o2i
-    table = np.array([number.get(t, 0) for t in index], dtype=np.int32)
-    for o in _parts(flat.ids): o[:] = table[o]
-    return flat,vocab
+    if starts: lists = _begun(lists, index[BOS])
+    vocab = []
+    def renumber(ids):
+        count = np.zeros(len(index), dtype=int)
+        for o in _parts(ids): count += np.bincount(o, minlength=len(index))
+        vocab.extend(make_vocab(Counter(dict(zip(index, count.tolist()))), min_freq, max_vocab))
+        number = Numericalize(vocab).o2i
+        table = np.array([number.get(t, 0) for t in index], dtype=np.int32)
+        for o in _parts(ids): o[:] = table[o]
+    return flat_ids(lists, file, change=renumber), vocab
 
 def _numbered(texts, tok, vocab, starts, n_workers):
     "Lists of ids in `vocab`, straight from the tokenizer if it is its own."

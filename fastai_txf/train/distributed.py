@@ -7,7 +7,9 @@ __all__ = ['SharedDL', 'ShardedTrainer']
 
 # %% ../../nbs/4_train/06_distributed.ipynb #9fd47c37
 try: import accelerate
-except ImportError as e: raise ImportError('training in several processes needs the package accelerate: pip install accelerate') from e
+except ImportError as e:
+    raise ImportError('training in several processes needs the package accelerate: '
+                      'pip install accelerate') from e
 import copy, numpy as np, os, random, torch
 from contextlib import contextmanager, nullcontext
 from itertools import chain

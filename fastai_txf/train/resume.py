@@ -6,9 +6,10 @@
 __all__ = ['ResumeCallback']
 
 # %% ../../nbs/4_train/05_resume.ipynb #8058c7ff
-import dataclasses, inspect, numpy as np, os, torch
+import dataclasses, inspect, numpy as np, torch, warnings
 from enum import Enum
 from functools import partial
+from glob import escape
 from zlib import crc32
 from fastai.callback.core import Callback, CancelEpochException, CancelFitException
 from fastai.callback.progress import ProgressCallback
@@ -20,6 +21,7 @@ from fastai.torch_core import (
     get_model, get_random_states, no_random, num_distrib, set_random_states, to_device)
 from fastcore.basics import GetAttr, store_attr
 from fastcore.foundation import CollBase, L
+from ..base.files import load_tensors, save_tensors
 from .schedule import TimeBudget
 
 # %% ../../nbs/4_train/05_resume.ipynb #25d57545
@@ -236,6 +238,8 @@ class _Watched(GetAttr):
     def __len__(self): return len(self.dl)
     def __iter__(self): return self.batches(self.dl)
 
+_in_file = 'run','fit','epoch','iter','start','rows','state'
+
 class ResumeCallback(Callback):
     "Keep a fit's state in a file, and resume from it if it is there; a fit that ends removes it."
     order,run_valid = -100,False
@@ -264,16 +268,13 @@ class ResumeCallback(Callback):
         self._given = None
         self._run = _describe(self.learn, self._others)
         self._saved = None
+        self._sweep()
         if self._path.exists(): self._saved = self._read()
 
     def _read(self):
         "What the file holds, checked."
-        try: saved = torch.load(self._path, map_location='cpu', weights_only=True)
-        except Exception as e:
-            raise ValueError(f'{self._path} cannot be read ({type(e).__name__}: {str(e)[:80]}): '
-                             'delete it to start anew, or give another name') from e
-        if not isinstance(saved, dict) or 'run' not in saved:
-            raise ValueError(f'{self._path} was not written by ResumeCallback: give another name')
+        saved = load_tensors(self._path, 'file of ResumeCallback',
+                             'delete it to start anew, or give another name', _in_file)
         if saved['fit'] <= self._fits: self._check_run(saved['run'])
         return saved
 
@@ -332,13 +333,15 @@ class ResumeCallback(Callback):
         self._start = _plain(dict(random=get_random_states(), dls=_dls_state(self.dls)))
 
     def _save(self):
-        "Write the file: under another name first, so that a whole one is there if a process dies."
-        tmp = self._path.with_suffix('.tmp')
-        with tmp.open('wb') as f:
-            torch.save(self._contents(), f)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(tmp, self._path)
+        "Write the file; where that fails, the last one stays whole and training goes on."
+        try: save_tensors(self._contents(), self._path)
+        except OSError as e:
+            kept = 'an earlier state' if self._path.exists() else 'nothing'
+            warnings.warn(f'{e}; training goes on, and a kill would leave {kept} to resume from')
+
+    def _sweep(self):
+        "Remove what a kill in the middle of writing has left."
+        for o in self._path.parent.glob(f'.{escape(self._path.name)}.*.tmp'): o.unlink(missing_ok=True)
 
     def _contents(self):
         "What goes into the file."

@@ -1,0 +1,234 @@
+"Canaries: every private name of torch and fastai that `base.compat` uses. The first word of a failure's message is what broke"
+import inspect, subprocess, sys
+from copy import deepcopy
+from pathlib import Path
+import fastai, numpy as np, pandas as pd, pytest, torch
+from torch import nn
+from fastai.text.all import Callback, CrossEntropyLossFlat, DataLoader, DataLoaders, Learner, MSELossFlat
+from fastai_txf.base import compat
+
+HERE = f'(torch {torch.__version__}, fastai {fastai.__version__})'
+
+def exists(owner, *names):
+    "The private names are still there"
+    for n in names:
+        assert hasattr(owner, n), f'{getattr(owner, "__name__", owner)}.{n} is gone {HERE}: mend base.compat'
+
+def line_learner(**kw):
+    x = torch.randn(32, 4)
+    dl = DataLoader(list(zip(x, x.sum(1, keepdim=True))), bs=8)
+    learn = Learner(DataLoaders(dl, dl), nn.Linear(4, 1), MSELossFlat(), **kw)
+    learn.remove_cb(learn.progress)
+    learn.logger = lambda *args: None
+    return learn
+
+# fastai
+
+def test_join_texts():
+    "fastai.text.core._join_texts"
+    import fastai.text.core as core
+    exists(core, '_join_texts')
+    df = pd.DataFrame(dict(a=['x','u'], b=['y','v']))
+    assert compat.join_texts(df, True).tolist() == ['xxfld 1 x xxfld 2 y','xxfld 1 u xxfld 2 v']
+    assert compat.join_texts(df[['a']], False).tolist() == ['x','u']
+
+def test_validation_loop():
+    "Learner._do_epoch_validate: its events, in this order, and the loader that is given"
+    exists(Learner, '_do_epoch_validate')
+    seen = []
+    class Watch(Callback):
+        def before_validate(self): seen.append('before')
+        def after_batch(self): seen.append(len(self.xb[0]))
+        def after_validate(self): seen.append('after')
+    learn = line_learner(cbs=Watch())
+    with learn.validation_context(): compat.validation_loop(learn, learn.dls.valid.new(bs=16))
+    assert seen == ['before',16,16,'after']
+
+def test_apply_gradients():
+    "Learner._do_grad_opt: backward pass, step, gradients of zero, with their events"
+    exists(Learner, '_do_grad_opt')
+    seen,learn = [], line_learner()
+    class Watch(Callback):
+        def __call__(self, name): seen.append(name)
+    learn.create_opt()
+    learn.add_cb(Watch())
+    w = learn.model.weight.detach().clone()
+    learn.loss_grad = learn.model(torch.ones(1, 4)).sum()
+    compat.apply_gradients(learn)
+    assert seen == ['before_backward','after_backward','before_step','after_step']
+    assert not learn.model.weight.equal(w) and not learn.model.weight.grad.any()
+
+def test_step():
+    "Learner._do_one_batch: `ChunkedLoss` goes through the events of this step; a new one would be missed"
+    want = ['self.pred = self.model(*self.xb)', "self('after_pred')", 'if len(self.yb):',
+            'self.loss_grad = self.loss_func(self.pred, *self.yb)',
+            'self.loss = self.loss_grad.clone()', "self('after_loss')",
+            'if not self.training or not len(self.yb): return', 'self._do_grad_opt()']
+    lines = inspect.getsource(Learner._do_one_batch).split('\n')[1:]
+    assert [l.strip() for l in lines if l.strip()] == want, f'the step of fastai has changed {HERE}'
+
+def test_loader_wrap():
+    "DistributedTrainer._wrap_dl: what the trainer wraps loaders with, called with itself and a loader"
+    pytest.importorskip('accelerate')
+    from fastai.distributed import DistributedTrainer
+    exists(DistributedTrainer, '_wrap_dl')
+    assert '_wrap_dl' in inspect.getsource(DistributedTrainer.before_fit)
+    class Trainer(DistributedTrainer): pass
+    compat.set_loader_wrap(Trainer, lambda trainer, dl: (trainer.name,dl))
+    trainer = Trainer.__new__(Trainer)
+    assert trainer._wrap_dl(3) == ('trainer',3)
+
+# Modules of torch
+
+def test_parts():
+    "Module._modules: the dictionary that `module.part` looks into"
+    m = nn.Sequential(nn.Linear(2, 2))
+    exists(m, '_modules')
+    compat.parts_of(m)['0'] = other = nn.Linear(2, 3)
+    assert m[0] is other and m(torch.ones(1, 2)).shape == (1,3)
+
+HOOKING = dict(forward=lambda m, f: m.register_forward_hook(f),
+               forward_pre=lambda m, f: m.register_forward_pre_hook(f),
+               kwargs=lambda m, f: m.register_forward_hook(f, with_kwargs=True, always_call=True),
+               backward=lambda m, f: m.register_full_backward_hook(f),
+               backward_pre=lambda m, f: m.register_full_backward_pre_hook(f))
+each_hook = pytest.mark.parametrize('hook', HOOKING.values(), ids=HOOKING)
+
+@each_hook
+def test_hooks(hook):
+    "Module._forward_hooks and their kind: every way to listen is seen, and lies in a dictionary of `HOOKS`"
+    m = nn.Sequential(nn.Linear(2, 2))
+    assert not compat.is_hooked(m[0]) and not compat.any_hooked(m)
+    handle = hook(m[0], lambda *args: None)
+    assert compat.is_hooked(m[0]) and not compat.is_hooked(m) and compat.any_hooked(m)
+    assert any(vars(m[0])[k] for k in compat.HOOKS)
+    handle.remove()
+    assert not compat.any_hooked(m)
+
+def test_hook_names():
+    "nn.Module's dictionaries of hooks: one with another name would be shared with a shadow"
+    named = {k for k,v in vars(nn.Module()).items() if isinstance(v, dict) and 'hook' in k}
+    assert named == {*compat.HOOKS}, f'{named ^ {*compat.HOOKS}} {HERE}'
+
+@each_hook
+def test_copy_shell(hook):
+    "nn.Module's own dictionaries: a copy has the weights and no more of the original that could be changed"
+    m = nn.Linear(2, 2)
+    m.register_buffer('b', torch.ones(2), persistent=False)
+    new,x = compat.copy_shell(m, {}), torch.ones(1, 2)
+    assert new(x).equal(m(x)) and new.weight is m.weight and new.b is m.b
+    assert m.training and not new.training and {*new.state_dict()} == {*m.state_dict()}
+    hook(new, lambda *args: None)
+    new.weight = nn.Parameter(torch.zeros(2, 2))
+    assert not compat.is_hooked(m) and m.weight.any()
+    assert compat.copy_shell(m, {}, follow=True)._parameters is m._parameters
+
+def test_module_attributes():
+    "nn.Module.__init__: a new dictionary of its own would be shared between a module and its shadow"
+    known = {'training','_parameters','_buffers','_non_persistent_buffers_set','_is_full_backward_hook',
+             '_modules', *compat.HOOKS}
+    assert vars(nn.Module()).keys() <= known, f'{vars(nn.Module()).keys() - known} {HERE}'
+
+# The compiler of torch
+
+def test_compiled_call():
+    "Module._compiled_call_impl: is called in place of `forward`, and copies and names of weights leave it out"
+    m,x = nn.Linear(2, 2), torch.ones(1, 2)
+    exists(m, '_compiled_call_impl', '_call_impl')
+    want = m(x)
+    compat.set_compiled_call(m, lambda x: 'compiled')
+    assert m(x) == 'compiled' and compat.call_plain(m, x).equal(want)
+    assert deepcopy(m)(x).equal(want) and compat.copy_shell(m, {})(x).equal(want)
+    assert {*m.state_dict()} == {'weight','bias'}
+
+def test_compile_errors():
+    "torch._dynamo.exc: what `fullgraph=True` raises for a part that cannot be compiled"
+    errors = compat.compile_errors()
+    assert all(issubclass(e, Exception) for e in errors)
+    @torch.compile(backend='eager', fullgraph=True)
+    def prints(x):
+        torch._dynamo.graph_break()
+        return x+1
+    with pytest.raises(errors): prints(torch.ones(2))
+    torch._dynamo.reset()
+
+def test_count_graphs():
+    "torch._dynamo.utils.counters: grows by one with each graph that is made, not with its calls"
+    torch._dynamo.reset()
+    f,before = torch.compile(lambda x: x.sin(), backend='eager'), compat.count_graphs()
+    for _ in range(2): f(torch.ones(3))
+    assert compat.count_graphs() == before+1, f'counters of torch._dynamo {HERE}'
+    torch._dynamo.reset()
+
+@pytest.mark.slow
+def test_compile_package(tmp_path):
+    "torch._inductor.aoti_compile_and_package: tensors in, tensors out"
+    class Twice(nn.Module):
+        def forward(self, x): return (2*x,)
+    program = torch.export.export(Twice(), (torch.ones(3),))
+    out = compat.compile_package(program, tmp_path/'step.pt2')([torch.ones(3)])
+    assert out[0].tolist() == [2.,2.,2.]
+
+def test_decay_all():
+    "torch._foreach_mul_: in place, every tensor"
+    exists(torch, '_foreach_mul_')
+    ps = [torch.ones(2), torch.full((3,), 2.)]
+    compat.decay_all(ps, 0.5)
+    assert [p.tolist() for p in ps] == [[0.5]*2, [1.]*3]
+
+def test_tree_map():
+    "torch.utils._pytree.tree_map: through dictionaries, lists and tuples"
+    assert compat.tree_map(lambda o: o+1, dict(a=[1,(2,)], b=3)) == dict(a=[2,(3,)], b=4)
+
+# Several processes
+
+class Toy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body,self.head = nn.Linear(3, 3), nn.Linear(3, 2)
+    def hidden(self, x): return self.body(x)
+    def forward(self, x): return self.head(self.hidden(x))
+
+def test_call_whole_alone():
+    "Without any wrapper: the function; a `DataParallel` would not split its inputs"
+    m,x = Toy(), torch.ones(1, 3)
+    assert compat.call_whole(m, m.hidden, x).equal(m.hidden(x))
+    with pytest.raises(TypeError, match='distrib_ctx'): compat.call_whole(nn.DataParallel(m), m.hidden, x)
+
+DDP = '''
+import os, sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from test_compat import Toy, compat
+dist.init_process_group('gloo')
+torch.manual_seed(0)
+for unused in (False,True):
+    plain = Toy()
+    model = DistributedDataParallel(Toy(), find_unused_parameters=unused)
+    model.module.load_state_dict(plain.state_dict())
+    for _ in range(2):
+        x = torch.arange(6.).view(2, 3)
+        def loss(x): return plain.head(plain.hidden(x)).square().mean()
+        def shared(x): return model.module.head(model.module.hidden(x)).square().mean()
+        plain.zero_grad(); model.zero_grad()
+        loss(x).backward()
+        compat.call_whole(model, shared, x[dist.get_rank():][:1]).backward()
+        for p,q in zip(plain.parameters(), model.parameters()): torch.testing.assert_close(p.grad, q.grad)
+dist.destroy_process_group()
+'''
+
+def test_call_whole_in_two_processes(tmp_path):
+    "DistributedDataParallel._pre_forward, ._post_forward, ._inside_ddp_forward: gradients are shared"
+    exists(nn.parallel.DistributedDataParallel, '_pre_forward', '_post_forward', '_inside_ddp_forward')
+    (tmp_path/'ddp.py').write_text(DDP)
+    root = Path(__file__).parents[1]
+    env = {'PATH':'', 'OMP_NUM_THREADS':'1', 'CUDA_VISIBLE_DEVICES':'', 'PYTHONPATH':f'{root}:{root}/tests'}
+    cmd = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc_per_node', '2', str(tmp_path/'ddp.py')]
+    res = subprocess.run(cmd, env=env, capture_output=True, text=True)
+    assert res.returncode == 0, res.stderr[-3000:]
+
+def test_every_name_has_a_canary():
+    "This file speaks of everything that `base.compat` offers"
+    own = {n for n,o in vars(compat).items() if n[0] != '_' and getattr(o, '__module__', '') == compat.__name__}
+    text = Path(__file__).read_text()
+    missing = [n for n in own | {'HOOKS','tree_map'} if f'compat.{n}' not in text]
+    assert not missing, f'no canary in this file for {missing}'
