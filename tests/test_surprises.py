@@ -351,6 +351,19 @@ def test_lm_batch_longer_than_max_len(positions, training):
     assert (a[:,:reach]-b[:,:reach]).abs().amax(-1).min() > 1e-6
     with torch.no_grad(): close(a.detach(), model.eval()(x, KVCache(6)), 1e-4)
 
+ORDER = '''
+    from fastai_txf.all import transformer_classifier_learner
+    from fastai.text.all import *
+    from fastai.text.data import TensorText
+    print(*(m.implementation.__module__ for m in show_results.methods
+            if m.signature.types[0] is TensorText))
+'''
+
+def test_imports_in_any_order():
+    "The table of results is this library's, also where fastai is imported afterwards"
+    res = subprocess.run([sys.executable, '-c', textwrap.dedent(ORDER)], capture_output=True, text=True)
+    assert {*res.stdout.split()} == {'fastai_txf.learn.classifier'}, res.stderr[-500:]
+
 # Pictures
 
 def test_every_token_is_labelled(make):

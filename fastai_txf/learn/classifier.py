@@ -6,6 +6,7 @@
 __all__ = ['TransformerClassifierLearner', 'transformer_classifier_learner', 'show_results']
 
 # %% ../../nbs/5_learn/03_classifier.ipynb #6f0f4266
+import fastai.text.learner # its `show_results` for texts is registered before ours, in any order
 import pandas as pd, torch, warnings
 from fastai.callback.core import Callback
 from fastai.data.transforms import get_c
