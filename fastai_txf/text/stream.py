@@ -290,7 +290,7 @@ class LMDataLoaders(DataLoaders):
         max_vocab:int=60000, # most tokens in a counted vocabulary
         starts:bool=True, # put xxbos before each text that does not begin with it
         folder=None, # where ids go that are too many for memory; default: temporary files
-        n_workers:int=0, # processes that tokenize, for a tokenizer without `tokenize`
+        n_workers:int=0, # processes that tokenize, for a tokenizer that is no `BatchTokenizer`
         text_col='text', # the column of a data frame that is given for prediction
         **kwargs
     ):
