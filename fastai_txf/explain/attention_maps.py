@@ -253,7 +253,7 @@ def attention(self:Learner,
     if target is not None and part == 'encoder':
         raise ValueError(f'{target=} has no place in the encoder, which reads one text: '
                          'leave it out' + ", or choose part='cross'"*pairs)
-    model = shadow(self.model)                                   # its calls are noted, nobody else's
+    model = shadow(self.model)                                  # its calls are noted, nobody else's
     if part == 'encoder': return _self_attention(self, model, text, window)
     return _pair_attention(self, model, text, target, part == 'cross')
 
