@@ -156,5 +156,6 @@ def step_through(self:Learner,
         t = found[i][0][0] if kind == 'in' else found[i][1]
         if isinstance(t, torch.Tensor): steps[name] = t.cpu()
     read = next(iter(steps.values()))                            # the ids, without what was cut off
-    read = read[read != model.encoder.config.pad_idx]
-    return StepThrough(written_tokens(side_codec(self), text, read), steps)
+    config = model.encoder.config
+    read = read[read != config.pad_idx]
+    return StepThrough(written_tokens(side_codec(self), text, read, config.long), steps)
