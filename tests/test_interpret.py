@@ -576,3 +576,29 @@ def test_very_long(make):
     assert a.title == 'attention, window 9 of 10'
     e = learn.explain(text, steps=2, tol=1e9)
     assert len(e.values) == 5001 and len(learn.step_through(text)._repr_html_()) < 1e6
+
+# What is shown
+
+def test_no_bytes_are_shown(df):
+    "Byte pairs as a reader sees them, with ▁ for a space"
+    dls = make_dls(df.assign(text=df.text), tok_tfm=BPETokenizer(300))
+    learn = quiet(transformer_classifier_learner(dls, **SMALL))
+    text = 'a cold film'
+    for tokens in (learn.attention(text).keys, learn.step_through(text).tokens):
+        assert not any('Ġ' in t for t in tokens) and ''.join(tokens).endswith('a▁cold▁film')
+    assert [w for w,_,_ in learn.explain(text).spans][-3:] == text.split()
+    assert not any('Ġ' in t for t in learn.top_losses(3).text)
+
+@pytest.mark.parametrize('long', ['window','head','tail','head+tail'])
+def test_unknown_words_of_long_texts(dls, long):
+    "Each stands where it was read, also where only a part is"
+    learn = trained(transformer_classifier_learner(dls, **SMALL, max_len=8, long=long))
+    toks = ['xxbos', *(f'new{i}' if i%3 else 'film' for i in range(19))]
+    want = dict(window=toks, head=toks[:8], tail=toks[-8:])
+    assert learn.explain(' '.join(toks[1:])).tokens == want.get(long, toks[:4]+toks[-4:])
+    if long == 'window': assert learn.attention(' '.join(toks[1:]), window=1).keys == toks[7:14]
+
+def test_curve_of_rows(clf, df):
+    "A frame, its rows and its texts are the same"
+    a,b,c = (deletion_curve(clf, o, n_points=3, n_draws=1) for o in (df[:2], [dict(df.iloc[i]) for i in range(2)], df.text[:2]))
+    assert np.array_equal(a.attributed, b.attributed) and np.array_equal(a.attributed, c.attributed)

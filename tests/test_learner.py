@@ -760,7 +760,7 @@ def test_fine_tune(make):
     low,top = learn.opt.hypers[0]['lr'], learn.opt.hypers[-1]['lr']
     assert top/low == pytest.approx(10, rel=1e-3)
 
-def test_width_lr(): assert (width_lr(16), width_lr(128), width_lr(512)) == (0.01, 0.002, 0.0004)
+def test_width_lr(): assert (width_lr(16), width_lr(128), width_lr(512)) == (0.012, 0.0015, 0.000375)
 
 # Predicting without a loop
 

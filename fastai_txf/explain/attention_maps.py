@@ -17,6 +17,7 @@ from ..base.checks import nearest_words
 from ..base.shadow import shadow
 from ..model.attention import MultiHeadAttention, record_attention, SelfAttention
 from ..model.positions import POSITIONS
+from ..model.windows import crop_index
 from ..model.stack import TransformerEncoder
 from ..model.models import Seq2SeqTransformer
 from ..learn.base import codec_of
@@ -58,18 +59,20 @@ def _as_cut(codec, text, ids):
     new = iter(new)
     return [(next(new).strip() or UNK) if t == UNK else t for t in tokens]
 
-def read_tokens(codec, text, ids):
-    """The tokens of `ids`, which are `text` from its beginning, to its end, or both; in place of
-    `xxunk` what the text has there."""
+def read_tokens(codec, text, ids, long='window'):
+    """The tokens of `ids`, all of `text` or what a model that is `long` in this way reads of it; in
+    place of `xxunk` what the text has there."""
     ids,full = torch.as_tensor(ids).tolist(), codec.encode(text)[0].tolist()
+    n = len(full)
+    at = range(n)
+    if len(ids) < n and long != 'window': at = crop_index(torch.tensor([n]), len(ids), long)[0]
+    if [full[i] for i in at][:len(ids)] != ids: return [codec.vocab[i] for i in ids]
     tokens = _as_cut(codec, text, full)
-    n = next((i for i,(a,b) in enumerate(zip(ids, full)) if a != b), min(len(ids), len(full)))
-    left = len(full)-len(ids)+n
-    return tokens[:n] + tokens[left:] if full[left:] == ids[n:] else [codec.vocab[i] for i in ids]
+    return [tokens[i] for i in at][:len(ids)]
 
-def written_tokens(codec, text, ids):
+def written_tokens(codec, text, ids, long='window'):
     "`read_tokens` with `▁` for a space, whatever the tokenizer writes for one."
-    tokens = read_tokens(codec, text, ids)
+    tokens = read_tokens(codec, text, ids, long)
     if codec.sep: return tokens
     return [codec.tok.join([t]).replace(' ', '▁') or t for t in tokens]
 
@@ -215,7 +218,7 @@ def _self_attention(learn, model, text, window):
     _,_,ids,weights = _read(model.encoder, text_ids(learn, text))
     i, = _choose(window, len(ids), 'window')
     real = ids != model.encoder.config.pad_idx
-    tokens = written_tokens(side_codec(learn), text, ids[real])
+    tokens = written_tokens(side_codec(learn), text, ids[real], model.encoder.config.long)
     n,start = int(real[i].sum()), int(real[:i].sum())                       # padding comes last
     tokens = tokens[start:start+n]
     title = 'attention' if len(ids) == 1 else f'attention, window {i} of {len(ids)}'
@@ -228,7 +231,7 @@ def _pair_attention(learn, model, text, target, cross):
     tgt = text_ids(learn, target, 1)
     h,mask,ids,_ = _read(model.encoder, text_ids(learn, text))
     real = ids != model.encoder.config.pad_idx
-    source = written_tokens(learn.codec, text, ids[real])
+    source = written_tokens(learn.codec, text, ids[real], model.encoder.config.long)
     written = written_tokens(learn.target_codec, target, tgt[0])
     given,written = written[:-1], written[1:]
     layers = _written(model, tgt[:,:-1], h, mask, cross)
@@ -253,7 +256,7 @@ def attention(self:Learner,
     if target is not None and part == 'encoder':
         raise ValueError(f'{target=} has no place in the encoder, which reads one text: '
                          'leave it out' + ", or choose part='cross'"*pairs)
-    model = shadow(self.model)                                   # its calls are noted, nobody else's
+    model = shadow(self.model)                                  # its calls are noted, nobody else's
     if part == 'encoder': return _self_attention(self, model, text, window)
     return _pair_attention(self, model, text, target, part == 'cross')
 

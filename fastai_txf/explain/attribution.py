@@ -257,7 +257,7 @@ def explain(self:Learner,
     base = BASELINES[baseline](model.encoder.emb, model.encoder.config.pad_idx).detach()
     shares,read,low,high = _converged(model, ids, score, base, steps, tol)
     codec = codec_of(self)
-    tokens = read_tokens(codec, text, read)
+    tokens = read_tokens(codec, text, read, model.encoder.config.long)
     spans = word_spans(tokens, codec.tok)
     name = f'output {i}' if asked.is_number else str(asked.names[i])
     return Explanation(tokens, read.cpu(), shares.cpu(), spans, name, i, high, low,

@@ -18,7 +18,7 @@ def shown_token(token, width=None):
     return t if width is None or len(t) <= width else t[:width-1] + '…'
 
 def drawn(text, width=None):
-    "A token, or any text, for a picture: matplotlib would take what stands between $ for a formula."
+    "A token, or any text, for a picture, where what stands between $ would be a formula."
     return shown_token(text, width).replace('$', r'\$')
 
 # %% ../../nbs/6_explain/00_colours.ipynb #724d709b

@@ -17,7 +17,8 @@ from ..model.attention import MultiHeadAttention, record_attention, SelfAttentio
 from ..model.models import Seq2SeqTransformer, TransformerClassifier
 from ..base.shadow import shadow
 from .colours import shown_token
-from .attention_maps import note_calls, our_model, side_codec, text_ids, written_tokens
+from .attention_maps import (
+    note_calls, our_model, side_codec, text_ids, written_tokens)
 
 # %% ../../nbs/6_explain/04_steps.ipynb #da3b929f
 _bars = ' ▁▂▃▄▅▆▇█'
@@ -118,7 +119,7 @@ def _all_places(model):
     yield 'outputs', model, 0, 'out'
 
 def _record(model, inputs, places):
-    "The weights that `model`, a shadow, uses on `inputs`, and the calls of each module of `places`."
+    "The weights that `model`, a shadow, uses on `inputs`, and the calls of what is in `places`."
     calls = {}
     with ExitStack() as stack:
         seen = stack.enter_context(record_attention(model))
@@ -154,6 +155,7 @@ def step_through(self:Learner,
         if not found: continue                  # a user's block need not call all of its parts
         t = found[i][0][0] if kind == 'in' else found[i][1]
         if isinstance(t, torch.Tensor): steps[name] = t.cpu()
-    read = next(iter(steps.values()))                             # the ids, without what was cut off
-    read = read[read != model.encoder.config.pad_idx]
-    return StepThrough(written_tokens(side_codec(self), text, read), steps)
+    read = next(iter(steps.values()))                            # the ids, without what was cut off
+    config = model.encoder.config
+    read = read[read != config.pad_idx]
+    return StepThrough(written_tokens(side_codec(self), text, read, config.long), steps)

@@ -58,7 +58,7 @@ _of_classes = accuracy, accuracy_multi, error_rate, top_k_accuracy
 def check_metrics(learn):
     "A ValueError for a metric of classes where the targets are numbers."
     ds = learn.dls.valid_ds
-    if not isinstance(ds, Datasets) or len(ds.tls) < 2: return              # made by hand, or no labels
+    if not isinstance(ds, Datasets) or len(ds.tls) < 2: return          # made by hand, or no labels
     if not Target.of(learn.dls).is_number: return
     for m in learn.metrics:
         func = getattr(m, 'func', None)

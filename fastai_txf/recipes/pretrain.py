@@ -28,7 +28,7 @@ from ..learn.classifier import transformer_classifier_learner, TransformerClassi
 from ..learn.lm import transformer_lm_learner
 from ..learn.mlm import transformer_mlm_learner, UNUSED_FIELDS
 from .baseline import baseline
-from .suggest import width_lr
+from ..train.rates import width_lr
 from .vectors import count_vectors
 import fastai_txf.train.schedule # it gives `Learner` its `fit_minutes`
 

@@ -12,6 +12,7 @@ from fastcore.basics import ifnone
 from ..base.checks import check_values
 from ..text.special import text_vocab
 from ..text.loaders import check_dls
+from ..train.rates import width_lr
 from ..learn.base import check_kind
 from ..learn.classifier import transformer_classifier_learner
 from ..learn.lm import transformer_lm_learner
@@ -34,11 +35,6 @@ class Suggestion:
         make = f'{self.factory.__name__}(dls, {args})'
         fit = f'.fit_minutes({self.minutes:.3g}), {self.epochs:.3g} epochs with bs={self.bs}'
         return '\n'.join([make, fit, *(f'- {r}' for r in self.reasons)])
-
-# %% ../../nbs/7_recipes/01_suggest.ipynb #82363ac7
-def width_lr(d_model):
-    "The largest learning rate of a model of this width."
-    return round(0.192/d_model, 6)
 
 # %% ../../nbs/7_recipes/01_suggest.ipynb #2e876d1c
 def _speed(model, x, n=3):

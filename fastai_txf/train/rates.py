@@ -17,7 +17,7 @@ def width_lr(
     d_model:int, # width of the model
 )->float:
     "A largest learning rate that suits a transformer of this width, with Adam."
-    return float(f'{0.192/d_model:.1g}')
+    return round(0.192/d_model, 6)
 
 _much = 4 # times what suits: from here on trainings fail
 
@@ -45,7 +45,7 @@ def check_rate(
     if top <= _much*fits: return
     warnings.warn(f'a learning rate of {top:.2g} is far beyond what a transformer of {d_model=} '
                   f'bears, and may leave it where it gives one answer to all texts: take about '
-                  f'{fits:g}, or what lr_find suggests', stacklevel=4)
+                  f'{fits:.1g}, or what lr_find suggests', stacklevel=4)
 
 def check_callbacks(
     cbs, # of a fit

@@ -77,7 +77,7 @@ def fit_warmup(self:Learner,
     self.opt.set_hyper('lr', ifnone(lr_max, self.lr if d_model is None else (d_model*warmup)**-0.5))
     lrs = np.array([h['lr'] for h in self.opt.hypers])
     def lrs_at(pct):
-        n_iter = getattr(self, 'n_iter', len(self.dls.train))               # not known before the first batch
+        n_iter = getattr(self, 'n_iter', len(self.dls.train))     # not known before the first batch
         return lrs*inverse_sqrt(1 + round(pct*n_epoch*n_iter), warmup)
     self.fit(n_epoch, cbs=ParamScheduler({'lr':lrs_at}) + L(cbs), **kwargs)
 
