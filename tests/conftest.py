@@ -19,6 +19,10 @@ def pytest_collection_modifyitems(items):
     for o in items:
         if o.get_closest_marker('cuda'): o.add_marker(skip)
 
+def pytest_fixture_setup(fixturedef):
+    "What several tests share is the same whichever of them comes first"
+    if fixturedef.scope != 'function': set_seed(42)
+
 @pytest.fixture(autouse=True)
 def seed():
     "Every test starts from the same random state"

@@ -11,7 +11,7 @@ notebooks = sorted(o for o in nbs.rglob('*.ipynb') if '.ipynb_checkpoints' not i
 sources = sorted(o for o in lib.rglob('*.py') if not o.stem.startswith('_'))
 modules = ['.'.join(o.relative_to(lib).with_suffix('').parts) for o in sources]
 max_lines = 25
-skip_dirs = {'.git','.venv','build','dist','__pycache__','.pytest_cache','.hypothesis','.ipynb_checkpoints','models'}
+skip_dirs = {'.git','.venv','.venv-lowest','build','dist','__pycache__','.pytest_cache','.hypothesis','.ipynb_checkpoints','models'}
 
 def settings():
     "The project's `settings.ini`"
@@ -62,7 +62,7 @@ def dists(tmp_path_factory):
 def test_sdist(dists):
     "It holds what a build needs"
     names = {o.partition('/')[2] for o in tarfile.open(dists[0]).getnames()}
-    want = {'settings.ini','setup.py','pyproject.toml','README.md','LICENSE','constraints.txt'}
+    want = {'settings.ini','setup.py','pyproject.toml','README.md','LICENSE','constraints.txt','constraints-lowest.txt'}
     assert want <= names, f'missing from the sdist: {want-names}'
 
 def test_wheel(dists):
