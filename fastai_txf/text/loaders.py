@@ -190,7 +190,7 @@ class TransformerDataLoaders(TextDataLoaders):
         backwards:bool=False, # reverse the texts
         min_freq:int=None, # rarer ones become xxunk; None: 1 if `tok_tfm` has `detokenize`, else 3
         max_vocab:int=60000, # most tokens in the vocabulary
-        n_workers:int=None, # processes; None: one a CPU, 0 below 2,000; a `BatchTokenizer` needs none
+        n_workers:int=None, # processes; None: one a CPU, 0 below 2,000; `BatchTokenizer`s need none
         **kwargs
     ):
         "Loaders from the rows of `df`; ValueError, TypeError as `check_df` and `check_dls` say"
