@@ -51,3 +51,76 @@ def test_a_kept_shadow_sees_another_class():
         def forward(self, x): return 2*super().forward(x)
     m[0].__class__ = Double
     torch.testing.assert_close(kept_shadow(m)(x), 2*before)
+
+# Other loaders
+
+@pytest.fixture(scope='module')
+def pairs():
+    import pandas as pd
+    words = ['abcd'[i%4]*(1+i%3) + 'abcd'[(i//4)%4] for i in range(40)]
+    df = pd.DataFrame(dict(a=words, b=[w[::-1].replace('a', 'x') for w in words]))
+    return lambda letter: Seq2SeqDataLoaders.from_df(
+        df.assign(b=df.b.str.replace('b', letter)), tok_tfm=CharTokenizer(), seed=0, bs=8)
+
+OTHERS = dict(
+    clf=[lambda o: o.predict(TEXT), lambda o: o.predict([TEXT]), lambda o: o.explain(TEXT), lambda o: o.attention(TEXT),
+         lambda o: o.step_through(TEXT), lambda o: o.neighbours('dull'), lambda o: o.top_losses(),
+         lambda o: o.save_encoder('enc')],
+    lm=[lambda o: o.predict(TEXT), lambda o: list(o.stream_text(TEXT)), lambda o: o.perplexity(TEXT),
+        lambda o: o.predict(TEXT, num_beams=2), lambda o: o.save_encoder('enc')])
+
+@pytest.mark.parametrize('kind', OTHERS)
+def test_loaders_of_another_vocabulary_answer_nothing(make, df, kind):
+    learn,kw = make(kind), dict(is_lm=True, seq_len=16) if kind == 'lm' else {}
+    learn.predict(TEXT)
+    mine,learn.dls = learn.dls, make_dls(df.assign(text=df.text.str.replace('warm', 'zzz')), **kw)
+    for f in OTHERS[kind]:
+        with pytest.raises(ValueError, match='other words: make them with the same'): f(learn)
+    with pytest.raises(ValueError, match='other words'): make('clf').load_encoder(learn)
+    learn.dls = mine
+    learn.predict(TEXT)
+
+def test_loaders_of_other_labels_answer_nothing(make, df):
+    learn = make()
+    learn.dls = make_dls(df.assign(label=df.label.map(dict(pos='a', neg='b'))))
+    with pytest.raises(ValueError, match='number tokens or labels otherwise'): learn.predict(TEXT)
+
+def test_pairs_and_gaps_of_another_vocabulary_answer_nothing(pairs, dls, df, tmp_path):
+    learn = quiet(transformer_seq2seq_learner(pairs('b'), **SMALL, path=tmp_path))
+    learn.predict('ab')
+    learn.dls = pairs('y')
+    for f in (lambda: learn.predict('ab'), lambda: learn.encode('ab'), lambda: learn.target_codec):
+        with pytest.raises(ValueError, match='other words'): f()
+    learn = quiet(transformer_mlm_learner(dls, **SMALL, path=tmp_path))
+    learn.dls = make_dls(df.assign(text=df.text.str.replace('warm', 'zzz')))
+    with pytest.raises(ValueError, match='other words'): learn.fill('a ___')
+
+# Encoders
+
+def test_own_encoder_changes_nothing(make):
+    "Fillers of one name keep their own rows: they have a share in every probability"
+    learn = make('lm')
+    assert learn.codec.vocab.count('xxfake') > 1
+    before = learn.perplexity(TEXT)
+    learn.load_encoder(learn.save_encoder('enc'))
+    assert learn.perplexity(TEXT) == before
+
+# Diverged models, odd numbers, special tokens in texts
+
+def test_diverged_models_show_no_results(make, dls, tmp_path):
+    for learn in (make(), quiet(transformer_mlm_learner(dls, **SMALL, path=tmp_path))):
+        for p in learn.model.parameters(): p.data.fill_(float('nan'))
+        with pytest.raises(ValueError, match='the model has diverged'): learn.show_results()
+
+def test_infinite_range(make):
+    with pytest.raises(ValueError, match='y_range=.*finite'): make('reg', y_range=(0,float('inf')))
+
+def test_ids_are_whole_numbers(make):
+    with pytest.raises(TypeError, match='token ids of torch.float32: give whole numbers'):
+        generate(make('lm').model, [[1.5,2.]], 2)
+
+@pytest.mark.parametrize('text', ['xxpad ___', '___ xxpad', 'xxpad music xxpad ___ film ___ xxpad'])
+def test_padding_written_in_a_text_with_gaps(dls, text, tmp_path):
+    learn = quiet(transformer_mlm_learner(dls, **SMALL, path=tmp_path))
+    got,want = learn.fill(text), learn.fill(' '.join(text.replace('xxpad', '').split()))
+    torch.testing.assert_close(torch.tensor(got.prob), torch.tensor(want.prob))

@@ -7,6 +7,7 @@ __all__ = ['remap_rows']
 
 # %% ../../nbs/5_learn/00_transfer.ipynb #62b0247b
 import dataclasses, math, torch
+from collections import Counter
 from fastai.text.core import PAD
 from fastai.torch_core import to_cpu
 from fastcore.basics import ifnone
@@ -20,6 +21,13 @@ _derived_fields = ('d_ff','d_head','n_kv_heads','bias') # None may stand for the
 _fitted = {'emb.weight','positions.emb.weight'} # as many rows as are needed
 _defaults = {f.name:f.default for f in dataclasses.fields(TransformerConfig)}
 
+def _numbered(tokens):
+    "Each token with how often it came before: fillers have one name."
+    count = Counter()
+    for t in tokens:
+        yield t, count[t]
+        count[t] += 1
+
 def remap_rows(
     rows, # embeddings, `(len(old), d_model)`, or one number for each token
     old:list, # their tokens
@@ -28,8 +36,8 @@ def remap_rows(
 ): # as many for `new`, and how many tokens of `new` were found in `old`
     """Rows for the tokens of `new`: their own where `old` has them; elsewhere where their
     `vectors` lie by what the shared tokens tell (Mikolov et al. 2013), or the mean row."""
-    index = {t:i for i,t in enumerate(old)}
-    src = torch.tensor([index.get(t, -1) for t in new])
+    index = {t:i for i,t in enumerate(_numbered(old))}
+    src = torch.tensor([index.get((t,n), index.get((t,0), -1)) for t,n in _numbered(new)])
     known = src >= 0
     out = rows[src.clamp(min=0)]
     out[~known] = rows.mean(0)
