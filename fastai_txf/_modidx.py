@@ -667,6 +667,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'fastai_txf/learn/seq2seq.py')},
             'fastai_txf.learn.transfer': { 'fastai_txf.learn.transfer._bases': ( '5_learn/transfer.html#_bases',
                                                                                  'fastai_txf/learn/transfer.py'),
+                                           'fastai_txf.learn.transfer._is_encoder': ( '5_learn/transfer.html#_is_encoder',
+                                                                                      'fastai_txf/learn/transfer.py'),
                                            'fastai_txf.learn.transfer._least_squares': ( '5_learn/transfer.html#_least_squares',
                                                                                          'fastai_txf/learn/transfer.py'),
                                            'fastai_txf.learn.transfer._numbered': ( '5_learn/transfer.html#_numbered',

@@ -1,7 +1,6 @@
 "What an attack on the library found: nothing wrong in silence, no crash without a word, nothing lost"
-import types, pytest, torch
+import os, types, pytest, torch
 from torch import nn
-from fastai.text.all import load_learner
 from fastai_txf.all import (
     CharTokenizer, Seq2SeqDataLoaders, generate, transformer_mlm_learner, transformer_seq2seq_learner)
 from fastai_txf.base.shadow import kept_shadow, shadow
@@ -124,3 +123,36 @@ def test_padding_written_in_a_text_with_gaps(dls, text, tmp_path):
     learn = quiet(transformer_mlm_learner(dls, **SMALL, path=tmp_path))
     got,want = learn.fill(text), learn.fill(' '.join(text.replace('xxpad', '').split()))
     torch.testing.assert_close(torch.tensor(got.prob), torch.tensor(want.prob))
+
+# Files
+
+def _spoilt(**k): return lambda o: {**o, **k}
+
+@pytest.mark.parametrize('spoil', [
+    _spoilt(config=None), _spoilt(config=1, vocab=2, weights=3), _spoilt(vocab=['a']), _spoilt(vocab=None),
+    lambda o: {**o, 'vocab':o['vocab']+['more']}, _spoilt(weights={}), _spoilt(weights=dict(a=1)),
+    lambda o: {**o, 'weights':{k:w.int() for k,w in o['weights'].items()}}])
+def test_foreign_dictionaries_are_no_encoders(make, spoil):
+    "They have the keys of one, and are refused by name before anything is changed"
+    learn = make()
+    file = learn.save_encoder('enc')
+    torch.save(spoil(torch.load(file)), file)
+    before = [p.clone() for p in learn.model.parameters()]
+    with pytest.raises(ValueError, match='enc.pth is no encoder'): learn.load_encoder('enc')
+    with pytest.raises(ValueError, match='enc.pth is no encoder'): make(pretrained='enc')
+    assert all(map(torch.equal, before, learn.model.parameters()))
+
+def test_a_link_stays_a_link(make, tmp_path):
+    "What it points to is written, as by `torch.save`"
+    learn,file,link = make(), tmp_path/'shared'/'enc.pth', tmp_path/'enc.pth'
+    learn.save_encoder(file)
+    link.symlink_to(file)
+    with torch.no_grad(): learn.model.encoder.emb.weight.zero_()
+    learn.save_encoder(link)
+    assert link.is_symlink() and not torch.load(file)['weights']['emb.weight'].any()
+    assert [o.name for o in file.parent.iterdir()] == ['enc.pth']
+
+def test_a_pipe_is_not_replaced(make, tmp_path):
+    os.mkfifo(tmp_path/'pipe')
+    with pytest.raises(OSError, match='pipe: it is a device or a pipe'): make().save_encoder(tmp_path/'pipe')
+    assert (tmp_path/'pipe').is_fifo()

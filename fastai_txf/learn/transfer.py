@@ -115,11 +115,22 @@ def fit_weights(saved, enc, vocab, vectors):
         weights[k] = torch.cat([weights[k][:enc.config.max_len], mine[len(weights[k]):]])
     return weights, found
 
+def _is_encoder(saved):
+    "Whether `saved` is a configuration, tokens, and weights with a row for each token."
+    config,weights = saved['config'], saved['weights']
+    if not (isinstance(config, dict) and isinstance(weights, dict)): return False
+    if not all(isinstance(w, torch.Tensor) for w in weights.values()): return False
+    emb = weights.get('emb.weight', torch.empty(0))
+    if emb.ndim != 2 or not emb.is_floating_point(): return False
+    return isinstance(saved['vocab'], list) and len(saved['vocab']) == len(emb)
+
 def read_encoder(file):
     "The saved dictionary, checked."
     remedy = 'save one with `learn.save_encoder` (whole models are read by `learn.load`)'
-    return load_tensors(file, 'encoder saved by `save_encoder`', remedy,
-                        ('config','vocab','weights'))
+    saved = load_tensors(file, 'encoder saved by `save_encoder`', remedy,
+                         ('config','vocab','weights'))
+    if not _is_encoder(saved): raise ValueError(f'{file} is no encoder: {remedy}')
+    return saved
 
 # %% ../../nbs/5_learn/00_transfer.ipynb #5c1d0a7e
 _adopted = 'eps','scale_emb'
