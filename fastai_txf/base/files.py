@@ -17,6 +17,9 @@ def replacing(
 ): # yields a binary file
     "Write a file that takes the place of `path` at the end of the block; after an error `path` is what it was."
     path = Path(path)
+    if path.is_symlink(): path = path.resolve()                       # the link stays one
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, f'cannot write {path}: it is a device or a pipe, and no file')
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd,tmp = tempfile.mkstemp(prefix=f'.{path.name}.', suffix='.tmp', dir=path.parent)

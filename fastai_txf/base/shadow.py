@@ -6,11 +6,59 @@
 __all__ = []
 
 # %% ../../nbs/0_base/03_shadow.ipynb #0a52b406
-import copy, threading, torch
+import copy, threading, torch, torch.nn as nn
+from functools import partial
+from operator import is_
+from types import CellType, FunctionType, MethodType
 from weakref import WeakKeyDictionary, ref
 from .compat import COMPILED, HOOKS, copy_shell, parts_of
 
+# %% ../../nbs/0_base/03_shadow.ipynb #a1c0ffe2
+_holders = nn.Module, MethodType, FunctionType, partial
+
+def _move(o, made):
+    "`o`, with the copies that are `made` in place of the modules that it is bound to or holds."
+    if id(o) in made: return made[id(o)]
+    def _all(items): return [_move(i, made) for i in items]
+    if isinstance(o, MethodType):
+        own = _move(o.__self__, made)
+        return o if own is o.__self__ else MethodType(o.__func__, own)
+    if isinstance(o, partial):
+        kwargs = zip(o.keywords, _all(o.keywords.values()))
+        return partial(_move(o.func, made), *_all(o.args), **dict(kwargs))
+    if isinstance(o, FunctionType): return _move_function(o, made)
+    if type(o) in (list,tuple) and any(issubclass(t, _holders) for t in {*map(type, o)}):
+        return type(o)(_all(o))
+    return o
+
+def _move_cell(cell, made):
+    try: old = cell.cell_contents
+    except ValueError: return cell                                    # nothing in it yet
+    new = _move(old, made)
+    return cell if new is old else CellType(new)
+
+def _move_function(f, made):
+    "`f`, with the copies in place of the modules that it remembers or calls by a global name."
+    made[id(f)] = f                                                   # it may remember itself
+    cells = tuple(_move_cell(c, made) for c in f.__closure__ or ())
+    named = {k:f.__globals__[k] for k in f.__code__.co_names if k in f.__globals__}
+    moved = {k:_move(v, made) for k,v in named.items() if isinstance(v, (nn.Module,MethodType))}
+    moved = {k:v for k,v in moved.items() if v is not named[k]}
+    if not moved and all(map(is_, cells, f.__closure__ or ())): return f
+    scope = {**f.__globals__, **moved} if moved else f.__globals__
+    made[id(f)] = new = FunctionType(f.__code__, scope, f.__name__, f.__defaults__, cells or None)
+    new.__kwdefaults__ = f.__kwdefaults__
+    return new
+
 # %% ../../nbs/0_base/03_shadow.ipynb #b4e605a3
+_torchs_own = {*vars(nn.Module())}
+
+def _moved_attributes(m, made):
+    "What is set on `m` and belongs to copies."
+    own = {k:v for k,v in vars(m).items() if k not in _torchs_own}
+    moved = {k:_move(v, made) for k,v in own.items()}
+    return {k:v for k,v in moved.items() if v is not own[k]}
+
 def shadow(
     model, # a module
     follow:bool=False, # a weight that is replaced in one is replaced in both: for reading only
@@ -24,7 +72,9 @@ def shadow(
             made[id(m)] = new = copy_shell(m, {}, follow)
             parts_of(new).update({k:_copy(o) for k,o in parts_of(m).items()})
         return made[id(m)]
-    return _copy(model)
+    top = _copy(model)
+    for new in [*made.values()]: vars(new).update(_moved_attributes(new, made))
+    return top
 
 # %% ../../nbs/0_base/03_shadow.ipynb #31cb756d
 _not_compared = {'training', '_modules', COMPILED, *HOOKS}
@@ -33,7 +83,8 @@ def _look(m):
     "What a shadow of `m` depends on, besides its weights."
     own = vars(m)
     hooks = [tuple(own[k].items()) for k in HOOKS if own[k]]
-    return {k:v for k,v in own.items() if k not in _not_compared}, hooks, dict(parts_of(m))
+    attrs = {k:v for k,v in own.items() if k not in _not_compared}
+    return {**attrs, '__class__':type(m)}, hooks, dict(parts_of(m))
 
 def _same(a, b): return a.keys() == b.keys() and all(v is b[k] for k,v in a.items())
 

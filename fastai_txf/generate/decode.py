@@ -59,7 +59,10 @@ def _as_rows(idxs):
     if not isinstance(idxs, (list,tuple)) or idxs and isinstance(idxs[0], Integral):
         idxs = torch.as_tensor(idxs)
     two = getattr(idxs, 'ndim', 2) == 2
-    rows = [torch.as_tensor(t).as_subclass(torch.Tensor).long() for t in idxs] if two else []
+    rows = [torch.as_tensor(t).as_subclass(torch.Tensor) for t in idxs] if two else []
+    if any(t.is_floating_point() and len(t) for t in rows):
+        raise TypeError(f'token ids of {rows[0].dtype}: give whole numbers')
+    rows = [t.long() for t in rows]
     if rows and all(t.ndim == 1 and len(t) for t in rows): return rows
     shape = [tuple(t.shape) for t in rows] or tuple(getattr(idxs, 'shape', ()))
     raise ValueError(f'token ids of shape {shape}: give (bs, sl) with at least one token, '

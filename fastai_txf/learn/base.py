@@ -88,6 +88,7 @@ class TransformerLearner(Learner):
         "The `TextCodec` of `dls`: how text becomes ids and ids become text."
         dls,codec = vars(self).get('_codec', (None,None))
         if dls is not self.dls:
+            self.check_vocabs()
             codec = TextCodec(self.dls)
             self._codec = self.dls,codec
         return codec
@@ -113,16 +114,20 @@ class TransformerLearner(Learner):
         "Mixed precision in bfloat16 on the model's device."
         return self.to_fp32().add_cb(DeviceMixedPrecision(AMPMode.BF16))
 
-    def _loader(self, ds_idx, dl=None, scored=True):
-        """`dl`, or the loader number `ds_idx`.
-        A ValueError if that has not one batch, or other numbers for its tokens."""
-        if dl is not None: return dl
+    def check_vocabs(self):
+        "A ValueError if `dls` give tokens or labels other numbers than those of the start."
         mine = _vocabs(self.dls)
         if mine and vars(self).get('vocabs', mine) != mine:
             raise ValueError('these loaders number tokens or labels otherwise than those the '
                              'learner was made with, so the model would read other words: make '
                              'them with the same (text_vocab=, y_block=CategoryBlock(vocab=…)), '
                              'or give one loader, dl=learn.dls.test_dl(df, with_labels=True)')
+
+    def _loader(self, ds_idx, dl=None, scored=True):
+        """`dl`, or the loader number `ds_idx`.
+        A ValueError if that has not one batch, or other numbers for its tokens."""
+        if dl is not None: return dl
+        self.check_vocabs()
         if not len(self.dls[ds_idx]):
             raise ValueError(f'the loader number {ds_idx} has not one batch (an exported learner '
                              'takes no texts along): give one, '
@@ -221,6 +226,7 @@ class TransformerLearner(Learner):
     def _saved_encoder(self, file, vocab):
         "What the file of an encoder holds, or would hold, and how an error calls it."
         if isinstance(file, TransformerLearner):
+            file.check_vocabs()
             return encoder_state(file._encoder(), text_vocab(file.dls)), 'the learner'
         if isinstance(file, nn.Module): return model_encoder(file, vocab), 'the model'
         return read_encoder(self._file(file)), self._file(file)
@@ -229,6 +235,7 @@ class TransformerLearner(Learner):
         file, # a name under `path/model_dir`, or a `Path`
     ): # the file's path
         "Save the encoder's weights with its configuration and vocabulary."
+        self.check_vocabs()
         file = self._file(file)
         save_tensors(encoder_state(self._encoder(), text_vocab(self.dls)), file)
         return file

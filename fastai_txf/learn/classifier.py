@@ -93,6 +93,7 @@ class TransformerClassifierLearner(TransformerLearner):
         res = list(super().get_preds(ds_idx, dl, **kwargs))
         labels = getattr(getattr(dl, 'dataset', None), 'labels', None)
         i = 1 + with_input
+        if with_decoded and res[with_input].isnan().any(): raise ValueError(DIVERGED)
         if with_decoded and labels and res[i] is not None: res[i] = labels(res[i])
         return tuple(res)
 

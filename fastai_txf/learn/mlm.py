@@ -136,6 +136,8 @@ class TransformerMLMLearner(TokenLearner):
         `(n_gaps, vocab_sz)`. A ValueError if there is a NaN."""
         model,codec = kept_shadow(self.model), self.codec
         hide = self.mask_tokens
+        pad = codec.vocab[codec.pad_idx]
+        toks = [[t for t in ts if t != pad] for ts in toks]              # the model leaves it out
         n = torch.tensor([len(t) for t in toks[:-1]])
         given = [t for ts in toks for t in (*ts, 'xxfake')][:-1]
         x = codec.number([given])[0]
@@ -200,7 +202,7 @@ class TransformerMLMLearner(TokenLearner):
         x = compact(dl.one_batch()[0][:max_n], hide.pad_idx)[0][:,:trunc_at]
         x = x.to(next(model.parameters()).device)
         seen,where = hide.hide(x)
-        guess = seen.masked_scatter(where, model(seen, where).argmax(-1))
+        guess = seen.masked_scatter(where, checked_logits(model(seen, where)).argmax(-1))
         vocab,gap = self.codec.vocab, hide.mask_idx
         def chosen(ids): return [' '.join(vocab[i] for i in row[w]) for row,w in zip(ids, where)]
         def shown(i, w):

@@ -86,6 +86,7 @@ class Seq2SeqLearner(TokenLearner):
         "The `TextCodec` of the texts to write; `codec` is that of the texts to read."
         dls,codec = vars(self).get('_target_codec', (None,None))
         if dls is not self.dls:
+            self.check_vocabs()
             codec = TextCodec(self.dls, side=1)
             self._target_codec = self.dls,codec
         return codec

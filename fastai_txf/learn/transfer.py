@@ -7,6 +7,7 @@ __all__ = ['remap_rows']
 
 # %% ../../nbs/5_learn/00_transfer.ipynb #62b0247b
 import dataclasses, math, torch
+from collections import Counter
 from fastai.text.core import PAD
 from fastai.torch_core import to_cpu
 from fastcore.basics import ifnone
@@ -20,6 +21,13 @@ _derived_fields = ('d_ff','d_head','n_kv_heads','bias') # None may stand for the
 _fitted = {'emb.weight','positions.emb.weight'} # as many rows as are needed
 _defaults = {f.name:f.default for f in dataclasses.fields(TransformerConfig)}
 
+def _numbered(tokens):
+    "Each token with how often it came before: fillers have one name."
+    count = Counter()
+    for t in tokens:
+        yield t, count[t]
+        count[t] += 1
+
 def remap_rows(
     rows, # embeddings, `(len(old), d_model)`, or one number for each token
     old:list, # their tokens
@@ -28,8 +36,8 @@ def remap_rows(
 ): # as many for `new`, and how many tokens of `new` were found in `old`
     """Rows for the tokens of `new`: their own where `old` has them; elsewhere where their
     `vectors` lie by what the shared tokens tell (Mikolov et al. 2013), or the mean row."""
-    index = {t:i for i,t in enumerate(old)}
-    src = torch.tensor([index.get(t, -1) for t in new])
+    index = {t:i for i,t in enumerate(_numbered(old))}
+    src = torch.tensor([index.get((t,n), index.get((t,0), -1)) for t,n in _numbered(new)])
     known = src >= 0
     out = rows[src.clamp(min=0)]
     out[~known] = rows.mean(0)
@@ -107,11 +115,22 @@ def fit_weights(saved, enc, vocab, vectors):
         weights[k] = torch.cat([weights[k][:enc.config.max_len], mine[len(weights[k]):]])
     return weights, found
 
+def _is_encoder(saved):
+    "Whether `saved` is a configuration, tokens, and weights with a row for each token."
+    config,weights = saved['config'], saved['weights']
+    if not (isinstance(config, dict) and isinstance(weights, dict)): return False
+    if not all(isinstance(w, torch.Tensor) for w in weights.values()): return False
+    emb = weights.get('emb.weight', torch.empty(0))
+    if emb.ndim != 2 or not emb.is_floating_point(): return False
+    return isinstance(saved['vocab'], list) and len(saved['vocab']) == len(emb)
+
 def read_encoder(file):
     "The saved dictionary, checked."
     remedy = 'save one with `learn.save_encoder` (whole models are read by `learn.load`)'
-    return load_tensors(file, 'encoder saved by `save_encoder`', remedy,
-                        ('config','vocab','weights'))
+    saved = load_tensors(file, 'encoder saved by `save_encoder`', remedy,
+                         ('config','vocab','weights'))
+    if not _is_encoder(saved): raise ValueError(f'{file} is no encoder: {remedy}')
+    return saved
 
 # %% ../../nbs/5_learn/00_transfer.ipynb #5c1d0a7e
 _adopted = 'eps','scale_emb'

@@ -7,7 +7,7 @@ __all__ = ['TransformerLM', 'TransformerMLM', 'TransformerClassifier', 'Seq2SeqT
            'mlm_splitter', 'seq2seq_splitter']
 
 # %% ../../nbs/1_model/06_models.ipynb #075e8250
-import dataclasses, torch, torch.nn as nn
+import dataclasses, math, torch, torch.nn as nn
 from fastai.layers import SigmoidRange
 from fastai.torch_core import Module, params
 from fastcore.basics import ifnone
@@ -94,6 +94,8 @@ def _bounds(y_range):
     try: low,high = map(float, y_range)
     except (TypeError, ValueError):
         raise ValueError(f'{y_range=}: two numbers are needed, (low, high)') from None
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ValueError(f'{y_range=}: two numbers are needed, both finite')
     if not low < high: raise ValueError(f'{y_range=}: the first must be below the second')
     return low,high
 
