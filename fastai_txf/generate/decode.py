@@ -188,12 +188,6 @@ class CachedReader(Reader):
         if self.context is not None: self.context = self.cache.context
         self._measure()
 
-# %% ../../nbs/3_generate/03_decode.ipynb #d7c4da7c
-@contextmanager
-def decoding(model, by_columns=False):
-    "Yields a shadow of `model` and leaves `model` alone; for rooms that do not ask for one yet."
-    yield reading(model)
-
 # %% ../../nbs/3_generate/03_decode.ipynb #139ed716
 def as_generator(seed, device):
     "A `torch.Generator` from a number, a generator or None."

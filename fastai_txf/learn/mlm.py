@@ -25,7 +25,7 @@ from ..generate.sampling import bar_tokens
 from ..generate.decode import checked_logits
 from ..train.losses import GatherLogProbs
 from .base import (
-    HIDDEN, make_learner, refuse_options, split_options, start_config, TokenLearner, UNUSED)
+    HIDDEN, make_learner, refuse_options, split_options, start_config, TokenLearner)
 
 # %% ../../nbs/5_learn/05_mlm.ipynb #335d4e4b
 def mask_tokens(
@@ -211,9 +211,6 @@ class TransformerMLMLearner(TokenLearner):
         texts = [' '.join(shown(i, w) for i,w in zip(*o) if i != hide.pad_idx)
                  for o in zip(seen.tolist(), where.tolist())]
         show_pairs({'text':texts, 'hidden':chosen(x), 'prediction':chosen(guess)})
-
-# %% ../../nbs/5_learn/05_mlm.ipynb #9dee8a27
-UNUSED_FIELDS = UNUSED['mlm']
 
 # %% ../../nbs/5_learn/05_mlm.ipynb #20c3de2d
 @delegates(Learner.__init__, but=['model'])

@@ -23,10 +23,10 @@ from ..text.codec import as_texts
 from ..text.target import Target
 from ..text.loaders import check_options, TransformerDataLoaders
 from ..train.losses import ChunkedLoss
-from ..learn.base import TransformerLearner
+from ..learn.base import TransformerLearner, UNUSED
 from ..learn.classifier import transformer_classifier_learner, TransformerClassifierLearner
 from ..learn.lm import transformer_lm_learner
-from ..learn.mlm import transformer_mlm_learner, UNUSED_FIELDS
+from ..learn.mlm import transformer_mlm_learner
 from .baseline import baseline
 from ..train.rates import width_lr
 from .vectors import count_vectors
@@ -112,7 +112,7 @@ def _language_model(dls, objective, config, config_kw):
     if objective == 'lm': factory = partial(transformer_lm_learner, cbs=ChunkedLoss())
     given = make_config(config)
     options = {f:min(getattr(given, f), 0.1) for f in ('p','attn_p','ff_p','emb_p')}
-    options.update({k:v for k,v in config_kw.items() if k not in UNUSED_FIELDS})
+    options.update({k:v for k,v in config_kw.items() if k not in UNUSED['mlm']})
     return factory(dls, config, metrics=accuracy, **options)
 
 def _shown(learn, verbose):

@@ -367,9 +367,3 @@ def decode_ids(
     codec = TextCodec(_loaders(dls), side=side)
     if not len(ids) or np.ndim(ids[0]) == 0: return codec.decode(ids, decoder)
     return [codec.decode(o, decoder) for o in ids]
-
-# %% ../../nbs/2_text/03_codec.ipynb #7df8bf1e
-def encode_prompts(dls, texts): return TextCodec(dls).prompts(texts)
-
-# %% ../../nbs/2_text/03_codec.ipynb #6ccd5f6c
-def item_tokens(dls, item, text_col=None): return TextCodec(dls).tokens(item, text_col)

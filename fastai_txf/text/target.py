@@ -71,15 +71,3 @@ class Target:
 def _width(setup, dls):
     "How many numbers a text has."
     return int(get_c(dls) if setup is None or setup.c is None else setup.c)
-
-# %% ../../nbs/2_text/04_target.ipynb #bb27ca60
-def target_kind(dls):
-    "The metric for the labels of `dls`, by name and function, and the number of labels."
-    target = Target.of(dls)
-    return target.metric_name, target.metric, 0 if target.is_number else target.n_out
-
-def target_labels(dls):
-    "How many labels a text has, in words, and all labels, none for a regression."
-    target = Target.of(dls)
-    kinds = dict(category='one label', multi='several labels', regression='numbers')
-    return kinds[target.kind], [] if target.is_number else target.names
