@@ -1,9 +1,12 @@
 "What an attack on the library found: nothing wrong in silence, no crash without a word, nothing lost"
-import os, types, pytest, torch
+import os, types, pandas as pd, pytest, torch
+from fastai.text.all import BaseTokenizer
 from torch import nn
 from fastai_txf.all import (
-    CharTokenizer, Seq2SeqDataLoaders, generate, transformer_mlm_learner, transformer_seq2seq_learner)
+    CharTokenizer, LMDataLoaders, Seq2SeqDataLoaders, TransformerDataLoaders, generate, transformer_mlm_learner,
+    transformer_seq2seq_learner)
 from fastai_txf.base.shadow import kept_shadow, shadow
+from fastai_txf.text.folders import FolderTokenizer
 from fixtures import SMALL, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet
 
 DROP = dict(p=0.5, emb_p=0.5, attn_p=0.5) # a lost evaluation mode changes every answer
@@ -55,7 +58,6 @@ def test_a_kept_shadow_sees_another_class():
 
 @pytest.fixture(scope='module')
 def pairs():
-    import pandas as pd
     words = ['abcd'[i%4]*(1+i%3) + 'abcd'[(i//4)%4] for i in range(40)]
     df = pd.DataFrame(dict(a=words, b=[w[::-1].replace('a', 'x') for w in words]))
     return lambda letter: Seq2SeqDataLoaders.from_df(
@@ -156,3 +158,44 @@ def test_a_pipe_is_not_replaced(make, tmp_path):
     os.mkfifo(tmp_path/'pipe')
     with pytest.raises(OSError, match='pipe: it is a device or a pipe'): make().save_encoder(tmp_path/'pipe')
     assert (tmp_path/'pipe').is_fifo()
+
+def test_foreign_kept_tokens_are_made_anew(tmp_path):
+    "Files of the right kind, of which somebody else has written what is inside"
+    path = tmp_path/'texts'
+    for i,k in enumerate('abab'):
+        (path/('valid' if i > 1 else 'train')/k).mkdir(parents=True, exist_ok=True)
+        (path/('valid' if i > 1 else 'train')/k/f'{i}.txt').write_text(f'text {i} of {k}')
+    def kept(): return FolderTokenizer(path, BaseTokenizer).kept
+    want,file = kept(), tmp_path/'texts_tok'/'tokens.pth'
+    good = torch.load(file)
+    for bad in (3, {k:5 for k in good['texts']}, {k:[v[0],7] for k,v in good['texts'].items()}):
+        torch.save({**good, 'texts':bad}, file)
+        assert kept() == want
+
+def test_a_file_that_is_no_text_is_named(tmp_path, dls):
+    file = tmp_path/'train'/'a'/'latin.txt'
+    file.parent.mkdir(parents=True)
+    file.write_bytes('für'.encode('latin1'))
+    for f in (lambda: TransformerDataLoaders.from_folder(tmp_path), lambda: FolderTokenizer(tmp_path, BaseTokenizer),
+              lambda: LMDataLoaders.from_files([file], tok_tfm=BaseTokenizer())):
+        with pytest.raises(ValueError, match='latin.txt is no text in utf8 .byte 1'): f()
+
+# Random numbers
+
+def test_nothing_is_drawn_where_nothing_is_random(make, pairs, dls, tmp_path):
+    "A training in which somebody predicts is the same as one without"
+    clf,lm = make(), make('lm')
+    s2s = quiet(transformer_seq2seq_learner(pairs('b'), **SMALL, path=tmp_path))
+    mlm = quiet(transformer_mlm_learner(dls, **SMALL, path=tmp_path))
+    greedy = dict(n_tokens=3, temperature=0)
+    calls = [
+        lambda: clf.predict(TEXT), lambda: clf.explain(TEXT), lambda: clf.attention(TEXT), lambda: clf.step_through(TEXT),
+        lambda: lm.predict([TEXT, 'fine'], **greedy), lambda: lm.predict(TEXT, num_beams=2), lambda: lm.predict(TEXT, seed=1),
+        lambda: list(lm.stream_text(TEXT, **greedy)), lambda: lm.perplexity(TEXT), lambda: s2s.predict(['ab', 'c']),
+        lambda: s2s.predict('ab', num_beams=2), lambda: s2s.encode('ab'), lambda: mlm.fill('a ___')]
+    for i,f in enumerate(calls):
+        torch.manual_seed(0)
+        f()
+        after = torch.rand(1)
+        torch.manual_seed(0)
+        assert after.equal(torch.rand(1)), i

@@ -59,6 +59,16 @@ def save_tensors(
             if 'inline_container' not in str(e): raise
             raise OSError(errno.EIO, 'the disk is full, or cannot be written') from e
 
+def read_text(
+    path, # a text file
+    encoding:str='utf8', # of the file
+)->str:
+    "The text of a file. A ValueError that names the file where it is none."
+    try: return Path(path).read_text(encoding=encoding)
+    except UnicodeDecodeError as e:
+        raise ValueError(f'{path} is no text in {encoding} (byte {e.start}: {e.reason}): '
+                         'convert it, or leave it out') from e
+
 def load_tensors(
     path, # the file
     what:str, # what it should be, for the error

@@ -15,7 +15,7 @@ from fastcore.meta import delegates
 from ..base.checks import check_values
 from ..base.shadow import kept_shadow, shadow
 from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
-from .sampling import check_options, checked_logits, filter_logits, sample
+from .sampling import check_options, checked_logits, filter_logits, sample, take_best
 from .cache import KVCache
 try: from fastai_txf.generate.faststep import faster
 except ImportError: faster = None
@@ -264,9 +264,10 @@ def _tokens(reader, n, n_samples, stop, generator, opts):
     "The loop."
     device = reader.idxs.device
     done = torch.zeros(len(reader.idxs)*n_samples, dtype=torch.bool, device=device)
+    pick = take_best if opts.get('temperature') == 0 else partial(sample, generator=generator)
     for i in range(n):
         logits = reader.next() if i else _prefill(reader, n_samples)
-        new = sample(filter_logits(logits, reader.idxs, **opts), generator)
+        new = pick(filter_logits(logits, reader.idxs, **opts))
         if len(stop): new = torch.where(done, reader.idxs[:,-1], new)
         reader.append(new)
         yield new

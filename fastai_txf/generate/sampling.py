@@ -142,3 +142,12 @@ def sample(
     # sums made in parallel need not grow
     if not i.is_cpu: i = torch.where(probs.gather(-1, i) > 0, i, best())
     return i[:,0]
+
+# %% ../../nbs/3_generate/00_sampling.ipynb #a1c0ffe4
+def take_best(
+    logits, # `(bs, vocab_sz)`, −inf for what is out
+): # token ids, `(bs,)`
+    "The likeliest token of each row, without a draw. A ValueError for NaN."
+    top,i = logits.max(-1)
+    if not top.isfinite().all(): raise ValueError(DIVERGED)
+    return i

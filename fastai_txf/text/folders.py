@@ -13,7 +13,7 @@ from fastai.data.transforms import get_files
 from fastai.text.core import defaults
 from fastcore.basics import ifnone
 from fastcore.foundation import L
-from ..base.files import load_tensors, save_tensors
+from ..base.files import load_tensors, read_text, save_tensors
 from .tokens import token_lists
 from .codec import TextTokenizer
 
@@ -30,6 +30,8 @@ def _made_by(tok, rules):
     inner = vars(tok).get('tok', tok)
     return [type(inner).__qualname__, *(f'{r.__module__}.{r.__qualname__}' for r in rules)]
 
+def _is_kept(v): return isinstance(v, list) and len(v) == 2 and isinstance(v[1], str)
+
 def _read_cache(path, made_by):
     "Stamp and tokens of each file, as they were kept; nothing where another tokenizer made them."
     file = _cache_file(path)
@@ -38,7 +40,8 @@ def _read_cache(path, made_by):
     except (ValueError,OSError) as e:
         warnings.warn(str(e))
         return {}
-    return res['texts'] if res['made_by'] == made_by else {}
+    if res['made_by'] != made_by or not isinstance(res['texts'], dict): return {}
+    return {k:v for k,v in res['texts'].items() if _is_kept(v)}
 
 def _write_cache(path, made_by, texts):
     "Keep tokens for the next time; a warning where that cannot be."
@@ -57,7 +60,7 @@ def folder_tokens(
     kept = _read_cache(path, made_by)
     stamps = {k:_stamp(f) for k,f in files.items()}
     new = [k for k in files if k not in kept or kept[k][0] != stamps[k]]
-    texts = [files[k].read_text(encoding='utf8') for k in new]
+    texts = [read_text(files[k]) for k in new]
     workers = ifnone(n_workers, 0 if len(new) < 2000 else defaults.cpus)
     made = map(' '.join, token_lists(texts, tok, rules, workers))
     made = {k:[stamps[k],t] for k,t in zip(new, made)}
@@ -87,7 +90,7 @@ class FolderTokenizer(TextTokenizer):
 
     def encodes(self, o:Path):
         toks = self._tokens(o)
-        if toks is None: return self._tokenize1(o.read_text(encoding='utf8'))
+        if toks is None: return self._tokenize1(read_text(o))
         return L(toks.split(' ') if toks else [])
 
     def __getstate__(self): return {**vars(self), 'kept':{}} # an export takes no texts along

@@ -12,6 +12,7 @@ from fastai.data.transforms import ColReader, RandomSplitter
 from fastcore.foundation import L
 from fastcore.xtras import is_listy
 from ..base.checks import check_share
+from ..base.files import read_text
 
 # %% ../../nbs/2_text/02_frames.ipynb #fdcb8f18
 def as_frame(df):
@@ -279,7 +280,7 @@ def read_texts(items):
     if bad:
         raise ValueError(f'{items[bad[0]]!r} (number {bad[0]} of {len(items)}) is no text: '
                          'pass strings, paths or a data frame')
-    return [o.read_text(encoding='utf8') if isinstance(o, Path) else o for o in items]
+    return [read_text(o) if isinstance(o, Path) else o for o in items]
 
 def refuse_keys(texts):
     "A TypeError for what would give its keys in place of texts"

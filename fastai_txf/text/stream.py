@@ -18,7 +18,7 @@ from fastai.torch_core import default_device
 from fastcore.basics import ifnone, maps, patch, store_attr
 from fastcore.meta import delegates
 from ..base.checks import check_batch_size
-from ..base.files import replacing
+from ..base.files import read_text, replacing
 from .tokens import as_tokenizer, token_lists
 from .frames import (
     as_frame, as_texts, check_df, one_column, random_mask, refuse_keys, valid_mask)
@@ -386,7 +386,7 @@ class _Files:
     def __init__(self, files, encoding):
         self.files = [files] if isinstance(files, (str,Path)) else list(files)
         self.encoding = encoding
-    def __iter__(self): return (Path(f).read_text(encoding=self.encoding) for f in self.files)
+    def __iter__(self): return (read_text(f, self.encoding) for f in self.files)
 
 def _checked_ids(ids, vocab):
     "`ids` as one text."
