@@ -13,12 +13,16 @@ from numbers import Integral
 def _whole(least): return lambda v: isinstance(v, Integral) and v >= least
 
 _settings = dict(
-    temperature=(lambda v: 0 <= v < math.inf, '0 is greedy, 1 leaves the distribution as it is, more flattens it'),
+    temperature=(lambda v: 0 <= v < math.inf,
+        '0 is greedy, 1 leaves the distribution as it is, more flattens it'),
     top_k=(_whole(1), 'a whole number from 1, or None to keep every token'),
-    top_p=(lambda v: 0 < v <= 1, 'a share of the probability, 0 < top_p ≤ 1, or None to keep every token'),
+    top_p=(lambda v: 0 < v <= 1,
+        'a share of the probability, 0 < top_p ≤ 1, or None to keep every token'),
     min_p=(lambda v: 0 <= v <= 1, 'a probability, or None to keep every token'),
-    rel_min_p=(lambda v: 0 <= v <= 1, "a share of the likeliest token's probability, or None to keep every token"),
-    rep_penalty=(lambda v: 0 < v < math.inf, '1 changes nothing, 1.2 is usual, below 1 invites repetition'),
+    rel_min_p=(lambda v: 0 <= v <= 1,
+        "a share of the likeliest token's probability, or None to keep every token"),
+    rep_penalty=(lambda v: 0 < v < math.inf,
+        '1 changes nothing, 1.2 is usual, below 1 invites repetition'),
     max_len=(_whole(1), 'a whole number of tokens from 1, or None for what the model says'),
     n=(_whole(0), 'a number of tokens, 0 or more'),
     n_samples=(_whole(1), 'a number of texts for each prompt, 1 or more'),
@@ -35,7 +39,7 @@ _settings = dict(
 _needed = {'temperature','n','n_samples','num_beams','length_penalty','minutes'}
 
 def check_values(**values):
-    "A ValueError for the first value that is out of its range; unknown names pass, and None where it has a meaning."
+    "A ValueError for the first value out of its range; names that are not known pass."
     for k,v in values.items():
         ok,remedy = _settings.get(k, (lambda v: True, ''))
         try: fits = (v is None and k not in _needed) or ok(v)

@@ -69,7 +69,7 @@ def copy_shell(
     parts:dict, # name to module: its parts in the copy
     follow:bool=False, # share the dictionaries of weights too: a weight set on one is set on both
 ): # a module of the same class
-    "A copy of `m` in evaluation mode with other `parts`: weights are shared, no compiled call comes along."
+    "A copy of `m` in evaluation mode with other `parts`; weights are shared, compiled calls not."
     new,own = object.__new__(type(m)), (*HOOKS, *(() if follow else ('_parameters','_buffers')))
     state = {k:type(v)(v) if k in own else v for k,v in vars(m).items() if k != COMPILED}
     vars(new).update(state, _modules=parts, training=False)
@@ -106,7 +106,7 @@ def call_plain(
     return m._call_impl(*args, **kwargs)
 
 def compile_errors()->tuple: # classes of exceptions
-    "What `torch.compile` raises where it cannot compile. (The import takes a second, so it waits for the first call.)"
+    "What `torch.compile` raises where it cannot compile. (The import takes a second: it waits.)"
     from torch._dynamo import exc
     return exc.TorchDynamoException, exc.FailOnRecompileLimitHit
 
@@ -143,5 +143,6 @@ CHANGES = {
     'Learner.top_losses': 'added: the texts with the largest losses',
     'Learner.plot_top_losses': 'added: the same as a table',
     'Learner.step_through': 'added: every tensor between a text and its answer',
-    'show_results(TensorText, …)': "replaced: fastai's own fails for labels, several labels and numbers",
+    'show_results(TensorText, …)':
+        "replaced: fastai's own fails for labels, several labels and numbers",
 }

@@ -15,7 +15,7 @@ from pathlib import Path
 def replacing(
     path, # the file to write
 ): # yields a binary file
-    "Write a file that takes the place of `path` at the end of the block; after an error `path` is what it was."
+    "Write a file that replaces `path` at the end of the block; after an error `path` is as it was."
     path = Path(path)
     if path.is_symlink(): path = path.resolve()                       # the link stays one
     if path.exists() and not (path.is_file() or path.is_dir()):
@@ -75,16 +75,18 @@ def load_tensors(
     remedy:str, # what to do if it is not
     keys=(), # of a dictionary: those that must be there
 ):
-    "What `save_tensors` has written, on the CPU. A FileNotFoundError or ValueError that names the file."
+    "What `save_tensors` has written, on the CPU. FileNotFoundError, ValueError name the file."
     path = Path(path)
     if not path.exists(): raise FileNotFoundError(f'there is no {what} at {path}: {remedy}')
     try:
         with zipfile.ZipFile(path) as z: bad = z.testzip()
-        if bad is not None: raise zipfile.BadZipFile(f'its record {bad!r} has changed since it was written')
+        if bad is not None:
+            raise zipfile.BadZipFile(f'its record {bad!r} has changed since it was written')
         res = torch.load(path, map_location='cpu', weights_only=True)
     except OSError as e: raise _cannot(e, 'read', path) from e
     except Exception as e:
-        raise ValueError(f'{path} cannot be read as {what} ({type(e).__name__}: {str(e)[:120]}): {remedy}') from e
+        why = f'{type(e).__name__}: {str(e)[:120]}'
+        raise ValueError(f'{path} cannot be read as {what} ({why}): {remedy}') from e
     if not isinstance(res, dict) or {*keys} - res.keys():
         raise ValueError(f'{path} is no {what}: {remedy}')
     return res

@@ -63,8 +63,8 @@ def shadow(
     model, # a module
     follow:bool=False, # a weight that is replaced in one is replaced in both: for reading only
 ): # a module that computes the same, in evaluation mode
-    "A copy of the modules of `model` that shares its weights; whatever is set on the copy, `model` stays as it is."
-    if isinstance(model, torch.jit.ScriptModule): return copy.deepcopy(model).eval() # its parts are not Python's
+    "A copy of the modules of `model` that shares its weights; what is set on it, is set on it alone."
+    if isinstance(model, torch.jit.ScriptModule): return copy.deepcopy(model).eval() # not Python's parts
     made = {}
     def _copy(m):
         if m is None: return None
@@ -90,6 +90,7 @@ def _same(a, b): return a.keys() == b.keys() and all(v is b[k] for k,v in a.item
 
 def _unchanged(m, look):
     "Whether `m` looks as it did."
+    if m is None: return False
     (attrs,hooks,parts),now = look, _look(m)
     return _same(attrs, now[0]) and hooks == now[1] and _same(parts, now[2])
 
@@ -98,9 +99,9 @@ _kept,_lock = WeakKeyDictionary(), threading.Lock()
 def kept_shadow(
     model, # a module
 ): # a module in evaluation mode that nobody may change
-    "A `shadow` of `model` that is made once and kept while the modules of `model` are what they were."
+    "A `shadow` of `model`, made once and kept while the modules of `model` are what they were."
     with _lock: shade,looks = _kept.get(model, (None,()))
-    if shade is not None and all((m := r()) is not None and _unchanged(m, look) for r,look in looks): return shade
+    if shade is not None and all(_unchanged(m(), look) for m,look in looks): return shade
     looks = [(ref(m), _look(m)) for m in model.modules()]
     shade = shadow(model, follow=True)
     with _lock: _kept[model] = shade,looks

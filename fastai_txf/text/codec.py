@@ -28,7 +28,7 @@ from .frames import (
 def join_columns(
     df, # a row for each text
     cols, # names of the text columns
-    mark_fields:bool=None, # put `xxfld` and a number before each column; default: if there are several
+    mark_fields:bool=None, # put `xxfld` and a number before each column; default: if several
 ): # series of strings
     "The text of each row."
     return join_texts(df[cols], ifnone(mark_fields, len(cols) > 1))
@@ -91,11 +91,11 @@ def text_tokenizer(
 
 # %% ../../nbs/2_text/03_codec.ipynb #a6e26272
 class TextCodec:
-    "How text becomes ids and ids become text, as the loaders or the tokenizer do it; never changed."
+    "How text becomes ids and ids become text, as in the loaders or the tokenizer; never changed."
     def __init__(self,
         source, # text `DataLoaders`, or a tokenizer
         vocab:list=None, # tokens in the order of their ids; default: the tokenizer's own
-        rules=None, # what rewrites a text before it is cut; default: the tokenizer's own, or fastai's
+        rules=None, # what rewrites a text before it is cut; default: the tokenizer's, or fastai's
         side:int=0, # of `DataLoaders`: 0 for the texts to read, 1 for those to write (pairs)
     ):
         texts = text_list(source, side) if isinstance(source, DataLoaders) else None
@@ -363,7 +363,7 @@ def decode_ids(
     side:int=0, # as in `encode_text`
     decoder=None, # from tokens to strings; default: `decode_specials` where it is needed
 ): # the text; a list of them for several
-    "The text of token ids, without `xxbos`, `xxeos` and padding. A ValueError for an id that is none."
+    "The text of token ids, without `xxbos`, `xxeos` and padding. ValueError for what is no id."
     codec = TextCodec(_loaders(dls), side=side)
     if not len(ids) or np.ndim(ids[0]) == 0: return codec.decode(ids, decoder)
     return [codec.decode(o, decoder) for o in ids]

@@ -46,7 +46,8 @@ def _read_cache(path, made_by):
 def _write_cache(path, made_by, texts):
     "Keep tokens for the next time; a warning where that cannot be."
     try: save_tensors(dict(made_by=made_by, texts=texts), _cache_file(path))
-    except OSError as e: warnings.warn(f'the tokens are not kept, so they are made again next time: {e}')
+    except OSError as e:
+        warnings.warn(f'the tokens are not kept, so they are made again next time: {e}')
 
 def folder_tokens(
     path, # folder of text files

@@ -207,7 +207,7 @@ def _check_whole(df, cols):
     "No label that may be meant as a class and was made a float by a missing value"
     if len(cols) > 1 or not (df[cols[0]] % 1 == 0).all(): return
     c,shown = cols[0], float(df[cols[0]].iloc[0])
-    raise ValueError(f'column {c!r} holds whole numbers as floats ({shown!r}, …), as integers become '
+    raise ValueError(f'column {c!r} holds whole numbers as floats ({shown!r}, …), as integers do '
                      f'where one was missing: for classes, convert them, df[{c!r}].astype(int); '
                      'for numbers, say so, y_block=RegressionBlock()')
 

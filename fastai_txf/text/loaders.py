@@ -118,7 +118,8 @@ def check_options(func, kwargs):
         near = difflib.get_close_matches(k, known) or 'none'
         raise TypeError(f'there is no option {k!r}; close to it are {near}')
     optional = ('val_bs','batch_size')
-    check_batch_size(**{k:o for k,o in kwargs.items() if k == 'bs' or k in optional and o is not None})
+    sizes = {k:o for k,o in kwargs.items() if k == 'bs' or k in optional and o is not None}
+    check_batch_size(**sizes)
 
 # %% ../../nbs/2_text/06_loaders.ipynb #19ff35ba
 def _check_kept(df, label_col, tok_text_col):
@@ -270,7 +271,8 @@ def _kept_folder(cls, path, files, split, vocab, text_vocab=None, is_lm=False, s
     "As fastai's `from_folder` makes loaders, with tokens that are kept in another format"
     tok = FolderTokenizer(path, WordTokenizer)
     names = pd.Series([f.relative_to(path).as_posix() for f in files], dtype=str)
-    warn_of_copies(names.map(tok.kept), np.isin(np.arange(len(files)), split[1]), 'delete the copies')
+    valid = np.isin(np.arange(len(files)), split[1])
+    warn_of_copies(names.map(tok.kept), valid, 'delete the copies')
     x_block = _text_block(tok, text_vocab, is_lm, seq_len, None, 60000, backwards=backwards)
     blocks = [x_block] if is_lm else [x_block, CategoryBlock(vocab=vocab)]
     dblock = DataBlock(blocks, splitter=lambda _: split, get_y=None if is_lm else parent_label)
@@ -296,7 +298,8 @@ def from_folder(cls:TransformerDataLoaders,
     files = _text_files(path, train, valid, valid_pct)
     if splitter is None and valid_pct is None: splitter = GrandparentSplitter(train, valid)
     elif splitter is None: splitter = RandomSplitter(valid_pct, seed=seed)
-    if tok_tfm is None: return _kept_folder(cls, Path(path), files, splitter(files), vocab, **kwargs)
+    if tok_tfm is None:
+        return _kept_folder(cls, Path(path), files, splitter(files), vocab, **kwargs)
     y_block = None if vocab is None else CategoryBlock(vocab)
     return cls.from_df(_folder_frame(files, splitter), path, text_col='text', label_col='label',
                        valid_col='is_valid', tok_tfm=tok_tfm, y_block=y_block, **kwargs)

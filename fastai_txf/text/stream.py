@@ -37,7 +37,8 @@ def flat_ids(
     "Put texts end to end. A file that is there, and may be in use, stays as it is until the end."
     with ExitStack() as files:
         def open_file():
-            return files.enter_context(tempfile.TemporaryFile() if file is None else replacing(file))
+            out = tempfile.TemporaryFile() if file is None else replacing(file)
+            return files.enter_context(out)
         return _flat_ids(lists, open_file, max_ram, change)
 
 def _flat_ids(lists, open_file, max_ram, change):

@@ -43,10 +43,11 @@ def _add_product(out, a, b):
     else: out.add_(a @ b)
 
 def _empty_grads(ctx, inputs, dtype, asked):
-    "For each of `inputs` that needs one, zeros for its gradient: rows as they are, sums in `dtype`."
+    "For each of `inputs` that needs one, zeros for its gradient: rows as they are, sums `dtype`."
     needs = [asked and need for need in ctx.needs_input_grad]
     dtypes = inputs[0].dtype, dtype, dtype
-    return [torch.zeros_like(o, dtype=d) if need else None for o,d,need in zip(inputs, dtypes, needs)]
+    asked_for = zip(inputs, dtypes, needs)
+    return [torch.zeros_like(o, dtype=d) if need else None for o,d,need in asked_for]
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
     "Cross-entropy of a linear map; the gradients are made in the forward pass."
@@ -116,7 +117,8 @@ def _ce_options(loss_func):
 def _check_parts(model):
     "A TypeError unless `model` has a linear `head` and a method `hidden`."
     if isinstance(getattr(model, 'head', None), nn.Linear) and hasattr(model, 'hidden'): return
-    raise TypeError(f'{type(model).__name__} has no linear `head` with a method `hidden` before it: '
+    name = type(model).__name__
+    raise TypeError(f'{name} has no linear `head` with a method `hidden` before it: '
                     'ChunkedLoss needs a TransformerLM, or a model of that kind')
 
 @torch.no_grad()

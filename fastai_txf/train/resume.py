@@ -341,7 +341,8 @@ class ResumeCallback(Callback):
 
     def _sweep(self):
         "Remove what a kill in the middle of writing has left."
-        for o in self._path.parent.glob(f'.{escape(self._path.name)}.*.tmp'): o.unlink(missing_ok=True)
+        left = self._path.parent.glob(f'.{escape(self._path.name)}.*.tmp')
+        for o in left: o.unlink(missing_ok=True)
 
     def _contents(self):
         "What goes into the file."
