@@ -287,3 +287,10 @@ def refuse_keys(texts):
     if not isinstance(texts, (dict, pd.DataFrame)): return
     instead = 'its values' if isinstance(texts, dict) else 'one of its columns, or use from_df'
     raise TypeError(f'a {type(texts).__name__} is no list of texts: pass {instead}')
+
+class FileTexts:
+    "The texts of files, read when they are asked for."
+    def __init__(self, files, encoding):
+        self.files = [files] if isinstance(files, (str,Path)) else list(files)
+        self.encoding = encoding
+    def __iter__(self): return (read_text(f, self.encoding) for f in self.files)

@@ -18,10 +18,10 @@ from fastai.torch_core import default_device
 from fastcore.basics import ifnone, maps, patch, store_attr
 from fastcore.meta import delegates
 from ..base.checks import check_batch_size
-from ..base.files import read_text, replacing
+from ..base.files import replacing
 from .tokens import as_tokenizer, token_lists
 from .frames import (
-    as_frame, as_texts, check_df, one_column, random_mask, refuse_keys, valid_mask)
+    FileTexts, as_frame, as_texts, check_df, one_column, random_mask, refuse_keys, valid_mask)
 from .codec import text_tokenizer, TextTokenizer
 from .loaders import check_dls
 
@@ -354,7 +354,7 @@ class LMDataLoaders(DataLoaders):
         **kwargs
     ):
         "Loaders from text files, read one after the other."
-        return cls.from_texts(_Files(train, encoding), _Files(valid, encoding), **kwargs)
+        return cls.from_texts(FileTexts(train, encoding), FileTexts(valid, encoding), **kwargs)
 
     @classmethod
     @delegates(from_sets, but=['sets'])
@@ -381,13 +381,6 @@ def test_dl(self:LMDataLoaders,
     if isinstance(test_items, pd.DataFrame):
         test_items = as_texts(test_items, text_tokenizer(self).text_cols)
     return super(LMDataLoaders, self).test_dl(test_items, **kwargs)
-
-class _Files:
-    "The texts of files, read when they are asked for."
-    def __init__(self, files, encoding):
-        self.files = [files] if isinstance(files, (str,Path)) else list(files)
-        self.encoding = encoding
-    def __iter__(self): return (read_text(f, self.encoding) for f in self.files)
 
 def _checked_ids(ids, vocab):
     "`ids` as one text."
