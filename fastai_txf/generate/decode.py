@@ -15,7 +15,8 @@ from fastcore.meta import delegates
 from ..base.checks import check_values
 from ..base.shadow import kept_shadow, shadow
 from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
-from .sampling import check_options, checked_logits, filter_logits, sample, take_best
+from .sampling import (
+    check_options, checked_logits, filter_logits, sample, take_best)
 from .cache import KVCache
 try: from fastai_txf.generate.faststep import faster
 except ImportError: faster = None
