@@ -63,7 +63,7 @@ def shadow(
     model, # a module
     follow:bool=False, # a weight that is replaced in one is replaced in both: for reading only
 ): # a module that computes the same, in evaluation mode
-    "A copy of the modules of `model` that shares its weights, and nothing that is set on it."
+    "A copy of the modules of `model` that shares its weights; what is set on it stays on it."
     if isinstance(model, torch.jit.ScriptModule): return copy.deepcopy(model).eval()
     made = {}
     def _copy(m):
