@@ -975,8 +975,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'fastai_txf.model.stack._make_positions': ( '1_model/stack.html#_make_positions',
                                                                                     'fastai_txf/model/stack.py')},
             'fastai_txf.model.windows': { 'fastai_txf.model.windows._first': ('1_model/windows.html#_first', 'fastai_txf/model/windows.py'),
-                                          'fastai_txf.model.windows._is_exporting': ( '1_model/windows.html#_is_exporting',
-                                                                                      'fastai_txf/model/windows.py'),
                                           'fastai_txf.model.windows._last': ('1_model/windows.html#_last', 'fastai_txf/model/windows.py'),
                                           'fastai_txf.model.windows._mean_max': ( '1_model/windows.html#_mean_max',
                                                                                   'fastai_txf/model/windows.py'),

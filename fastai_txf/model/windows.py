@@ -14,11 +14,6 @@ def plain_tensor(x):
     "`x` without fastai's subclass, whose methods would break a compiled graph."
     return x.as_subclass(torch.Tensor) if isinstance(x, TensorBase) else x
 
-def _is_exporting():
-    "Whether `torch.export` is at work. (torch 2.6 knows it only without dynamo.)"
-    if 'is_exporting' in torch.compiler.__all__: return torch.compiler.is_exporting()
-    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
-
 # %% ../../nbs/1_model/03_windows.ipynb #822f839f
 def compact(
     x, # token ids, `(bs, sl)`, padding anywhere
@@ -32,7 +27,7 @@ def compact(
     lens,col = n[:,-1], torch.arange(x.shape[1], device=x.device)
     x = x.scatter(1, torch.where(real, n-1, lens[:,None]+col-n), x)
     # an exported program has the same width for all texts
-    return (x if _is_exporting() else x[:,:max(1, int(lens.max()))]), lens
+    return (x if torch.compiler.is_exporting() else x[:,:max(1, int(lens.max()))]), lens
 
 # %% ../../nbs/1_model/03_windows.ipynb #29db62e5
 def crop_index(
