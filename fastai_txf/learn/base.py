@@ -31,6 +31,7 @@ from ..train.rates import check_callbacks, check_rate, width_lr
 from .transfer import (
     adopted_fields, check_same_scale, check_same_shape, encoder_state, fit_weights, load_head,
     model_encoder, read_encoder)
+import fastai_txf.train.schedule # it gives learners their `fit_minutes`
 
 # %% ../../nbs/5_learn/01_base.ipynb #2e8f7282
 def _vocabs(dls):
