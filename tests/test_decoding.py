@@ -240,7 +240,7 @@ def test_fallbacks(case):
     "They read everything again, in a sliding window"
     model = fallbacks[case]()
     if not hasattr(model, 'config'): model.config = model[0].config
-    assert not isinstance(make_reader(model, torch.zeros(1,1), None, True), CachedReader)
+    assert not isinstance(make_reader(model, torch.zeros(1,1, dtype=torch.long), None, True), CachedReader)
     prompts = ids(3, 15)
     for got,x in zip(generate(model, prompts, 12, temperature=0), prompts):
         for _ in range(12): x = torch.cat([x, model(x[None,-W:])[0,-1].argmax(-1, keepdim=True)])
@@ -253,7 +253,7 @@ def test_not_causal():
 
 def test_subclass_is_cached():
     "A subclass that changes neither `forward` nor `hidden`"
-    assert isinstance(make_reader(small(OwnName), torch.zeros(1,1), None, True), CachedReader)
+    assert isinstance(make_reader(small(OwnName), torch.zeros(1,1, dtype=torch.long), None, True), CachedReader)
 
 # Traces
 
