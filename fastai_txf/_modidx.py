@@ -547,6 +547,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                'fastai_txf/learn/base.py')},
             'fastai_txf.learn.classifier': { 'fastai_txf.learn.classifier.OneClass': ( '5_learn/classifier.html#oneclass',
                                                                                        'fastai_txf/learn/classifier.py'),
+                                             'fastai_txf.learn.classifier.OneClass.__init__': ( '5_learn/classifier.html#oneclass.__init__',
+                                                                                                'fastai_txf/learn/classifier.py'),
                                              'fastai_txf.learn.classifier.OneClass.after_batch': ( '5_learn/classifier.html#oneclass.after_batch',
                                                                                                    'fastai_txf/learn/classifier.py'),
                                              'fastai_txf.learn.classifier.OneClass.after_validate': ( '5_learn/classifier.html#oneclass.after_validate',

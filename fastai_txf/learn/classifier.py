@@ -36,18 +36,18 @@ class OneClass(Callback):
     "A warning where all validation predictions are one class and the targets are not."
     order,run_train = 60,False
     least = 10 # texts: of fewer it may be chance
-    guesses,targets = (),()
+    def __init__(self): self.before_validate()
     def before_validate(self): self.guesses,self.targets = [],[]
     def after_batch(self):
         if self.training or not len(self.yb): return
         if self.y.ndim != 1 or self.y.is_floating_point() or self.pred.ndim != 2: return
-        self.guesses = [*self.guesses, self.pred.detach().argmax(-1)]
-        self.targets = [*self.targets, self.y.detach().as_subclass(torch.Tensor)]
+        self.guesses.append(self.pred.detach().argmax(-1))
+        self.targets.append(self.y.detach().as_subclass(torch.Tensor))
 
     def after_validate(self):
         if not self.targets: return
         guess,targ = map(torch.cat, (self.guesses, self.targets))
-        self.guesses,self.targets = [],[]
+        self.before_validate()
         if len(targ) < self.least or (guess != guess[0]).any() or (targ == targ[0]).all(): return
         label = self.learn.label_of(guess[0])
         warnings.warn(f'all {len(targ):,} validation predictions are one class, {label!r}: the '
