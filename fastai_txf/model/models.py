@@ -118,6 +118,9 @@ class TransformerClassifier(Module):
         self.range = nn.Identity() if y_range is None else SigmoidRange(*_bounds(y_range))
         self.wide = None
         if c.wide: self.wide = WidePath(c.wide, c.n_out, c.vocab_sz, c.pad_idx, c.wide_words)
+        one = dataclasses.replace(c, wide=None, members=1)
+        more = [TransformerClassifier(one, block, y_range) for _ in range(c.members-1)]
+        self.others = nn.ModuleList(more)
         INITS[c.init](nn.ModuleList([self.pooler, self.head]), c.n_layers)
 
     def _leave_out(self, x):
@@ -143,6 +146,7 @@ class TransformerClassifier(Module):
     ): # `(bs, n_out)`
         "Raw logits (or, with `y_range`, values); in evaluation mode joined by the wide path's."
         deep = self._deep(x)
+        if len(self.others): deep = torch.stack([deep, *[m(x) for m in self.others]]).mean(0)
         return deep if self.wide is None or self.training else self.wide.join(deep, x)
 
     def _deep(self, x):

@@ -6,12 +6,13 @@
 __all__ = ['ngrams', 'ngram_matrix', 'baseline']
 
 # %% ../../nbs/7_recipes/00_baseline.ipynb #6c2dabc0
-import numpy as np, pandas as pd, time, torch
+import numpy as np, pandas as pd, time
 from ..text.special import text_vocab
 from ..text.target import Target
 from ..text.loaders import check_dls
 from ..train.counting import fit_linear, sklearn_package
 from ..learn.base import check_kind
+from ..learn.classifier import labelled_ids
 
 # %% ../../nbs/7_recipes/00_baseline.ipynb #df33571d
 def ngrams(
@@ -45,12 +46,6 @@ def ngram_matrix(
     return csr_matrix(cells, shape=(len(grams),len(columns))), columns
 
 # %% ../../nbs/7_recipes/00_baseline.ipynb #6601c356
-def _read(ds):
-    "The token ids of each text of `ds`, and the targets."
-    ids = [np.asarray(o) for o in ds.tls[0]]
-    targets = [torch.as_tensor(o).as_subclass(torch.Tensor) for o in ds.tls[1]]
-    return ids, torch.stack(targets).numpy()
-
 def _predict_majority(y, n, kind):
     "The most frequent class of `y`, each label if most have it, or the mean: `n` times."
     top = y.mean(0)
@@ -84,7 +79,7 @@ def baseline(
     if not len(dls.valid_ds):
         raise ValueError('the validation set is empty: there is nothing to score on')
     target = Target.of(dls)
-    (texts,y),(texts_new,y_new) = map(_read, (dls.train_ds, dls.valid_ds))
+    (texts,y),(texts_new,y_new) = map(labelled_ids, (dls.train_ds, dls.valid_ds))
     def majority(): return _predict_majority(y, len(y_new), target.kind)
     def linear():
         x,cols = ngram_matrix(texts, len(text_vocab(dls)), min_df=min_df)

@@ -64,7 +64,7 @@ def fit_linear(
     return np.stack([w for w,_ in fitted], 1), np.array([b for _,b in fitted])
 
 # %% ../../nbs/4_train/08_counting.ipynb #b5abd827
-_share = dict(category=(0.5,1.), multi=(0.5,1.), regression=(0.5,0.5)) # transformer, counted
+_share = dict(category=(0.3,0.5), multi=(0.3,0.5), regression=(0.5,0.5)) # transformer, counted
 
 def _matrix(wide, texts):
     "Which text has which row of the table, sparse, and the rows that occur."
@@ -89,7 +89,7 @@ def count_features(
     targets, # classes `(n,)`, labels of 0 and 1 `(n, n_out)`, or numbers
     kind:str='category', # 'category', 'multi' or 'regression'
     C:float=1., # inverse strength of the logistic regression's penalty
-    share=None, # of the transformer and of the wide path in the sum; default: (0.5, 1)
+    share=None, # of the transformer and of the wide path in the sum; default: (0.3, 0.5)
 ): # `wide`
     "Fit the wide path to labelled texts."
     check_values(C=C)
