@@ -113,7 +113,9 @@ def auto_fields(
     wide = wide_fields(dls, int(np.mean(lens)*len(dls.train_ds)))
     return {**PRESETS['reviews'], 'max_len':max_len, **wide}
 
-def _starts(vocab): return torch.tensor([t.startswith(_word_starts) for t in vocab])
+def word_starts(vocab):
+    "Which tokens begin a word, where tokens are pieces."
+    return torch.tensor([t.startswith(_word_starts) for t in vocab])
 
 def _is_automatic(dls, config, config_kw, **asked):
     "Whether the fields are to be chosen: by name, or as nothing is asked and the texts are known."
@@ -301,7 +303,7 @@ def transformer_classifier_learner(
                          {**config_kw, 'n_out':n_out}, learner_kw)
     check_metrics(learn)
     learn.automatic,wide = automatic,wide_path(learn.model)
-    if wide is not None: wide.starts.copy_(_starts(text_vocab(dls)))
+    if wide is not None: wide.starts.copy_(word_starts(text_vocab(dls)))
     return learn.add_cbs([OneClass(), CountWords()])
 
 # %% ../../nbs/5_learn/03_classifier.ipynb #3b40418b
