@@ -77,7 +77,8 @@ ENCODER_FIELDS = ('d_model','n_heads','n_layers','d_ff','d_head','n_kv_heads','m
                   'positions','pos_base','max_len','ff','norm','eps','emb_norm','wiring','bias',
                   'scale_emb')
 _word_starts = 'Ġ','▁','xx' # byte pairs, sentencepiece and characters; special tokens
-_min_rows,_max_rows,_max_cells = 2**12, 2**21, 2**24
+_min_rows,_max_rows = 2**12, 2**21
+_max_cells = 2**24 # numbers in the table
 
 def labelled_ids(
     ds, # `Datasets` of texts with targets
@@ -156,8 +157,8 @@ class TransformerClassifierLearner(TransformerLearner):
         file, # a name under `path/model_dir`, a `Path`, a learner, or a model with a `vocab`
         **kwargs
     ): # `self`
-        """As in `TransformerLearner`; a model of which nothing was asked for (`auto`) and that is not
-        trained yet takes the encoder's shape."""
+        """As in `TransformerLearner`; a model of which nothing was asked takes the encoder's shape
+        unless it is trained."""
         if getattr(self, 'automatic', False) and self.opt is None: self._reshape(file)
         return super().load_encoder(file, **kwargs)
 

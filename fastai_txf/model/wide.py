@@ -18,7 +18,7 @@ def hash_ids(
     a, # whole numbers, int64
     b=None, # whole numbers: then each pair has a number
 ): # int64, as `a`
-    "Numbers that look random, the same for the same input on every machine (Knuth 1998, section 6.4)."
+    "Numbers that look random, the same on every machine (Knuth 1998, section 6.4)."
     h = (a+1)*_odd[0] if b is None else (a*_odd[0] + b)*_odd[1]
     return (h ^ (h >> 29))*_odd[1]
 
@@ -26,8 +26,12 @@ def hash_ids(
 _longest = 32 # pieces of a word that have a place of their own
 _powers = [pow(0x100000001B3, i, 2**64) for i in range(_longest)]
 
-def number_words(x, real, starts):
-    "Which word of its text a token is of, `(bs, sl)`, and which tokens begin one."
+def number_words(
+    x, # token ids, real tokens first, `(bs, sl)`
+    real, # which are real, boolean, `(bs, sl)`
+    starts, # which tokens begin a word, boolean, `(vocab_sz,)`
+): # which word of its text a token is of, and which tokens begin one, `(bs, sl)`
+    "The words of a text, numbered from 0."
     begins = real & starts[x]
     begins[:,0] = real[:,0]
     return (begins.cumsum(1)-1).clamp(min=0), begins

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from fastai.data.block import CategoryBlock, MultiCategoryBlock, RegressionBlock
 from fastai.torch_core import no_random
-from fastcore.basics import ifnone
+from fastcore.basics import ifnone, store_attr
 from ..base.checks import check_values
 from ..base.files import load_tensors, save_tensors
 from ..model.config import make_config
@@ -27,7 +27,8 @@ from ..train.rates import width_lr
 from ..learn.classifier import (
     auto_fields, labelled_ids, transformer_classifier_learner, word_starts)
 from .pretrain import self_pretrain
-from .heldout import choose_shares, hits_of, interval, loss_of, text_folds
+from .heldout import (
+    choose_shares, clearly_better, hits_of, interval, loss_of, text_folds)
 import fastai_txf.train.schedule # it gives learners their `fit_minutes`
 
 # %% ../../nbs/7_recipes/06_best.ipynb #046f15c0
@@ -48,7 +49,7 @@ class _Text:
 
     def count(self):
         "Read all texts: their ids, targets and features."
-        dls = self.loaders()
+        dls = self.loaders(bs=min(64, len(self.df)))
         self.vocab,self.target = text_vocab(dls), Target.of(dls)
         self.pad_idx,self.fields = pad_index(dls), auto_fields(dls)
         ids,y = labelled_ids(dls.train_ds)
@@ -62,7 +63,8 @@ class _Text:
     def wide(self):
         "A wide path for these texts, empty."
         f = self.fields
-        wide = WidePath(f['wide'], self.target.n_out, len(self.vocab), self.pad_idx, f['wide_words'])
+        sizes = self.target.n_out, len(self.vocab), self.pad_idx, f['wide_words']
+        wide = WidePath(f['wide'], *sizes)
         wide.starts.copy_(word_starts(self.vocab))
         return wide
 
@@ -95,15 +97,15 @@ def _ways(df, options):
     except ImportError: return res # without the package tokenizers, words alone
     return res + [_Text('pieces', df, {**options, 'tok_tfm':tok, 'rules':[leading_space]})]
 
-def _choose_cut(df, options, label, seed, say):
+def _choose_cut(df, options, seed, say):
     "The `_Text` that a linear model likes best, of a sample if there is much text."
     size = df[options['text_col']].str.len().sum()
     n = len(df) if size <= _many else max(1000, int(len(df)*_many/size))
     some = df if n >= len(df) else df.sample(n, random_state=seed).reset_index(drop=True)
     tried = _ways(some, options)
     for t in tried:
-        t.fold = text_folds(some[options['text_col']], some[label], 5, seed)
         t.count()
+        t.fold = text_folds(some[options['text_col']], t.y.tolist(), _folds, seed)
     best = max(tried, key=lambda t: t.score()) if len(tried) > 1 else tried[0]
     say(f'texts are cut into {best.name}')
     if len(some) == len(df): return best
@@ -115,8 +117,9 @@ _folds = 5
 class _Towers:
     "Transformers, each trained without one fold, and what they say of it."
     def __init__(self, text, end, seed, folder, say):
-        self.text,self.end,self.seed,self.folder,self.say = text,end,seed,folder,say
-        self.states,self.outs,self.rows = [],[],[]
+        store_attr('text,end,seed,folder,say')
+        self.states,self.outs = [],[] # weights, and outputs for the fold
+        self.rows = []                # numbers of the fold's texts
         n = len(text.df)
         self.epochs = int(np.clip(80_000/n, 4, 30))
         self.bs = int(2**np.clip(np.log2(n/50)//1, 3, 6))
@@ -184,7 +187,8 @@ class _Towers:
         left = (self.end-time.perf_counter())/60
         minutes = None if k > 1 or 1.15*seconds < 60*left else max(left*0.9, 0.05)
         if k == 1: self.text.fold = self._tenths()
-        self.say(f'{k} transformer{"s"*(k > 1)}, about {seconds/60 if minutes is None else minutes:.1f} minutes each')
+        each = seconds/60 if minutes is None else minutes
+        self.say(f'{k} transformer{"s"*(k > 1)}, about {each:.1f} minutes each')
         try:
             for i in range(k):
                 if i and time.perf_counter() + seconds > self.end + 60: break
@@ -234,7 +238,8 @@ class BestReport:
     notes:list           # sentences
 
     def __repr__(self):
-        return '\n'.join([self.results.to_string(index=False, float_format='{:.4g}'.format), *self.notes])
+        table = self.results.to_string(index=False, float_format='{:.4g}'.format)
+        return '\n'.join([table, *self.notes])
 
     def _repr_html_(self):
         table = self.results.to_html(index=False, border=0, float_format='{:.4g}'.format)
@@ -279,8 +284,8 @@ def _assemble(text, towers, shares, valid, df):
     n = max(1, len(towers.states))
     config = make_config(**{**text.fields, 'members':n})
     dls = text.loaders(valid, df, bs=towers.bs)
-    metrics = text.target.metric
-    learn = transformer_classifier_learner(dls, config, lr=width_lr(config.d_model), metrics=metrics)
+    learn = transformer_classifier_learner(dls, config, lr=width_lr(config.d_model),
+                                           metrics=text.target.metric)
     for model,state in zip([learn.model, *learn.model.others], towers.states):
         model.load_state_dict(state, strict=False)
     count_features(learn.model.wide, text.ids, text.y.numpy(), text.target.kind, share=shares)
@@ -299,10 +304,20 @@ def _compare(text, towers, minutes):
     deep = torch.cat(towers.outs)
     shares = choose_shares(deep, counted, y, kind)
     both = shares[0]*deep + shares[1]*counted
-    table += [_row('transformer', deep, y, target, minutes), _row('both', both, y, target, minutes+spent)]
-    worth = [-o[target.metric_name] if target.is_number else o[target.metric_name] for o in table]
-    if worth[1] > worth[3]: return (0.,1.), table, 1
+    table += [_row('transformer', deep, y, target, minutes),
+              _row('both', both, y, target, minutes+spent)]
+    if clearly_better(counted, both, y, kind): return (0.,1.), table, 1
     return shares, table, 3
+def _finish(text, towers, valid, notes, start):
+    "The learner that is returned, with its report."
+    shares,table,best = _compare(text, towers, (time.perf_counter()-start)/60)
+    learn = _assemble(text, towers, shares, *ifnone(valid, (text.fold == 0, None)))
+    curve = _learning_curve(text)
+    results = pd.DataFrame(table).assign(returned=[i == best for i in range(len(table))])
+    learn.report = BestReport(results, curve, [*notes, _more_labels(curve, text.target)])
+    if valid is not None: _score_apart(learn, text.target)
+    return learn
+
 def _score_apart(learn, target):
     "A row for the texts that had nothing to do with the choice."
     ids,y = labelled_ids(learn.dls.valid_ds)
@@ -320,7 +335,8 @@ def _check_rows(df, text_col, label_col, valid, label_delim):
                                          'tell one way from another')
     copies = int(train[text_col].duplicated().sum())
     if not copies: return []
-    return [f'{copies:,} of {len(train):,} texts are copies of others: copies are held out together']
+    return [f'{copies:,} of {len(train):,} texts are copies of others: '
+            'copies are held out together']
 
 def best_classifier(
     df:pd.DataFrame, # a row for each labelled text
@@ -346,15 +362,10 @@ def best_classifier(
     notes = _check_rows(df, text_col, label_col, valid, label_delim)
     train = df[~valid].reset_index(drop=True)
     options = dict(text_col=text_col, label_col=label_col, label_delim=label_delim)
-    text = _choose_cut(train, options, label_col, seed, say)
-    if text.fold is None: text.fold = text_folds(train[text_col], text.y.tolist(), _folds, seed)
-    towers = _train(text, unlabelled, start + 60*minutes, seed, folder, say)
-    shares,table,best = _compare(text, towers, (time.perf_counter()-start)/60)
-    own = (valid,df) if valid.any() else (text.fold == 0, None)
-    learn = _assemble(text, towers, shares, *own)
-    curve = _learning_curve(text)
-    results = pd.DataFrame(table).assign(returned=[i == best for i in range(len(table))])
-    learn.report = BestReport(results, curve, [*notes, _more_labels(curve, text.target)])
-    if valid.any(): _score_apart(learn, text.target)
+    with no_random(seed):
+        text = _choose_cut(train, options, seed, say)
+        if text.fold is None: text.fold = text_folds(train[text_col], text.y.tolist(), _folds, seed)
+        towers = _train(text, unlabelled, start + 60*minutes, seed, folder, say)
+        learn = _finish(text, towers, (valid,df) if valid.any() else None, notes, start)
     if verbose: print(learn.report)
     return learn

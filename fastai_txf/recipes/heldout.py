@@ -58,3 +58,10 @@ def interval(
     rng = np.random.default_rng(seed)
     means = [rng.choice(hits, len(hits)).mean() for _ in range(n)]
     return tuple(float(o) for o in np.quantile(means, [0.025,0.975]))
+
+# %% ../../nbs/7_recipes/05_heldout.ipynb #5b1e7d02
+def clearly_better(a, b, y, kind):
+    "Whether the outputs `a` are right more often than `b`, beyond chance."
+    lead = hits_of(a, y, kind) - hits_of(b, y, kind)
+    if kind == 'regression': lead = -lead
+    return bool(lead.mean() > 2*lead.std()/len(lead)**0.5)

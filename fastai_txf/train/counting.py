@@ -66,8 +66,11 @@ def fit_linear(
 # %% ../../nbs/4_train/08_counting.ipynb #b5abd827
 _share = dict(category=(0.3,0.5), multi=(0.3,0.5), regression=(0.5,0.5)) # transformer, counted
 
-def feature_matrix(wide, texts):
-    "Which text has which row of the table, sparse, and the rows that occur."
+def feature_matrix(
+    wide, # a `WidePath`
+    texts, # token ids of each text
+): # sparse matrix of 0 and 1, `(n_texts, n_used)`, and the rows of the table that are its columns
+    "Which text has which row of the table."
     from scipy.sparse import csr_matrix
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     found = []
