@@ -9,8 +9,8 @@ __all__ = ['self_attention', 'padding_mask', 'causal_mask', 'combine_masks', 'at
 # %% ../../nbs/1_model/00_attention.ipynb #9a036af9
 import math, torch, torch.nn as nn, torch.nn.functional as F
 from contextlib import contextmanager
-from fastai.torch_core import Module
-from fastcore.basics import ifnone, store_attr
+from ..base.compat import Module
+from ..base.plain import ifnone, store_attr
 
 # %% ../../nbs/1_model/00_attention.ipynb #5a7c57b3
 def self_attention(
