@@ -8,6 +8,7 @@ __all__ = []
 # %% ../../nbs/0_base/00_compat.ipynb #4b1e1d5e
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 # %% ../../nbs/0_base/00_compat.ipynb #dbb29bed
 def join_texts(

@@ -6,13 +6,24 @@
 __all__ = ['MASKS', 'text_vocab', 'pad_index', 'mask_index', 'ordinary_tokens', 'decode_specials']
 
 # %% ../../nbs/2_text/00_special.ipynb #93d682ce
-import torch
-from fastai.text.core import BOS, defaults, EOS, FLD, PAD, TK_MAJ, TK_REP, TK_UP, TK_WREP, UNK
-from fastcore.basics import first
-from fastcore.foundation import L
-from fastcore.xtras import is_listy
+import html, re, sys
+from ..base.plain import first, is_listy
 
 # %% ../../nbs/2_text/00_special.ipynb #b2a00003
+UNK,PAD = 'xxunk','xxpad'
+BOS,EOS = 'xxbos','xxeos'
+FLD,TK_REP = 'xxfld','xxrep'
+TK_WREP,TK_UP,TK_MAJ = 'xxwrep xxup xxmaj'.split()
+
+def fastais_default(name, otherwise):
+    "A list among fastai's `defaults`, which its users may change; `otherwise` without fastai."
+    core = sys.modules.get('fastai.text.core')
+    return otherwise if core is None else getattr(core.defaults, name)
+
+def special_tokens():
+    "fastai's special tokens, which begin every vocabulary."
+    return fastais_default('text_spec_tok', [UNK,PAD,BOS,EOS,FLD,TK_REP,TK_WREP,TK_UP,TK_MAJ])
+
 STOPS = BOS,EOS
 FILLERS = PAD,'xxfake'
 BARRED = *FILLERS,UNK,FLD
@@ -31,7 +42,8 @@ def text_vocab(
 )->list: # tokens in the order of their ids
     "The token vocabulary; TypeError where there is none"
     vocab = getattr(dls, 'vocab', None) if not is_listy(dls) else dls
-    if isinstance(vocab, L) and len(vocab) and not isinstance(vocab[0], str): vocab = vocab[0]
+    two = is_listy(vocab) and type(vocab) not in (list,tuple) and len(vocab)
+    if two and not isinstance(vocab[0], str): vocab = vocab[0]          # fastcore's `L`
     if not is_listy(vocab) or not len(vocab) or not isinstance(vocab[0], str):
         raise TypeError(f'{type(dls).__name__} with a vocabulary of type {type(vocab).__name__} '
                         'holds no tokens: make it with TextDataLoaders, '
@@ -69,7 +81,8 @@ def ordinary_tokens(
     mask_tok:str=None, # a mask token that is none of `MASKS`
 ): # boolean, `(vocab_sz,)`
     "Which tokens are text: all but fastai's special ones, mask tokens and fillers."
-    special = {*defaults.text_spec_tok, *FILLERS, *MASKS, mask_tok}
+    import torch # text alone does without
+    special = {*special_tokens(), *FILLERS, *MASKS, mask_tok}
     return torch.tensor([t not in special for t in text_vocab(dls)])
 
 # %% ../../nbs/2_text/00_special.ipynb #740c346a
@@ -92,3 +105,65 @@ def decode_specials(
             else: res += [t*n] if rule == TK_REP else [t]*n
             case = rule = n = None
     return res
+
+# %% ../../nbs/2_text/00_special.ipynb #c25a0102
+_in_html = (
+    ('#39;',"'"), ('amp;','&'), ('#146;',"'"), ('nbsp;',' '), ('#36;','$'), ('\\n','\n'),
+    ('quot;',"'"), ('<br />','\n'), ('\\"','"'), ('<unk>',UNK), (' @.@ ','.'), (' @-@ ','-'), ('...',' …'))
+
+def fix_html(t):
+    "What is left of HTML, and of the signs of other tokenizers."
+    for old,new in _in_html: t = t.replace(old, new)
+    return html.unescape(t)
+
+def replace_rep(t):
+    "A character three times or more: `xxrep`, how often, and the character."
+    return re.sub(r'(\S)\1{2,}', lambda m: f' {TK_REP} {len(m[0])} {m[1]} ', t)
+
+def replace_wrep(t):
+    "A word three times or more: `xxwrep`, how often, and the word."
+    def _count(m): return f' {TK_WREP} {len(m[2].split())+2} {m[1]} {m[3]}'
+    return re.sub(r'(?:\s|^)(\w+)\s+((?:\1\s+)+)\1(\s|\W|$)', _count, t)
+
+def spec_add_spaces(t):
+    "Spaces around `/`, `#` and the backslash."
+    return re.sub(r'[/#\\]', r' \g<0> ', t)
+
+def rm_useless_spaces(t):
+    "One space for several."
+    return re.sub(' {2,}', ' ', t)
+
+def _lower(mark):
+    def _marked(m): return m[1] + (f'{mark} ' if len(m[2]) > 1 else '') + m[2].lower()
+    return _marked
+
+def replace_all_caps(t):
+    "A word in capitals: `xxup` before it, in lower case."
+    return re.sub(r'(\s|^)([A-Z]+[^a-z\s]*)(?=\s|$)', _lower(TK_UP), t)
+
+def replace_maj(t):
+    "A word with one capital at its beginning: `xxmaj` before it, in lower case."
+    return re.sub(r'(\s|^)([A-Z][^A-Z\s]*)(?=\s|$)', _lower(TK_MAJ), t)
+
+def lowercase(t):
+    "All in lower case behind `xxbos`."
+    return f'{BOS} {t.lower().strip()}'
+
+def replace_space(t):
+    "A space within a token is `▁`."
+    return t.replace(' ', '▁')
+
+RULES = {f.__name__:f for f in (
+    fix_html, replace_rep, replace_wrep, spec_add_spaces, rm_useless_spaces, replace_all_caps,
+    replace_maj, lowercase)}
+
+def plain_rule(
+    rule, # one of fastai's functions from text to text, or one's own
+): # the function of this page that does the same, or `rule`
+    "fastai's rule as one that needs no fastai."
+    theirs = getattr(rule, '__module__', None) == 'fastai.text.core'
+    return RULES.get(rule.__name__, rule) if theirs else rule
+
+def default_rules():
+    "fastai's rules, as functions of this page where they are fastai's."
+    return [*map(plain_rule, fastais_default('text_proc_rules', RULES.values()))]
