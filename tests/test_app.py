@@ -54,7 +54,7 @@ def test_classify():
     html = unescape(web.post('/', data=dict(text='a warm film')).text)
     best = p.predict('a warm film')
     assert f'<h2>{best}</h2>' in html and f'{p.probs("a warm film").max():.3f}' in html
-    words = re.findall(r'<span style="background-color:rgba[^>]*title="([^"]*)"[^>]*>([^<]*)<', html)
+    words = re.findall(r'<span class="word" title="([^"]*)" style="background-color:rgba[^>]*>([^<]*)<', html)
     assert [w for _,w in words] == ['a','warm','film']
     i = p.labels['names'].index(best)
     def odds(t): return float(p.logits(t)[i] - p.logits(t)[1-i])
