@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['OnnxPredictor', 'to_onnx']
 
-# %% ../../nbs/8_share/11_onnx.ipynb #a5e570aa
-import hashlib, json, os, shutil, tempfile
+# %% ../../nbs/8_share/11_onnx.ipynb #b236a236
+import hashlib, json, tempfile
 import numpy as np
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,18 +51,13 @@ def lay_out(
 FILES = dict(classifier=['model.onnx'], mlm=['model.onnx'], lm=['model.onnx'],
              seq2seq=['encoder.onnx','decoder.onnx'])
 _beside = 'text.json','labels.json','README.md'
-FORMAT = 'onnx 1'
+FORMAT = 1
 
-def _as_text(data): return json.dumps(data, indent=1, ensure_ascii=False, sort_keys=True) + '\n'
+def _as_text(data):
+    "`data` as the only text that `config.json` may have for it."
+    return json.dumps(data, indent=1, ensure_ascii=False, sort_keys=True) + '\n'
+
 def _digest(data): return hashlib.sha256(data).hexdigest()
-
-def seal(
-    config:dict, # what `config.json` will say
-    files:dict, # name to content
-)->bytes: # the content of `config.json`
-    "The configuration with the hashes of all files."
-    config = {**config, 'format':FORMAT, 'files':{k:_digest(v) for k,v in files.items()}}
-    return _as_text({**config, 'checksum':_digest(_as_text(config).encode())}).encode()
 
 def _why(path, why):
     return ValueError(f'{path} cannot be read as a part of a model in ONNX: {why}. '
@@ -120,8 +115,11 @@ class OnnxPredictor:
     def __init__(self,
         folder, # that `to_onnx` has written
         threads:int=None, # of onnxruntime in one call; default: its own choice, all cores
-    ):
-        self.config,files = read_onnx(folder)
+    ): self._open(*read_onnx(folder), threads)
+
+    def _open(self, config, files, threads=None):
+        "From files that were checked."
+        self.config = config
         self.labels = json.loads(files['labels.json'])
         self.codecs = [make_codec(o) for o in json.loads(files['text.json'])['sides']]
         self.codec,c = self.codecs[0], self.config['config']
@@ -202,7 +200,8 @@ class OnnxGaps(OnnxPredictor):
         "The logits of the tokens themselves."
         tables = self._laid_out([ids])
         places = tables['places'][0]
-        return self._run('model', windows=tables['windows'], places=places if at is None else places[at])[0]
+        if at is not None: places = places[at]
+        return self._run('model', windows=tables['windows'], places=places)[0]
 
     def logits(self,
         text:str, # with `xxmask` where a token is missing
@@ -229,15 +228,15 @@ class _Writer(OnnxPredictor):
         first,keys,values = past
         tables = dict(ids=np.array([ids], np.int64), first=np.array(first, np.int64))
         logits,*past = self._run(self.graph, **tables, keys=keys, values=values, **context)
-        drop = 0 if self.config['ends'] else max(0, past[0].shape[3] - self.max_len + 1)
+        drop = 0 if self.config['options']['ends'] else max(0, past[0].shape[3] - self.max_len + 1)
         return logits[0], (first+drop, *(t[:,:,:,drop:] for t in past))
 
     def _all_logits(self, ids, context={}):
         "The logits of the token after each of `ids`."
-        if self.config['ends'] and len(ids) > self.max_len:
+        if self.config['options']['ends'] and len(ids) > self.max_len:
             raise ValueError(f'{len(ids)} tokens, and the learned positions end at {self.max_len}')
         past,res = self._empty(), []
-        size = _piece if self.config['cached'] else max(1, len(ids))
+        size = _piece if self.config['options']['cached'] else max(1, len(ids))
         for piece in chunked(ids, size):
             logits,past = self._read(piece, past, context)
             res.append(logits)
@@ -245,7 +244,8 @@ class _Writer(OnnxPredictor):
 
     def _greedy(self, ids, n, stops, barred, context={}):
         "Up to `n` ids behind `ids`: the likeliest one each time."
-        ids,cached,ends = list(ids), self.config['cached'], self.config['ends']
+        ids,options = list(ids), self.config['options']
+        cached,ends = options['cached'], options['ends']
         start = 0 if cached and not ends else max(0, len(ids)-self.max_len)
         seen,past = start, self._empty()
         for _ in range(n):
@@ -333,39 +333,19 @@ class OnnxPairs(_Writer):
 
 PREDICTORS = dict(classifier=OnnxLabels, mlm=OnnxGaps, lm=OnnxText, seq2seq=OnnxPairs)
 
-# %% ../../nbs/8_share/11_onnx.ipynb #0ec6d357
+# %% ../../nbs/8_share/11_onnx.ipynb #d33c8263
 @contextmanager
-def new_folder(
-    folder, # that is not there yet
-): # yields a folder to write to
-    "A folder that is there whole after the block, or not at all. FileExistsError, OSError name it."
-    folder = Path(folder)
-    if folder.exists(): raise FileExistsError(f'{folder} is there already: give another name')
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    tmp = Path(tempfile.mkdtemp(prefix=f'.{folder.name}.', dir=folder.parent))
-    try:
-        yield tmp
-        tmp.chmod(0o755)
-        os.rename(tmp, folder)
-    except OSError as e: raise OSError(e.errno, f'cannot write {folder}: {e.strerror or e}') from e
-    finally: shutil.rmtree(tmp, ignore_errors=True)
-
-def _write_files(folder, files):
-    "Write and sync."
-    for name,data in files.items():
-        with open(folder/name, 'wb') as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-
-@contextmanager
-def _bundle_of(source):
+def _bundle_of(source, trained):
     "A folder with the published model."
     if isinstance(source, (str,Path)): yield Path(source)
     else:
         with tempfile.TemporaryDirectory() as tmp:
-            source.publish(Path(tmp)/'model')
-            yield Path(tmp)/'model'
+            yield source.publish(Path(tmp)/'model', trained=trained)
+
+def _predictor(config, files):
+    res = object.__new__(PREDICTORS[config['kind']])
+    res._open(config, files)
+    return res
 
 def _check_packages():
     for name in ('onnx','onnxscript','onnxruntime'):
@@ -374,42 +354,47 @@ def _check_packages():
             raise ImportError(f'to_onnx needs the package {name}: '
                               'pip install onnx onnxscript onnxruntime') from e
 
+def _some_ids(n, vocab_sz, pad_idx):
+    "`n` ids without padding."
+    other = 0 if pad_idx else 1
+    return [other if i == pad_idx else i for i in ((7*j+n) % vocab_sz for j in range(n))]
+
 def _check_answers(model, predictor, kind):
     "A ValueError where a graph answers otherwise than the model."
     import torch
     c = model.config
     sizes = [n for n in (1, 2, 7, c.max_len+3) if n <= c.max_len or kind in ('classifier','mlm')]
     for n in sizes:
-        texts = [[(7*i+n) % v for i in range(n)] for v in (c.vocab_sz, ifnone(c.tgt_vocab_sz, c.vocab_sz))]
-        texts = [[c.pad_idx+1 if i == c.pad_idx else i for i in t] for t in texts]
-        texts = texts if kind == 'seq2seq' else texts[:1]
+        vocabs = [c.vocab_sz, *([ifnone(c.tgt_vocab_sz, c.vocab_sz)] if kind == 'seq2seq' else [])]
+        texts = [_some_ids(n, v, c.pad_idx) for v in vocabs]
         with torch.no_grad(): want = model(*(torch.tensor([t]) for t in texts))[0].numpy()
         off = np.abs(want - predictor.scores(*texts)).max()
-        if not off <= 1e-4*max(1, np.abs(want).max()):
-            raise ValueError(f'the graph of {type(model).__name__} answers otherwise than the model '
-                             f'(by {off:.2g} for a text of {n} tokens): a part of it cannot be '
-                             'written as ONNX')
+        if off <= 1e-4*max(1, np.abs(want).max()): continue
+        raise ValueError(f'the graph of {type(model).__name__} answers otherwise than the model '
+                         f'(by {off:.2g} for a text of {n} tokens): a part of it cannot be '
+                         'written as ONNX')
 
 # %% ../../nbs/8_share/11_onnx.ipynb #3c764bcb
 def to_onnx(
     source, # a learner of this library, or the folder of a published model
-    folder, # to write
+    folder, # to write; it must not exist
+    trained:bool=None, # as in `publish`
 )->Path: # the folder
     """Write a model for `OnnxPredictor`. FileExistsError for a folder that is there, ImportError
     for a package that is missing, TypeError and ValueError for what ONNX cannot hold."""
-    from fastai_txf.share.bundle import parse_bundle, read_bundle
+    from fastai_txf.share.bundle import parse_bundle, read_bundle, seal
+    from fastai_txf.share.publish import write_folder
     from fastai_txf.share.graphs import export_graphs
     _check_packages()
     folder = Path(folder)
-    if folder.exists(): raise FileExistsError(f'{folder} is there already: give another name')
-    with _bundle_of(source) as bundle:
+    if folder.exists(): raise FileExistsError(f'{folder} exists: give another folder')
+    with _bundle_of(source, trained) as bundle:
         files = read_bundle(bundle)[1]
         model,_,_,config = parse_bundle(bundle)
     files = {**export_graphs(model), **{k:files[k] for k in _beside}}
     stack = getattr(model, 'decoder', model.encoder)
-    config = {**{k:config[k] for k in ('kind','config','versions')},
-              'ends':stack.positions.max_len is not None, 'cached':stack.positions.per_token}
-    with new_folder(folder) as tmp:
-        _write_files(tmp, {**files, 'config.json':seal(config, files)})
-        _check_answers(model, OnnxPredictor(tmp), config['kind'])
+    options = dict(ends=stack.positions.max_len is not None, cached=stack.positions.per_token)
+    config = {**{k:config[k] for k in ('kind','config','versions')}, 'options':options}
+    _check_answers(model, _predictor(config, files), config['kind'])
+    write_folder(folder, {**files, 'config.json':seal(config, files)})
     return folder

@@ -136,11 +136,15 @@ class TextCodec(PlainCodec):
         "What stands between two tokens of a text."
         return ' ' if self.tok is None else '' if self.tok.lossless else self._asked('sep', ' ')
 
+    @property
+    def transforms(self):
+        "What the loaders do with a text, tokenizer and vocabulary included."
+        return [] if self._texts is None else list(self._texts.tfms.fs)
+
     @cached_property
     def backwards(self):
         "Whether the loaders turn texts around."
-        tfms = () if self._texts is None else self._texts.tfms.fs
-        return any(t.name == 'reverse_text' for t in tfms)
+        return any(t.name == 'reverse_text' for t in self.transforms)
 
 # %% ../../nbs/2_text/03_codec.ipynb #b2a30002
 def _names_in(item):

@@ -27,7 +27,7 @@ STEPS = dict(start=put_start, ends=put_ends, reverse=None) # `reverse`: the ids 
 # %% ../../nbs/2_text/02_plain.ipynb #564b6aaa
 def is_pandas(item, name):
     "Whether `item` is pandas' `DataFrame` or `Series`, without an import."
-    return any(c.__name__ == name and c.__module__.startswith('pandas.')
+    return any(c.__name__ == name and c.__module__.partition('.')[0] == 'pandas'
                for c in type(item).__mro__)
 
 def _records(item, cols):

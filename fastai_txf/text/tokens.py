@@ -126,11 +126,28 @@ class BPETokenizer(BatchTokenizer):
         except UnicodeEncodeError as e:
             _check_text(e.object)
             raise
+        return self._number()
+
+    def _number(self):
+        "List the pieces in the order of their numbers."
         ids = self.tok.get_vocab()
         special = special_tokens() # "xxbos" in a text is none of them
         self.pieces = sorted(ids, key=ids.get)
         self.whole = [list(t) if t in special else [t] for t in self.pieces]
         return self
+
+    @property
+    def table(self):
+        "All that has been learned, as a JSON string."
+        self._check_trained()
+        return self.tok.to_str()
+
+    def restore(self,
+        table:str, # of another one
+    ): # `self`
+        "Take over what another one has learned."
+        self.tok = _tokenizers().Tokenizer.from_str(table)
+        return self._number()
 
     def _trainer(self, t):
         "What learns the pairs, of the package `t`."
