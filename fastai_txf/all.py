@@ -8,6 +8,7 @@ from .model.windows import *
 from .model.config import *
 from .model.stack import *
 from .model.models import *
+from .model.int8 import *
 from .text.special import *
 from .text.tokens import *
 from .text.frames import *
@@ -51,3 +52,4 @@ from .share.torch import *
 from .share.hf import *
 from .share.bundle import *
 from .share.publish import *
+from .share.onnx import *

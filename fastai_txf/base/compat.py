@@ -146,6 +146,10 @@ def decay_all(
     "Multiply many tensors in one call, in place."
     torch._foreach_mul_(ps, factor)
 
+def has_vnni()->bool:
+    "Whether this processor multiplies eight-bit numbers without overflow."
+    return bool(torch.cpu._is_vnni_supported())
+
 # %% ../../nbs/0_base/00_compat.ipynb #9a36aae5
 CHANGES = {
     'Learner.fit_minutes': 'added: a fit that ends on time',

@@ -14,6 +14,7 @@ from ..base.plain import ifnone
 from ..model.config import TransformerConfig
 from ..model.models import (
     Seq2SeqTransformer, TransformerClassifier, TransformerLM, TransformerMLM)
+from ..model.int8 import to_int8
 from .text import make_codec
 from fastai_txf.share.predictor import (
     ACTIVATIONS, GapPredictor, LabelPredictor, PairPredictor, Predictor, TensorCodec,
@@ -214,9 +215,12 @@ def parse_bundle(
 def load_published(
     folder, # of a model that `publish` has written
     own_card:bool=False, # its `README.md` was edited: do not compare it with what was written
+    dtype:str=None, # 'int8': linear maps with weights of eight bits (`to_int8`); default: fp32
 )->Predictor:
     """A published model that answers. Nothing in the folder is executed;
     FileNotFoundError and ValueError name the file that is not as it should be."""
+    if dtype not in (None,'int8'): raise ValueError(f"{dtype=} is neither None nor 'int8'")
     model,codecs,labels,config = parse_bundle(folder, own_card)
     for p in model.parameters(): p.requires_grad_(False)
+    if dtype == 'int8': model = to_int8(model)
     return PREDICTORS[config['kind']](model, codecs, labels, config)
