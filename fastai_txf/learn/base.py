@@ -20,6 +20,7 @@ from fastcore.foundation import L
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
 from ..base.compat import validation_loop
+from ..base.checks import check_spelling
 from ..base.files import save_tensors
 from ..model.config import make_config, TransformerConfig
 from ..text.special import pad_index, text_vocab
@@ -284,18 +285,6 @@ def codec_of(
 )->TextCodec:
     "How its text becomes ids and its ids become text."
     return learn.codec if isinstance(learn, TransformerLearner) else TextCodec(learn.dls)
-
-def check_spelling(
-    func, # takes the options, and does so in its signature
-    options, # their names
-):
-    "A TypeError that helps to spell what `func` does not take."
-    known = [*inspect.signature(func).parameters]
-    for k in options:
-        if k in known: continue
-        near = difflib.get_close_matches(k, known, 1)
-        hint = f'did you mean {near[0]!r}?' if near else f'it takes {", ".join(known)}'
-        raise TypeError(f'{func.__name__} has no option {k!r}: {hint}')
 
 def refuse_options(model, kwargs):
     "A TypeError for options of fastai's `get_preds` that have no meaning here."

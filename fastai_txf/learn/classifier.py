@@ -19,18 +19,16 @@ from fastcore.basics import getcallable, ifnone
 from fastcore.imports import IN_NOTEBOOK
 from fastcore.meta import delegates
 from plum import dispatch
-from torch.nn.utils.rnn import pad_sequence
 from ..base.checks import check_values
-from ..base.shadow import kept_shadow
 from ..model.config import make_config, PRESETS, TransformerConfig
 from ..model.models import classifier_splitter, TransformerClassifier
-from ..model.stack import TransformerEncoder
 from ..text.loaders import check_dls
 from ..text.special import text_vocab
 from ..text.target import Target
 from ..generate.sampling import DIVERGED
 from ..train.counting import count_features
 from ..train.rates import width_lr
+from .scoring import text_outputs
 from .base import (
     check_kind, HIDDEN, make_learner, split_options, start_config, TransformerLearner)
 
@@ -206,22 +204,12 @@ class TransformerClassifierLearner(TransformerLearner):
         ds = self.dls.valid_ds
         return ds.tls[-1].decode(decoded) if isinstance(ds, Datasets) else decoded.tolist()
 
-    @torch.no_grad()
     def outputs(self,
         ids, # list of token ids, `(n_tokens,)` each
         bs:int=64, # texts in a batch
     ): # `(n, n_out)`, on the CPU
         "What the model says of texts, in evaluation mode. A ValueError if there is a NaN."
-        model,pad = kept_shadow(self.model), self.codec.pad_idx
-        device = next(model.parameters()).device
-        res = [None]*len(ids)
-        for rows in _batches(ids, bs, pads=_hides_padding(model)):
-            x = pad_sequence([ids[i] for i in rows], batch_first=True, padding_value=pad)
-            out = model(x.to(device)).float().cpu()
-            for i,o in zip(rows, out): res[i] = o
-        res = torch.stack(res)
-        if res.isnan().any(): raise ValueError(DIVERGED)
-        return res
+        return text_outputs(self.model, self.codec.pad_idx, ids, bs)
 
     def predict(self,
         item, # a text, a row of a frame, a dict; or a list, a series or a frame of texts
@@ -257,19 +245,6 @@ class TransformerClassifierLearner(TransformerLearner):
         _show(pd.DataFrame(dict(text=texts, prediction=guess)))
 
 def _show(df): (display_df if IN_NOTEBOOK else print)(df)
-
-def _hides_padding(model): return isinstance(getattr(model, 'encoder', None), TransformerEncoder)
-
-def _batches(ids, bs, pads):
-    "Rows of `ids` from the shortest on, `bs` at a time; of one length unless the model `pads`."
-    lens = [len(o) for o in ids]
-    batch = []
-    for i in sorted(range(len(ids)), key=lens.__getitem__):
-        if batch and (len(batch) == bs or not pads and lens[i] != lens[batch[0]]):
-            yield batch
-            batch = []
-        batch.append(i)
-    yield batch
 
 # %% ../../nbs/5_learn/03_classifier.ipynb #ce0c9a01
 @delegates(Learner.__init__, but=['model'])

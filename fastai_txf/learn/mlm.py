@@ -6,8 +6,7 @@
 __all__ = ['mask_tokens', 'fixed_draws', 'MaskTokens', 'TransformerMLMLearner', 'transformer_mlm_learner']
 
 # %% ../../nbs/5_learn/05_mlm.ipynb #d7fef707
-import pandas as pd, re, torch, zlib
-from os.path import commonprefix
+import pandas as pd, torch, zlib
 from fastai.callback.core import Callback, CancelBatchException
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
@@ -18,12 +17,11 @@ from ..model.windows import compact
 from ..model.config import TransformerConfig
 from ..model.models import mlm_splitter, TransformerMLM
 from ..text.special import mask_index, ordinary_tokens, pad_index
-from ..text.tokens import CharTokenizer, token_lists
 from ..text.loaders import check_dls
 from ..text.pairs import PairDL, show_pairs
-from ..generate.sampling import bar_tokens
 from ..generate.decode import checked_logits
 from ..train.losses import GatherLogProbs
+from .scoring import fill_gaps
 from .base import (
     HIDDEN, make_learner, refuse_options, split_options, start_config, TokenLearner)
 
@@ -98,72 +96,13 @@ class MaskTokens(Callback):
         raise CancelBatchException()
 
 # %% ../../nbs/5_learn/05_mlm.ipynb #c3d6b3f7
-_gap = re.compile(r'_{3,}|\bxxmask\b|\[MASK\]|<mask>')
-
 class _GatherHidden(GatherLogProbs):
     "`GatherLogProbs` that passes over batches without targets."
     def after_batch(self):
         if len(self.yb): super().after_batch()
 
-def _cuts(codec, text):
-    "`text` cut at its gaps: as strings, and as tokens."
-    if codec.tok is None:
-        raise ValueError('these `dls` were made from tokens and have no tokenizer to cut a text '
-                         'with: make them from texts')
-    pieces = _gap.split(text)
-    if len(pieces) == 1:
-        raise ValueError(f'{text!r} has no gap: write ___ (or xxmask, [MASK], <mask>) '
-                         'where a token is missing')
-    cut = token_lists(['', *_trimmed(codec, pieces)], codec.tok, codec.rules)
-    toks = [[t for t in ts if t] for ts in cut]
-    end = {codec.vocab[i] for i in codec.stops}
-    start,*cut = [t[:-1] if len(t) > 1 and t[-1] in end else t for t in toks[:-1]] + toks[-1:]
-    # what begins a text stands before the first piece only, what ends it behind the last
-    return pieces, cut[:1] + [t[len(commonprefix([start, t])):] for t in cut[1:]]
-
-def _trimmed(codec, pieces):
-    "The pieces without the spaces that belong to no token of theirs."
-    if codec.sep: return [p.strip() for p in pieces]
-    if isinstance(codec.tok, CharTokenizer): return pieces
-    # byte pairs: the space belongs to the token behind it
-    return [p.rstrip() for p in pieces[:-1]] + pieces[-1:]
-
 class TransformerMLMLearner(TokenLearner):
     "A `TransformerLearner` that guesses hidden tokens."
-    @torch.no_grad()
-    def _guess(self, toks):
-        """Probabilities of the vocabulary's tokens for each gap between the lists `toks`,
-        `(n_gaps, vocab_sz)`. A ValueError if there is a NaN."""
-        model,codec = kept_shadow(self.model), self.codec
-        hide = self.mask_tokens
-        pad = codec.vocab[codec.pad_idx]
-        toks = [[t for t in ts if t != pad] for ts in toks]              # the model leaves it out
-        n = torch.tensor([len(t) for t in toks[:-1]])
-        given = [t for ts in toks for t in (*ts, 'xxfake')][:-1]
-        x = codec.number([given])[0]
-        # the loaders may put xxbos in front
-        gaps = n.cumsum(0) + torch.arange(len(n)) + len(x)-len(given)
-        if codec.backwards: gaps = len(x)-1 - gaps
-        where = torch.zeros(1, len(x), dtype=torch.bool).index_fill(1, gaps, True)
-        x[gaps] = hide.mask_idx
-        device = next(model.parameters()).device
-        logits = checked_logits(model(x[None].to(device), where.to(device))).float()
-        barred = (~hide.ordinary).nonzero()[:,0].to(device)
-        return bar_tokens(logits, barred).softmax(-1).cpu()
-
-    def _fill(self, text, n):
-        codec,n = self.codec, min(n, int(self.mask_tokens.ordinary.sum()))
-        pieces,toks = _cuts(codec, text)
-        probs,ids = self._guess(toks).topk(n)
-        words = [[codec.decode([i]) for i in row] for row in ids.tolist()]
-        def text_with(gap, word):
-            new = [*(word if g == gap else ws[0] for g,ws in enumerate(words)), '']
-            new = [w.lstrip() if p[-1:].isspace() and w.strip() else w for p,w in zip(pieces, new)]
-            return ''.join(o for pair in zip(pieces, new) for o in pair)
-        return pd.DataFrame([dict(gap=g, token=w, prob=p, text=text_with(g, w))
-                             for g,(ws,ps) in enumerate(zip(words, probs.tolist()))
-                             for w,p in zip(ws, ps)])
-
     def fill(self,
         text, # with gaps, each written ___, xxmask, [MASK] or <mask>; or several, as in `as_texts`
         n:int=5, # guesses for each gap
@@ -171,7 +110,9 @@ class TransformerMLMLearner(TokenLearner):
     ): # frame of gap, token, prob and text (other gaps: best guess); a list of them for several
         "The likeliest tokens for each gap, best first."
         if n < 1: raise ValueError(f'{n=}: at least 1 guess')
-        res = [self._fill(t, n) for t in self.codec.texts(text, text_col)]
+        hide = self.mask_tokens
+        res = [pd.DataFrame(fill_gaps(self.model, self.codec, hide.ordinary, hide.mask_idx, t, n))
+               for t in self.codec.texts(text, text_col)]
         return res[0] if self.codec.is_one(text, text_col) else res
     predict = fill
 

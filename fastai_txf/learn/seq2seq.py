@@ -8,14 +8,15 @@ __all__ = ['TeacherForcing', 'Encoded', 'Seq2SeqLearner', 'transformer_seq2seq_l
 # %% ../../nbs/5_learn/06_seq2seq.ipynb #8afd6cca
 import numpy as np, torch
 from dataclasses import dataclass
+from functools import partial
 from fastai.callback.core import Callback
 from fastai.learner import Learner, Metric
 from fastai.losses import CrossEntropyLossFlat
 from fastai.text.core import BOS, EOS
-from fastcore.basics import ifnone, store_attr
+from fastcore.basics import store_attr
 from fastcore.meta import delegates
 from torch.nn.utils.rnn import pad_sequence
-from ..base.checks import check_values
+from ..base.checks import check_spelling, check_values
 from ..base.shadow import kept_shadow, shadow
 from ..model.attention import record_attention
 from ..model.windows import compact, masked_mean
@@ -24,12 +25,12 @@ from ..model.models import seq2seq_splitter, Seq2SeqTransformer
 from ..text.special import decode_specials, pad_index
 from ..text.codec import TextCodec
 from ..text.pairs import check_pairs, pair_vocabs, show_pairs
-from ..generate.decode import as_generator, generate, stream_tokens
-from ..generate.beam import beam_search
+from ..generate.decode import as_generator, stream_tokens
 from ..train.losses import GatherLogProbs
+from .growth import (
+    text_up_to_end, write_in_batches, write_options, write_texts)
 from .base import (
-    check_spelling, HIDDEN, make_learner, refuse_options, split_options, start_config, TokenLearner)
-from .writing import beam_options
+    HIDDEN, make_learner, refuse_options, split_options, start_config, TokenLearner)
 
 # %% ../../nbs/5_learn/06_seq2seq.ipynb #8e33060a
 class TeacherForcing(Callback):
@@ -65,18 +66,6 @@ class Encoded:
     weights:torch.Tensor # its weights, `(n_heads, tgt_len, src_len)`; None without a target
     target:list          # the target tokens; None without a target
 
-_filters = 'top_k','top_p','min_p','rel_min_p'
-
-def _write_options(n_tokens=None, num_beams=1, length_penalty=1., temperature=None, n_samples=1,
-                   **kwargs):
-    """The options of `write` as those of `generate`, or of `beam_search`. A ValueError for what is
-    out of range or does not go together."""
-    samples = num_beams == 1 and (n_samples > 1 or any(kwargs.get(f) is not None for f in _filters))
-    if temperature is None: temperature = 1. if samples or num_beams > 1 else 0.
-    options = dict(temperature=temperature, n_samples=n_samples, **kwargs)
-    check_values(n_tokens=n_tokens, num_beams=num_beams, length_penalty=length_penalty, **options)
-    return options if num_beams == 1 else beam_options(num_beams, length_penalty, **options)
-
 class Seq2SeqLearner(TokenLearner):
     "A `TransformerLearner` that reads one text and writes another."
     ratio = 2. # target tokens for one of the source: what is too long
@@ -111,21 +100,9 @@ class Seq2SeqLearner(TokenLearner):
     )->list: # `bs*n_samples` texts
         "Write a text for each source."
         check_spelling(Seq2SeqLearner.write, kwargs)
-        options = _write_options(n_tokens, num_beams, length_penalty, temperature, n_samples,
-                                 **kwargs)
-        codec = self.target_codec
-        bos,eos = map(codec.vocab.index, (BOS,EOS))
-        barred = [*(codec.barred if no_unk else codec.fillers), bos]
-        ends = dict(stop_idx=eos, barred=barred)
-        lens = (src != self.codec.pad_idx).sum(1).tolist()
-        limits = [ifnone(n_tokens, int(max(2, self.ratio)*n) + 20) for n in lens]
-        start = torch.full((len(src),1), bos)
-        if num_beams > 1:
-            rows = [beam_search(self.model, start[:1], n, src=o[None], **ends, **options)[0][0]
-                    for o,n in zip(src, limits)]
-        else: rows = generate(self.model, start, max(limits), src=src, **ends, **options)
-        limits = [n for n in limits for _ in range(n_samples)]
-        return _texts(codec, [r[1:n+1] for r,n in zip(rows, limits)], decoder)
+        return write_texts(self.model, src, self.codec.pad_idx, self.target_codec, self.ratio,
+                           n_tokens, num_beams, length_penalty, temperature, n_samples, no_unk,
+                           decoder, **kwargs)
 
     @delegates(write, but='src')
     def predict(self,
@@ -141,12 +118,8 @@ class Seq2SeqLearner(TokenLearner):
         check_spelling(Seq2SeqLearner.predict, kwargs)
         ids = self.codec.encode(item, text_col)
         seed = as_generator(seed, next(self.model.parameters()).device)
-        order,res = sorted(range(len(ids)), key=lambda i: len(ids[i])), [None]*len(ids)
-        for at in [order[i:i+bs] for i in range(0, len(ids), bs)]:
-            src = self._pad([ids[i] for i in at])
-            new = self.write(src, n_samples=n_samples, seed=seed, **kwargs)
-            if n_samples > 1: new = [new[j:j+n_samples] for j in range(0, len(new), n_samples)]
-            for i,o in zip(at, new): res[i] = o
+        write = partial(self.write, n_samples=n_samples, seed=seed, **kwargs)
+        res = write_in_batches(write, ids, self._pad, bs, n_samples)
         return res[0] if self.codec.is_one(item, text_col) else res
 
     def show_results(self,
@@ -224,9 +197,7 @@ class Seq2SeqLearner(TokenLearner):
 
 def _texts(codec, rows, decoder=decode_specials):
     "The text of each row of ids, up to `xxeos`."
-    eos = codec.vocab.index(EOS)
-    rows = [torch.as_tensor(r).tolist() for r in rows]
-    return [codec.decode(r[:r.index(eos)] if eos in r else r, decoder) for r in rows]
+    return [text_up_to_end(codec, r, decoder) for r in rows]
 
 def _last_cross(model, tgt, context, mask):
     "Output and weights of the last block's cross-attention of a shadow."
@@ -280,7 +251,7 @@ class SacreBLEU(Metric):
         if options.get('n_samples', 1) != 1:
             raise ValueError(f"n_samples={options['n_samples']}: "
                              'BLEU compares one text with its target')
-        _write_options(**options)
+        write_options(**options)
         self.options = kwargs
         _sacrebleu()
     def __getstate__(self): return dict(options=self.options)

@@ -6,19 +6,17 @@
 __all__ = ['predict', 'text_logprobs', 'stream_text', 'SampleText']
 
 # %% ../../nbs/5_learn/02_writing.ipynb #1becea3c
-import math, pandas as pd, re
-from contextlib import closing
+import math, pandas as pd
 from time import perf_counter
 from fastai.callback.core import Callback
-from fastcore.basics import ifnone, listify
 from fastcore.meta import delegates
 from fastprogress.fastprogress import progress_bar
-from ..base.checks import check_values
+from ..base.checks import check_spelling, check_values
 from ..model.models import Seq2SeqTransformer
 from ..text.special import decode_specials
 from ..generate.decode import stream_tokens, token_logprobs
-from ..generate.beam import beam_search
-from .base import check_spelling, codec_of
+from .growth import by_prompt, continue_texts, grow_text
+from .base import codec_of
 
 # %% ../../nbs/5_learn/02_writing.ipynb #138987e5
 _bar_after = 2. # seconds
@@ -37,63 +35,6 @@ def _with_bar(steps, total):
         steps.close()
         if bar is not None: bar.on_iter_end()
 
-# %% ../../nbs/5_learn/02_writing.ipynb #2b6d40f1
-_max_per_word = 20 # tokens
-_marks = re.compile(r'(?:(?<!\S)(?:[^\w\s]|_)+\s+){10}(?=(?:[^\w\s]|_)+\s)|(?:[^\w\s]|_){40}')
-
-def _after_words(text, n):
-    "Where the `n`th word of `text` ends, or None if no space follows it yet."
-    if n == 0: return 0
-    ends = [m.end() for m in re.finditer(r'\S+', text) if any(map(str.isalnum, m[0]))]
-    return ends[n-1] if len(ends) >= n and ends[n-1] < len(text) else None
-
-def _after_marks(text):
-    "Where `text` has gone astray into punctuation, or None."
-    m = _marks.search(text)
-    return None if m is None else m.end()
-
-def too_many_marks(
-    n_words:int, # asked for
-):
-    "A function that says whether a text has more punctuation than those words can need."
-    def drop(text):
-        marks = [o for o in text.split() if not any(map(str.isalnum, o))]
-        return len(marks) > max(6, 3*n_words)
-    return drop
-
-def text_end(n_words, sep, stop):
-    """A function that says where a text ends, None as long as it goes on;
-    None if nothing but the number of tokens ends it."""
-    stop = listify(stop)
-    for s in stop:
-        if not isinstance(s, str) or not s:
-            raise ValueError(f'stop={s!r} cannot end a text: '
-                             'give strings of at least one character')
-    def end(text):
-        ends = [i for i in map(text.find, stop) if i >= 0]
-        if n_words is not None: ends += [_after_words(text+sep, n_words), _after_marks(text+sep)]
-        return min([min(e, len(text)) for e in ends if e is not None], default=None)
-    return end if stop or n_words is not None else None
-
-# %% ../../nbs/5_learn/02_writing.ipynb #7e15a3c8
-def _grow_texts(steps, n_rows, codec, decoder, end):
-    "The new texts after each step until all have ended; without an `end` only the last of them."
-    ids,texts = [[] for _ in range(n_rows)], ['']*n_rows
-    done = [False]*n_rows
-    with closing(steps): # also if `decoder` fails
-        for new in steps:
-            for r,i in enumerate(new.tolist()):
-                if done[r]: continue
-                done[r] = i in codec.stops
-                if not done[r]: ids[r].append(i)
-                if end is None: continue
-                text = codec.decode(ids[r], decoder)
-                cut = end(text)
-                texts[r],done[r] = text[:cut], done[r] or cut is not None
-            if end is not None: yield texts
-            if all(done): break
-    if end is None: yield [codec.decode(o, decoder) for o in ids]
-
 # %% ../../nbs/5_learn/02_writing.ipynb #f940f428
 def writing_codec(learn):
     "The codec of a learner that continues texts; an error for one that does not."
@@ -105,45 +46,6 @@ def writing_codec(learn):
         raise ValueError('these loaders turn texts around (backwards=True): a model trained on '
                          'them writes from right to left and cannot go on with a text')
     return codec
-
-def _n_new(n_words, n_tokens):
-    "How many tokens to write at most."
-    check_values(n_words=n_words, n_tokens=n_tokens)
-    if n_tokens is not None: return n_tokens
-    if n_words is None: raise ValueError('n_words=None and n_tokens=None: say how much to add')
-    return _max_per_word*n_words
-
-def _sampled(learn, codec, ids, n, end, no_unk, decoder, bar=False, n_samples=1, **options):
-    "The new texts as they grow, text by text and sample by sample."
-    barred = codec.barred if no_unk else codec.fillers
-    steps = stream_tokens(learn.model, ids, n, n_samples=n_samples, stop_idx=codec.stops,
-                          barred=barred, **options)
-    if bar: steps = _with_bar(steps, n)
-    return _grow_texts(steps, len(ids)*n_samples, codec, decoder, end)
-
-def _searched(learn, codec, ids, n, end, no_unk, decoder, lost=None, **options):
-    "The best new text of each prompt, without those that are `lost`."
-    barred = codec.barred if no_unk else codec.fillers
-    is_end = None if end is None else lambda new: end(codec.decode(new, decoder)) is not None
-    drop = None if lost is None else lambda new: lost(codec.decode(new, decoder))
-    for o in ids:
-        best,_ = beam_search(learn.model, o[None], n, stop_idx=codec.stops, barred=barred,
-                             is_end=is_end, drop=drop, **options)
-        text = codec.decode(best[0,len(o):].tolist(), decoder)
-        yield text[:end(text)] if end else text
-
-# %% ../../nbs/5_learn/02_writing.ipynb #c993f74a
-_of_search = 'max_len','cache','rep_penalty'
-
-def beam_options(num_beams, length_penalty, **kwargs):
-    "The options of `beam_search`; a ValueError for those of sampling."
-    defaults = dict(temperature=1, n_samples=1, compile=False)
-    extra = {k:v for k,v in kwargs.items() if k not in _of_search and v != defaults.get(k)}
-    if extra:
-        names = ', '.join(f'{k}={v}' for k,v in extra.items())
-        raise ValueError(f'{num_beams=} searches and does not sample: leave out {names}')
-    kept = {k:v for k,v in kwargs.items() if k in _of_search}
-    return dict(num_beams=num_beams, length_penalty=length_penalty, **kept)
 
 # %% ../../nbs/5_learn/02_writing.ipynb #ba6b91c0
 @delegates(stream_tokens, but='src,stop_idx,barred')
@@ -181,22 +83,11 @@ def predict(
         pieces = stream_text(learn, prompts[0], n_words, **how, **options)
         new = [_print_stream(prompts[0], pieces)]
         return new[0] if one else new
-    n = _n_new(n_words, n_tokens)
-    end = text_end(n_words if n_tokens is None else None, codec.sep, stop)
-    ids = codec.prompts(text, text_col)
-    if num_beams > 1:
-        search = beam_options(num_beams, length_penalty, **options)
-        if n_tokens is None: search['lost'] = too_many_marks(n_words)
-        new = list(_searched(learn, codec, ids, n, end, **how, **search))
-    else:
-        new,bar = ['']*(len(ids)*n_samples), not no_bar and hasattr(learn, 'progress')
-        for new in _sampled(learn, codec, ids, n, end, bar=bar, **how, **options): pass
-    texts = [codec.append(prompts[i//n_samples], t) for i,t in enumerate(new)]
-    return _by_prompt(texts, n_samples, one)
-
-def _by_prompt(texts, n, one):
-    if n > 1: texts = [texts[i:i+n] for i in range(0, len(texts), n)]
-    return texts[0] if one else texts
+    bar = None if no_bar or not hasattr(learn, 'progress') else _with_bar
+    texts = continue_texts(learn.model, codec, prompts, codec.prompts(text, text_col), n_words,
+                           n_tokens=n_tokens, stop=stop, num_beams=num_beams, bar=bar,
+                           length_penalty=length_penalty, **how, **options)
+    return by_prompt(texts, n_samples, one)
 
 # %% ../../nbs/5_learn/02_writing.ipynb #2e2e0059
 def text_logprobs(
@@ -232,21 +123,6 @@ def _exp(x):
     except OverflowError: return math.inf
 
 # %% ../../nbs/5_learn/02_writing.ipynb #c3eda87e
-def _settled(text, stop):
-    "How many characters of a growing text can be handed out."
-    text = text.rstrip('\ufffd')
-    starts = (n for s in stop for n in range(1, len(s)) if text.endswith(s[:n]))
-    return len(text) - max(starts, default=0)
-
-def _pieces(codec, prompt, texts, stop):
-    "What each of the growing `texts` adds to the one before, as far as it is settled."
-    sent,new = len(prompt),''
-    for new, in texts:
-        piece = codec.append(prompt, new[:_settled(new, stop)])[sent:]
-        sent += len(piece)
-        if piece: yield piece
-    if piece := codec.append(prompt, new)[sent:]: yield piece
-
 @delegates(predict, but='stream,no_bar,num_beams,length_penalty,n_samples,text_col')
 def stream_text(
     learn, # as in `predict`
@@ -265,11 +141,8 @@ def stream_text(
         raise ValueError('n_samples: a stream is one text, so call it once for each')
     check_spelling(stream_text, kwargs)
     kwargs.pop('only_last_word', None)
-    codec,n = writing_codec(learn), _n_new(n_words, n_tokens)
-    end = text_end(n_words if n_tokens is None else None, codec.sep, stop)
-    end = ifnone(end, lambda text: None)
-    texts = _sampled(learn, codec, codec.prompts([text]), n, end, no_unk, decoder, **kwargs)
-    return _pieces(codec, text, texts, listify(stop))
+    return grow_text(learn.model, writing_codec(learn), text, n_words, no_unk, decoder, n_tokens,
+                     stop, **kwargs)
 
 def _check_stream(n_prompts, num_beams, n_samples):
     if n_prompts == num_beams == n_samples == 1: return

@@ -10,7 +10,7 @@ import dataclasses, difflib, math, torch.nn as nn
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral, Real
-from fastcore.basics import ifnone
+from ..base.plain import ifnone
 from ..base.checks import check_named
 from .attention import PerHeadLinear
 from .positions import POSITIONS

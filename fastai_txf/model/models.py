@@ -8,9 +8,8 @@ __all__ = ['TransformerLM', 'TransformerMLM', 'TransformerClassifier', 'Seq2SeqT
 
 # %% ../../nbs/1_model/07_models.ipynb #075e8250
 import dataclasses, math, torch, torch.nn as nn
-from fastai.layers import SigmoidRange
-from fastai.torch_core import Module, params
-from fastcore.basics import ifnone
+from ..base.compat import Module
+from ..base.plain import ifnone
 from .layers import TransformerBlock
 from .windows import compact, masked_max, POOLS
 from .wide import WidePath
@@ -88,6 +87,12 @@ class TransformerMLM(Module):
     ): # `(bs, n_tokens, vocab_sz)`; with `where`, `(where.sum(), vocab_sz)`
         "Raw logits of each token itself."
         return self.head(self.hidden(x, where))
+
+# %% ../../nbs/1_model/07_models.ipynb #c25a0010
+class SigmoidRange(Module):
+    "A sigmoid between `low` and `high`."
+    def __init__(self, low, high): self.low,self.high = low,high
+    def forward(self, x): return torch.sigmoid(x)*(self.high-self.low) + self.low
 
 # %% ../../nbs/1_model/07_models.ipynb #ddc5ecf4
 def _bounds(y_range):
@@ -201,7 +206,7 @@ def _split(model, parts):
     "The parameters of each of `parts`, and all others as the last group; each parameter once."
     seen,groups = set(), []
     for part in [*parts, model]:
-        ps = [p for p in params(part) if id(p) not in seen]
+        ps = [p for p in part.parameters() if id(p) not in seen]
         seen.update(map(id, ps))
         if ps: groups.append(ps)
     return groups

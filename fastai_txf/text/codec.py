@@ -11,16 +11,16 @@ from collections import Counter
 from functools import cached_property
 from pathlib import Path
 from fastai.data.core import DataLoaders, TfmdLists
-from fastai.text.core import BOS, defaults, EOS, FLD, PAD, Tokenizer
+from fastai.text.core import defaults, Tokenizer
 from fastai.text.data import Numericalize
 from fastai.torch_core import TitledStr
 from fastcore.basics import first, ifnone, patch
 from fastcore.foundation import L
 from fastcore.xtras import is_listy
 from ..base.compat import join_texts
-from .special import (
-    BARRED, decode_specials, FILLERS, pad_index, STOPS, text_vocab, token_places)
+from .special import text_vocab
 from .tokens import as_tokenizer, token_lists
+from .plain import PlainCodec
 from .frames import (
     as_texts, check_df, column_names, given_frame, is_row, read_texts)
 
@@ -90,7 +90,7 @@ def text_tokenizer(
     return first(f for f in text_list(dls, side).tfms.fs if isinstance(f, Tokenizer))
 
 # %% ../../nbs/2_text/03_codec.ipynb #a6e26272
-class TextCodec:
+class TextCodec(PlainCodec):
     "How text becomes ids and ids become text, as in the loaders or the tokenizer; never changed."
     def __init__(self,
         source, # text `DataLoaders`, or a tokenizer
@@ -105,13 +105,6 @@ class TextCodec:
             vocab = text_vocab(ifnone(vocab, ifnone(tfm.tok.vocab, ())))
         tok = None if tfm is None else as_tokenizer(tfm.tok)
         vars(self).update(vocab=vocab, tok=tok, _texts=texts, _tfm=tfm)
-
-    def __setattr__(self, name, value):
-        raise AttributeError(f'a TextCodec is never changed: make another for another {name}')
-
-    def __repr__(self):
-        tok = 'no tokenizer' if self.tok is None else type(self.tok).__name__
-        return f'TextCodec({len(self.vocab)} tokens, {tok}, columns {self.text_cols})'
 
     def _asked(self, name, default):
         "What fastai's `Tokenizer` holds, or was made with."
@@ -143,34 +136,15 @@ class TextCodec:
         "What stands between two tokens of a text."
         return ' ' if self.tok is None else '' if self.tok.lossless else self._asked('sep', ' ')
 
-    @cached_property
-    def pad_idx(self):
-        "The id of `xxpad`."
-        return pad_index(self.vocab)
-
-    @cached_property
-    def stops(self):
-        "The ids of what begins and ends a text."
-        return token_places(self.vocab, STOPS)
-
-    @cached_property
-    def fillers(self):
-        "The ids of what fills up batches and vocabularies."
-        return token_places(self.vocab, FILLERS)
-
-    @cached_property
-    def barred(self):
-        "The ids that no text should hold: `fillers`, and those of `xxunk` and `xxfld`."
-        return token_places(self.vocab, BARRED)
-
-    @cached_property
-    def _no_text(self): return {*self.stops, *self.fillers}
+    @property
+    def transforms(self):
+        "What the loaders do with a text, tokenizer and vocabulary included."
+        return [] if self._texts is None else list(self._texts.tfms.fs)
 
     @cached_property
     def backwards(self):
         "Whether the loaders turn texts around."
-        tfms = () if self._texts is None else self._texts.tfms.fs
-        return any(t.name == 'reverse_text' for t in tfms)
+        return any(t.name == 'reverse_text' for t in self.transforms)
 
 # %% ../../nbs/2_text/03_codec.ipynb #b2a30002
 def _names_in(item):
@@ -214,19 +188,6 @@ def texts(self:TextCodec,
     return self.check_marks(as_texts(item, text_col))
 
 @patch
-def check_marks(self:TextCodec,
-    texts:list, # strings
-)->list: # the same
-    "A ValueError for a text that does not say where each of several columns begins."
-    marks = [f'{FLD} {i+1}' for i in range(len(self.text_cols))] if self.marked else []
-    for t in texts:
-        if all(m in t for m in marks): continue
-        raise ValueError(f'{t[:40]!r} does not say where the columns {self.text_cols} begin, as '
-                         'every text of training did: give a row, a dictionary or a data frame '
-                         f'with these columns, or write {marks[0]!r} before the first, and so on')
-    return texts
-
-@patch
 def cut_already(self:TextCodec,
     item, # as in `texts`; or lists of tokens, or a frame with them in its column of tokens
 )->list: # lists of tokens, or None where there are texts
@@ -243,9 +204,7 @@ def tokens(self:TextCodec,
     "Cut texts as those of training were."
     toks = self.cut_already(item)
     if toks is not None: return toks
-    if self.tok is None:
-        raise ValueError('these loaders were made from tokens and have no tokenizer: '
-                         'give lists of tokens, or make the loaders from texts')
+    self.check_tokenizer()
     texts = self.texts(item, text_col)
     if isinstance(texts, pd.DataFrame): texts = join_columns(texts, [*texts], self.marked)
     return list(token_lists(texts, self.tok, self.rules))
@@ -260,64 +219,6 @@ def number(self:TextCodec,
     if self._texts is None: to_ids = Numericalize(self.vocab)
     else: to_ids = self._texts.infer
     return [to_ids(list(ts)).as_subclass(torch.Tensor).long() for ts in tokens]
-
-@patch
-def encode(self:TextCodec,
-    item, # as in `tokens`
-    text_col:str=None, # as in `tokens`
-)->list: # ids `(n,)`, one tensor for each text
-    "Texts as ids, as in training."
-    return self.number(self.tokens(item, text_col))
-
-def _without(ends, ids):
-    "`ids` without those of `ends` behind, but for the first."
-    while len(ids) > 1 and ids[-1].item() in ends: ids = ids[:-1]
-    return ids
-
-@patch
-def prompts(self:TextCodec,
-    item, # as in `tokens`
-    text_col:str=None, # as in `tokens`
-)->list: # ids `(n,)`, one tensor for each text
-    "Texts as ids without what ends them. A ValueError for a text that has none."
-    ends = token_places(self.vocab, (EOS,PAD))
-    res = [_without(ends, ids) for ids in self.encode(item, text_col)]
-    if all(map(len, res)): return res
-    raise ValueError(f'a text is empty, and these loaders put no {BOS!r} before texts, so no model '
-                     'has learnt to begin: give a first word (LMDataLoaders put it there, '
-                     'starts=True)')
-
-# %% ../../nbs/2_text/03_codec.ipynb #b2a30005
-@patch
-def to_text(self:TextCodec,
-    tokens, # of one text
-    decoder=None, # from tokens to strings; default: `decode_specials` where it is needed
-)->str: # the text
-    "Tokens as text."
-    decoder = ifnone(decoder, decode_specials)
-    own = decoder is decode_specials and self.tok is not None and self.tok.lossless
-    return self.tok.join(tokens) if own else self.sep.join(decoder(tokens))
-
-@patch
-def decode(self:TextCodec,
-    ids, # of one text, `(n,)`
-    decoder=None, # as in `to_text`
-)->str: # the text
-    "Ids as text, without `xxbos`, `xxeos` and fillers. A ValueError for an id that is none."
-    ids = ids.tolist() if isinstance(ids, torch.Tensor) else [*map(int, ids)]
-    for i in ids:
-        if 0 <= i < len(self.vocab): continue
-        raise ValueError(f'there is no token number {i}: the vocabulary has {len(self.vocab)}')
-    return self.to_text([self.vocab[i] for i in ids if i not in self._no_text], decoder)
-
-@patch
-def append(self:TextCodec,
-    text:str, # what is there
-    new:str, # what comes behind it
-)->str:
-    "`new` behind `text`: one space or none between where tokens are words, else exactly as it is."
-    if not text or not new or not self.sep: return text + new
-    return text + (new.lstrip(' ') if text[-1].isspace() else self.sep + new)
 
 # %% ../../nbs/2_text/03_codec.ipynb #b2a30007
 def tokenize_like(

@@ -9,10 +9,10 @@ __all__ = ['FastSpacyTokenizer']
 import re
 from itertools import chain, islice
 from operator import eq
-from fastai.text.core import (
-    BOS, defaults, fix_html, lowercase, replace_all_caps, replace_maj, replace_rep, replace_space,
-    replace_wrep, rm_useless_spaces, SpacyTokenizer, spec_add_spaces, TK_REP)
-from fastcore.basics import compose, maps, store_attr
+from ..base.plain import compose, ifnone, maps, store_attr
+from .special import (
+    BOS, default_rules, fix_html, plain_rule, replace_all_caps, replace_maj, replace_rep,
+    replace_space, replace_wrep, rm_useless_spaces, RULES, spec_add_spaces, special_tokens, TK_REP)
 from .tokens import BatchTokenizer
 
 # %% ../../nbs/2_text/10_words.ipynb #4daf6dc6
@@ -56,12 +56,22 @@ def _second_pass(t, first):
 # %% ../../nbs/2_text/10_words.ipynb #d4c31b75
 _runs = re.compile(r'\S+|(?:(?<=\S )|(?<=\S)(?! )|\A)\s+').findall # as spaCy's first pass sees them
 _stretches = re.compile(r'(?:[^\S ]\s*)?\S+').findall
-_rules = [fix_html, replace_rep, replace_wrep, spec_add_spaces, rm_useless_spaces,
-          replace_all_caps, replace_maj, lowercase]
+_rules = [*RULES.values()]
 _each_stretch = compose(replace_rep, spec_add_spaces, rm_useless_spaces,
                         replace_all_caps, replace_maj, str.lower)
 
-class FastSpacyTokenizer(BatchTokenizer, SpacyTokenizer):
+def _spacy(lang, special_toks):
+    "spaCy's tokenizer with tokens that are never cut; an ImportError that says how to get it."
+    try:
+        import spacy
+        from spacy.symbols import ORTH
+    except ImportError as e:
+        raise ImportError('words are cut by the package spacy: pip install spacy') from e
+    res = spacy.blank(lang).tokenizer
+    for t in special_toks: res.add_special_case(t, [{ORTH:t}])
+    return res
+
+class FastSpacyTokenizer(BatchTokenizer):
     "The tokens of fastai's `SpacyTokenizer`, each stretch of text cut once."
     rules = None
 
@@ -70,9 +80,9 @@ class FastSpacyTokenizer(BatchTokenizer, SpacyTokenizer):
         special_toks=None, # tokens that are never cut; default: fastai's
         max_kept:int=500_000, # stretches whose tokens are kept
     ):
-        super().__init__(lang, special_toks)
         store_attr('lang,max_kept')
-        self.spacy = self.pipe.__self__.tokenizer
+        self.special_toks = ifnone(special_toks, special_tokens())
+        self.spacy = _spacy(lang, self.special_toks)
         self.kept = _Kept(self._run, max_kept)
         self.kept_raw = _Kept(self._stretch, max_kept)
         from spacy.tokenizer import Tokenizer
@@ -130,6 +140,6 @@ class FastSpacyTokenizer(BatchTokenizer, SpacyTokenizer):
         rules=None, # what rewrites them before they are cut; default: fastai's
     ): # yields a list of tokens for each
         "Rewrite texts and cut them, as fastai would; in one go if the rules are fastai's."
-        rules = list(defaults.text_proc_rules if rules is None else rules)
+        rules = default_rules() if rules is None else [*map(plain_rule, rules)]
         if self.exact and rules == _rules: return (self._cut_raw(str(o)) for o in texts)
         return ([*map(replace_space, ts)] for ts in self(maps(*rules, texts)))
