@@ -55,6 +55,6 @@ def word_spans(
         if special[a]: return tokens[a]
         if tok.lossless: return tok.join(tokens[a:b]).strip() or '␣'
         if tok.word_start: joined = ''.join(tokens[a:b]).replace(tok.word_start, ' ')
-        else: joined = ' '.join(decodespecial_places(tokens[a:b]))
+        else: joined = ' '.join(decode_specials(tokens[a:b]))
         return joined.strip() or ' '.join(tokens[a:b])
     return [(text(a, b), a, b) for a,b in spans]
