@@ -48,3 +48,5 @@ from .recipes.pretrain import *
 from .recipes.selftrain import *
 from .share.torch import *
 from .share.hf import *
+from .share.hf_tokens import *
+from .share.to_hf import *
