@@ -167,13 +167,15 @@ def _names(tokenizer):
         taken.add(t)
     return res
 
-def _backend(json, max_len):
-    "The tokenizer that `json` describes, cutting at `max_len`, never padding; needs `tokenizers`."
+def _backend(json, max_len, spelt):
+    """The tokenizer that `json` describes, cutting at `max_len`, never padding; needs `tokenizers`.
+    With `spelt`, special tokens that a text spells out are text."""
     try: from tokenizers import Tokenizer
     except ImportError as e:
         raise ImportError("Hugging Face's tokens need the package tokenizers: "
                           'pip install tokenizers') from e
     res = Tokenizer.from_str(json)
+    res.encode_special_tokens = spelt
     res.no_padding()
     res.no_truncation() if max_len is None else res.enable_truncation(max_len)
     return res
@@ -181,6 +183,8 @@ def _backend(json, max_len):
 # %% ../../nbs/8_share/02_hf.ipynb #243b1554
 class HFTokenizer(BatchTokenizer):
     "The tokens of a Hugging Face tokenizer."
+    spelt = False # whether special tokens that a text spells out are text, `split_special_tokens`
+
     def __init__(self,
         tokenizer, # a fast tokenizer of `transformers`
         max_len:int=None, # cut texts down to this many tokens, special ones too; default: keep all
@@ -196,6 +200,7 @@ class HFTokenizer(BatchTokenizer):
         store_attr('max_len,bos')
         self.names = _names(tokenizer)
         self.json = tokenizer.backend_tokenizer.to_str()
+        self.spelt = bool(getattr(tokenizer, 'split_special_tokens', False))
         self.made = None
         self.ids = {t:i for i,t in enumerate(self.names)}
         if bos and BOS not in self.ids:
@@ -204,7 +209,7 @@ class HFTokenizer(BatchTokenizer):
     @property
     def tok(self):
         "What cuts the texts, a `tokenizers.Tokenizer`."
-        if self.made is None: self.made = _backend(self.json, self.max_len)
+        if self.made is None: self.made = _backend(self.json, self.max_len, self.spelt)
         return self.made
 
     def __getstate__(self): return {**vars(self), 'made':None}

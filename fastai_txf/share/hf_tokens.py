@@ -16,13 +16,16 @@ from ..text.codec import TextCodec
 from .hf import HFTokenizer
 
 # %% ../../nbs/8_share/03_hf_tokens.ipynb #6f33f606
-def _package(name):
+def package_of(
+    name:str, # as it is imported
+): # the module
     "The package `name`; an ImportError that says how to get it."
     try: return import_module(name)
     except ImportError as e:
         raise ImportError(f'the way to transformers needs the package {name}: '
                           f'pip install {name}') from e
 
+# %% ../../nbs/8_share/03_hf_tokens.ipynb #5b1de07a
 def _ids(vocab): return {t:i for i,t in enumerate(vocab) if t != 'xxfake'}
 
 def _byte_pairs(tok, vocab):
@@ -42,19 +45,19 @@ def _byte_pairs(tok, vocab):
     data = json.loads(tok.tok.to_str())
     keep = {*tok.pieces, *special, *MASKS}
     data['model']['vocab'] = {t:i for t,i in ids.items() if t in keep}
-    return _package('tokenizers').Tokenizer.from_str(json.dumps(data))
+    return package_of('tokenizers').Tokenizer.from_str(json.dumps(data))
 
 # %% ../../nbs/8_share/03_hf_tokens.ipynb #321aef54
 def _word_level(names, split, decoder):
     "A backend that looks up what `split` leaves; unknown is the first of `names`."
-    tk = _package('tokenizers')
+    tk = package_of('tokenizers')
     res = tk.Tokenizer(tk.models.WordLevel(names, unk_token=first(names)))
     res.pre_tokenizer,res.decoder = split, decoder
     return res
 
 def _characters(tok, vocab):
     "The backend of a `CharTokenizer`."
-    tk = _package('tokenizers')
+    tk = package_of('tokenizers')
     names = {(tok.detokenize([t]) or t):i for t,i in _ids(vocab).items()}
     split = tk.pre_tokenizers.Split(tk.Regex(r'[\s\S]'), 'isolated')
     return _word_level(names, split, tk.decoders.Fuse())
@@ -63,7 +66,7 @@ def _words(tok, vocab):
     "The backend of fastai's `BaseTokenizer`."
     if tok.split_char != ' ':
         raise ValueError(f'split_char={tok.split_char!r}: words are cut at spaces alone')
-    tk = _package('tokenizers')
+    tk = package_of('tokenizers')
     names = {f' {t}':i for t,i in _ids(vocab).items()}
     decoder = tk.decoders.Sequence([tk.decoders.Fuse(), tk.decoders.Strip(' ', 1, 0)])
     split = tk.pre_tokenizers.Split(' ', 'merged_with_next')
@@ -71,13 +74,19 @@ def _words(tok, vocab):
     res.normalizer = tk.normalizers.Prepend(' ')
     return res
 
+def _begun():
+    "The normalizer of words whose texts begin with `xxbos`, once."
+    tk = package_of('tokenizers')
+    once = tk.normalizers.Replace(tk.Regex(rf'\A(?!{BOS}(?: |\z))'), f'{BOS} ')
+    return tk.normalizers.Sequence([once, tk.normalizers.Prepend(' ')])
+
 # %% ../../nbs/8_share/03_hf_tokens.ipynb #c9873fef
 def _own(tok, vocab):
     "The backend of an `HFTokenizer`."
     if [*vocab[:len(tok.names)]] != tok.names:
         raise ValueError(f'the vocabulary of the loaders is not that of the {type(tok).__name__}: '
                          'make them with text_vocab=tok.vocab')
-    return _package('tokenizers').Tokenizer.from_str(tok.json)
+    return package_of('tokenizers').Tokenizer.from_str(tok.json)
 
 _kinds = {BPETokenizer:_byte_pairs, CharTokenizer:_characters, HFTokenizer:_own,
           BaseTokenizer:_words}
@@ -141,8 +150,11 @@ def _made(codec):
         special = [name(vocab.index(t)) for t in defaults.text_spec_tok if t in vocab]
         res.add_special_tokens(special)
     before,behind = _frame(codec, res)
+    if isinstance(_cutter(codec), BaseTokenizer) and before == [vocab.index(BOS)]:
+        res.normalizer = _begun()
+        before = []
     if before or behind:
-        res.post_processor = _package('tokenizers').processors.TemplateProcessing(
+        res.post_processor = package_of('tokenizers').processors.TemplateProcessing(
             single=[*map(name, before), '$A', *map(name, behind)],
             special_tokens=[(name(i), i) for i in {*before, *behind}])
     return res
@@ -157,9 +169,10 @@ def to_hf_tokenizer(
     _check(codec)
     backend = _made(codec)
     limit = {} if max_len is None else dict(model_max_length=max_len)
-    res = _package('transformers').PreTrainedTokenizerFast(
+    own = isinstance(codec.tok, HFTokenizer)
+    res = package_of('transformers').PreTrainedTokenizerFast(
         tokenizer_object=backend, **_roles(codec, backend), **limit, padding_side='right',
-        split_special_tokens=not isinstance(codec.tok, HFTokenizer),
+        split_special_tokens=not own or codec.tok.spelt,
         clean_up_tokenization_spaces=False)
     _compare(codec, res)
     return res

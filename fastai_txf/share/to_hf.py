@@ -8,7 +8,6 @@ __all__ = ['new_folder', 'to_hf']
 # %% ../../nbs/8_share/04_to_hf.ipynb #9c068dff
 import errno, math, os, shutil, tempfile, torch, torch.nn as nn
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from fastai.learner import Learner
 from fastai.text.core import BOS
@@ -17,7 +16,7 @@ from ..model.stack import TransformerEncoder
 from ..text.codec import TextCodec
 from ..text.target import Target
 from .hf_tables import MODELS, outward
-from .hf_tokens import to_hf_tokenizer
+from .hf_tokens import package_of, to_hf_tokenizer
 
 # %% ../../nbs/8_share/04_to_hf.ipynb #5ee49b33
 _targets = {
@@ -97,7 +96,7 @@ def _their_config(model, name, more):
         kw.update(rope_theta=c.pos_base, attention_bias=attn.out.bias is not None,
                   mlp_bias=ff.out.bias is not None)
     ends = dict(bos_token_id=None, eos_token_id=None)
-    return getattr(import_module('transformers'), f.config)(**{**ends, **kw, **more})
+    return getattr(package_of('transformers'), f.config)(**{**ends, **kw, **more})
 
 def _their_weights(model, name):
     "The weights by the names of `transformers`."
@@ -126,7 +125,7 @@ def _their_model(model, name, more):
     config,first = _their_config(model, name, more), next(model.parameters())
     options = dict(add_pooling_layer=False) if name == 'BertModel' else {}
     with torch.random.fork_rng(devices=[]):
-        theirs = getattr(import_module('transformers'), name)(config, **options)
+        theirs = getattr(package_of('transformers'), name)(config, **options)
     return _fill(theirs.to(first.dtype), _their_weights(model, name))
 
 # %% ../../nbs/8_share/04_to_hf.ipynb #d3770ade
@@ -151,7 +150,7 @@ def _knowledge(learn, name):
     "What the learner adds to the configuration of a model, and to that of its generation."
     if not isinstance(learn, Learner): return {}, {}
     if 'pool' in MODELS[name].fixed: return _labels(learn), {}
-    if 'head' not in MODELS[name].head: return {}, {}
+    if _kind(name) != 'head': return {}, {}
     codec = TextCodec(learn.dls)
     if len(codec.vocab) > learn.model.config.vocab_sz: return {}, {}
     told = _writing(codec)
