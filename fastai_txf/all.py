@@ -50,3 +50,4 @@ from .share.torch import *
 from .share.hf import *
 from .share.hf_tokens import *
 from .share.to_hf import *
+from .share.gguf import *
