@@ -57,3 +57,6 @@ from .share.hf import *
 from .share.bundle import *
 from .share.publish import *
 from .share.onnx import *
+from .share.hf_tokens import *
+from .share.to_hf import *
+from .share.gguf import *

@@ -298,10 +298,10 @@ _classifiers = 'n_out','pool','pooler','token_p','word_p','head_p','wide','wide_
 _pairs = 'tgt_vocab_sz','n_dec_layers','share_emb'
 
 UNUSED = dict( # fields of the configuration that a model of each kind does not look at
-    classifier=(*_pairs,'tie'),
-    lm=(*_classifiers,*_pairs,'long'),
+    classifier=(*_pairs,'tie','mlm_head'),
+    lm=(*_classifiers,*_pairs,'long','mlm_head'),
     mlm=(*_classifiers,*_pairs,'long','causal'),
-    seq2seq=(*_classifiers,'causal'))
+    seq2seq=(*_classifiers,'causal','mlm_head'))
 
 HIDDEN = { # what the signature of each factory does not show
     k:[*_shared, *v, *(['tgt_vocab_sz'] if k == 'seq2seq' else [])] for k,v in UNUSED.items()}

@@ -169,7 +169,9 @@ def load_head(model, pretrained, vocab):
     head = {k:v for k,v in to_cpu(pretrained.state_dict()).items() if not k.startswith('encoder.')}
     if isinstance(model, (TransformerLM,TransformerMLM)): # a row for each token
         old = model_encoder(pretrained, vocab)['vocab']
-        head = {} if model.config.tie else {k:remap_rows(v, old, vocab)[0] for k,v in head.items()}
+        if model.config.tie: head.pop('head.weight')
+        rows = {k:remap_rows(v, old, vocab)[0] for k,v in head.items() if k.startswith('head.')}
+        head.update(rows)
     left = [k for k,v in model.state_dict().items() if k in head and v.shape != head[k].shape]
     model.load_state_dict({k:v for k,v in head.items() if k not in left}, strict=False)
     if left: print(f'new, because of another shape: {", ".join(left)}')
