@@ -50,7 +50,7 @@ def _after_words(text, n):
 def _after_marks(text):
     "Where `text` has gone astray into punctuation, or None."
     m = _marks.search(text)
-    return None if m is None else m.end()
+    return None if m is None else len(text[:m.end()].rstrip())
 
 def too_many_marks(
     n_words:int, # asked for
