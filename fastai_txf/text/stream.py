@@ -7,6 +7,7 @@ __all__ = ['FlatLMDataLoader', 'TextStart', 'FlatTexts', 'LMDataLoaders']
 
 # %% ../../nbs/2_text/08_stream.ipynb #91c7b58f
 import csv, numpy as np, pandas as pd, random, torch
+from array import array
 from collections import Counter, defaultdict
 from pathlib import Path
 from fastai.data.all import DataLoaders, L, Pipeline, TfmdLists, Transform

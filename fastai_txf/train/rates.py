@@ -23,6 +23,13 @@ def width_lr(
     return round(0.192/d_model, 6)
 
 _much = 4 # times what suits: from here on trainings fail
+_much_alone = 10 # the same where the last group is trained alone
+_libraries = 'fastai','fastai_txf','fastcore'
+
+def _callers_level():
+    "Where a warning belongs: frames from the caller of this up to code that is no library's."
+    names = [f.frame.f_globals.get('__name__', '') for f in inspect.stack(0)[1:]]
+    return next((i for i,n in enumerate(names, 1) if n.split('.')[0] not in _libraries), 1)
 
 def _top_rates(lr, cbs):
     "The largest learning rate that each group will get, or one for all."
@@ -42,13 +49,15 @@ def warn_of_rate(
     finds = any(isinstance(cb, LRFinder) for cb in cbs)
     if d_model is None or finds or getattr(learn.opt_func, '__name__', '') == 'SGD': return
     n,frozen = len(learn.opt.param_lists), learn.opt.frozen_idx
-    if n > 1 and frozen == n-1: return
+    alone = n > 1 and frozen == n-1
     rates,fits = _top_rates(ifnone(lr, learn.lr), cbs), width_lr(d_model)
     top = float(rates.max() if len(rates) < n else rates[frozen:].max())
-    if top <= _much*fits: return
-    warnings.warn(f'a learning rate of {top:.2g} is far beyond what a transformer of {d_model=} '
-                  f'bears, and may leave it where it gives one answer to all texts: take about '
-                  f'{fits:.1g}, or what lr_find suggests', stacklevel=4)
+    if top <= (_much_alone if alone else _much)*fits: return
+    what = f'the output layer of a transformer of {d_model=} bears, while the rest is frozen' \
+        if alone else f'a transformer of {d_model=} bears'
+    warnings.warn(f'a learning rate of {top:.2g} is far beyond what {what}, and may leave it where '
+                  f'it gives one answer to all texts: take about {(1+alone)*fits:.1g}, or what '
+                  'lr_find suggests', stacklevel=_callers_level())
 
 def check_callbacks(
     cbs, # of a fit
