@@ -1,6 +1,7 @@
 """Every public name: `from fastai_txf.all import *`, after `from fastai.text.all import *`.
 
 Of fastai's names only `SelfAttention` (an image layer there) is replaced."""
+from .base.ids import *
 from .model.attention import *
 from .model.positions import *
 from .model.layers import *

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from contextlib import chdir
 from pathlib import Path
 from types import ModuleType
+from .base.files import replacing
 from fastai_txf.model.attention import (
     causal_mask, concat_heads, MultiHeadAttention, PerHeadLinear, self_attention, SelfAttention,
     split_heads)
@@ -956,8 +957,8 @@ def write_exercises(
     if changed and not overwrite:
         raise FileExistsError(f'{", ".join(changed)} in {folder} would be replaced: '
                               'choose another folder, or overwrite=True (--overwrite)')
-    folder.mkdir(parents=True, exist_ok=True)
-    for o,txt in texts.items(): o.write_text(txt, encoding='utf-8')
+    for o,txt in texts.items():
+        with replacing(o) as f: f.write(txt.encode())
     return list(texts)
 
 def main(

@@ -26,9 +26,10 @@ from ..model.config import make_config, TransformerConfig
 from ..text.special import pad_index, text_vocab
 from ..text.codec import TextCodec
 from ..text.pairs import PairDL
+from ..train.losses import in_full
 from ..train.precision import DeviceMixedPrecision
 from ..train.compile import compile_for_training
-from ..train.rates import check_callbacks, check_rate, width_lr
+from ..train.rates import check_callbacks, RatedLearner, warn_of_rate
 from .transfer import (
     adopted_fields, check_same_scale, check_same_shape, encoder_state, fit_weights, load_head,
     model_encoder, read_encoder)
@@ -73,11 +74,13 @@ def by_token(metric):
     return TokenPerplexity() if type(metric) is Perplexity else metric
 
 # %% ../../nbs/5_learn/01_base.ipynb #8b3590a5
-class TransformerLearner(Learner):
+class TransformerLearner(RatedLearner):
     "A `Learner` around a transformer: what classifiers and language models share."
     def __call__(self, event_name):
-        "As in `Learner`, without a call for each callback that has nothing to do."
+        """As in `Learner`, without a call for each callback that has nothing to do;
+        losses of models in 16 bits are computed in fp32."""
         for name in [event_name] if isinstance(event_name, str) else event_name:
+            if name == 'after_pred': self.pred = in_full(self.pred)
             # `after_fit` sets all of them running again
             if name == 'after_fit' or not hasattr(event, name):
                 super().__call__(name)
@@ -148,23 +151,11 @@ class TransformerLearner(Learner):
         "As in `Learner`. A ValueError where there is nothing to train on."
         self._loader(0, scored=False)
         check_callbacks([*self.cbs, *L(cbs)])
-        if self.opt is None: self.create_opt()
-        check_rate(self, lr, cbs)
+        self.check_rates(lr)
+        warn_of_rate(self, lr, cbs)
         try: super().fit(n_epoch, lr, wd, cbs, **kwargs)
         finally: # a fit that is broken off leaves its loaders halfway
             for dl in self.dls.loaders: vars(dl).pop('it', None)
-
-    @delegates(Learner.fine_tune)
-    def fine_tune(self,
-        epochs:int, # with all groups
-        base_lr:float=None, # rate of the frozen epochs, half of it later; default: `2*width_lr`
-        lr_mult:float=10, # the first group's rate is the last one's by this (fastai: 100)
-        **kwargs
-    ):
-        "As in `Learner`, with rates that suit a transformer of this width."
-        d_model = getattr(getattr(self.model, 'config', None), 'd_model', 128)
-        return super().fine_tune(epochs, ifnone(base_lr, 2*width_lr(d_model)), lr_mult=lr_mult,
-                                 **kwargs)
 
     def validate(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation

@@ -55,12 +55,32 @@ class OneClass(Callback):
                       'model has learnt nothing yet, or the learning rate was too high '
                       '(start anew with a lower one)')
 
+def _has_labels(dls):
+    "Whether `dls` say what their texts are labelled with."
+    ds = dls.valid_ds
+    return isinstance(ds, Datasets) and len(ds.tls) > 1
+
+def check_outputs(
+    dls, # `DataLoaders` of texts with labels, several labels or numbers
+    n_out, # as the caller gives it, or None
+    y_range, # likewise
+    own_loss:bool, # the caller gives a loss
+):
+    "A ValueError for outputs without a name, and for bounds of what are no numbers."
+    if not _has_labels(dls): return
+    target = Target.of(dls)
+    if y_range is not None and not target.is_number:
+        raise ValueError(f'{y_range=} bounds numbers, and these targets are classes: leave it out, '
+                         'or make the loaders with numbers (y_block=RegressionBlock)')
+    if n_out in (None, target.n_out) or target.is_number and own_loss: return
+    raise ValueError(f'{n_out=}, and these texts have {target.describe()}, which needs '
+                     f'{target.n_out}: leave n_out out')
+
 _of_classes = accuracy, accuracy_multi, error_rate, top_k_accuracy
 
 def check_metrics(learn):
     "A ValueError for a metric of classes where the targets are numbers."
-    ds = learn.dls.valid_ds
-    if not isinstance(ds, Datasets) or len(ds.tls) < 2: return          # made by hand, or no labels
+    if not _has_labels(learn.dls): return                               # made by hand, perhaps
     if not Target.of(learn.dls).is_number: return
     for m in learn.metrics:
         func = getattr(m, 'func', None)
@@ -267,6 +287,7 @@ def transformer_classifier_learner(
     check_kind(dls, is_lm=False)
     config = start_config(config, pretrained, arch)
     config_kw,learner_kw = split_options(kwargs, 'classifier', arch is not TransformerClassifier)
+    check_outputs(dls, n_out, y_range, 'loss_func' in learner_kw)
     own = arch if arch is not TransformerClassifier else None
     automatic = _is_automatic(dls, config, config_kw, pretrained=pretrained, own=own, block=block)
     if automatic:
