@@ -14,8 +14,8 @@ def rooms():
     return [importlib.import_module(f'fastai_txf.{m}') for m in re.findall(r'^from \.([\w.]+) import \*', src, re.M)]
 
 def names(mod):
-    "The public names that a module defines or keeps."
-    return [n for n in getattr(mod, '__all__', ()) if getattr(getattr(mod, n), '__module__', mod.__name__)==mod.__name__ or not callable(getattr(mod, n))]
+    "The public names of a module."
+    return list(getattr(mod, '__all__', ()))
 
 def added(mod):
     "What a module adds to fastai's learner and to the learners of other rooms: `(class, name, function)`."

@@ -11,7 +11,7 @@ notebooks = sorted(o for o in nbs.rglob('*.ipynb') if '.ipynb_checkpoints' not i
 sources = sorted(o for o in lib.rglob('*.py') if not o.stem.startswith('_'))
 modules = ['.'.join(o.relative_to(lib).with_suffix('').parts) for o in sources]
 max_lines = 25
-skip_dirs = {'.git','.venv','.venv-lowest','build','dist','__pycache__','.pytest_cache','.hypothesis','.ipynb_checkpoints','models'}
+skip_dirs = {'_proc','_docs','.git','.venv','.venv-lowest','build','dist','__pycache__','.pytest_cache','.hypothesis','.ipynb_checkpoints','models'}
 
 def settings():
     "The project's `settings.ini`"
