@@ -57,7 +57,7 @@ def described(obj):
     return res
 
 def type_name(t):
-    if t in (empty, inspect.Parameter.empty, None): return ''
+    if t in (empty, inspect.Parameter.empty, None, type(None)): return ''
     return getattr(t, '__name__', str(t)).replace('typing.', '')
 
 def default(v):
@@ -84,11 +84,13 @@ def parameters(obj):
     return rows
 
 def returned(obj):
-    f = inspect.unwrap(obj)
-    try: d = docments(f, full=True, returns=True).get('return') or {}
-    except (TypeError, ValueError, OSError, SyntaxError, AttributeError): return ''
-    kind,what = type_name(d.get('anno')), cell(d.get('docment'))
-    return ': '.join(o for o in (f'`{kind}`' if kind else '', what) if o)
+    "The comment behind the signature: what comes back."
+    try: src = inspect.getsource(inspect.unwrap(obj))
+    except (TypeError, OSError): return ''
+    m = re.search(r'^[^\n#]*\)\s*(?:->\s*([^:#\n]+))?:[ \t]*#[ \t]*(.+)$', src, re.M)
+    first = re.search(r'^\s+(?:"|return\b|[rf]?\'{1,3})', src, re.M)
+    if not m or first and m.start() > first.start(): return ''
+    return ': '.join(o for o in (f'`{m[1].strip()}`' if m[1] else '', cell(m[2])) if o)
 
 # Pages
 
@@ -118,7 +120,7 @@ def callable_section(name, obj, level=2, shown=None):
     "A function or a class, and what it takes."
     back = '' if inspect.isclass(obj) else returned(obj)
     parts = [f"{'#'*level} {shown or name} {{ #{name.lower().replace('.', '-')} data-toc-label='{shown or name}' }}", f'```python\n{header(shown or name, obj)}\n```',
-             doc(obj), params_table(obj), f'Returns {back}' if back else '']
+             doc(obj), params_table(obj), f'**Returns** {back}' if back else '']
     return '\n\n'.join(o for o in parts if o) + '\n'
 
 def methods(cls):

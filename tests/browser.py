@@ -46,7 +46,6 @@ class Browser:
         self.ask('POST', '/url', {'url':url})
 
     def run(self, script): return self.ask('POST', '/execute/sync', {'script':script, 'args':[]})
-    def dark(self): self.ask('POST', '/goog/cdp/execute', {'cmd':'Emulation.setEmulatedMedia', 'params':{'features':[{'name':'prefers-color-scheme', 'value':'dark'}]}})
     def console(self): return [o['message'] for o in self.ask('POST', '/se/log', {'type':'browser'}) if o['level'] in ('SEVERE','WARNING')]
     def screenshot(self): return base64.b64decode(self.ask('GET', '/screenshot'))
 

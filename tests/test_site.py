@@ -164,9 +164,8 @@ def test_browser(site, tmp_path):
                     if width > 1000 and cut: wrong.append((page, width, f'{cut} blocks of code cut'))
                     wrong += [(page, width, o) for o in b.console()]
                     (shots/f"{page.replace('/', '_').removesuffix('.html')}_{width}.png").write_bytes(b.screenshot())
-            b.run('localStorage.clear()')
-            b.dark()
             b.open(f'{url}/{OPENED[2]}', 1440)
+            b.run("document.getElementById('__palette_1').click()")
             assert b.run("return getComputedStyle(document.body).backgroundColor") != 'rgb(255, 255, 255)'
             (shots/'dark.png').write_bytes(b.screenshot())
         finally: b.close()
