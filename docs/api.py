@@ -1,9 +1,7 @@
-"API pages: each public name with its signature, its docstring, and its docments as a table: name, type, default, meaning."
+"API pages: each public name, its docstring, and its docments as a table of name, type, default and meaning."
 import enum, importlib, inspect, re
 from fastcore.docments import docments, empty
 from fastai.learner import Learner
-
-FLOORS = 'model text generate train learn explain recipes share'.split()
 
 # What is public
 
@@ -37,23 +35,22 @@ def sources(f):
         f = nxt.__init__ if inspect.isclass(nxt) else nxt
     return seen
 
-def unwrapped(f): return inspect.unwrap(f, stop=lambda g: hasattr(g, '__delwrap__')) if callable(f) else f
+def where_described(obj):
+    "A function and its delegates; a class, its constructor with delegates, and the classes it derives from."
+    if not inspect.isclass(obj): yield from sources(obj)
+    else:
+        for c in inspect.getmro(obj)[:-1]:
+            yield c
+            yield from sources(vars(c).get('__init__'))
 
 def described(obj):
     "The docments of an object and of all that it delegates to."
     res = {}
-    todo = [*(c for c in inspect.getmro(obj) if c is not object)] if inspect.isclass(obj) else sources(obj)
-    for o in todo:
+    for o in where_described(obj):
         try: found = docments(o, full=True)
         except (TypeError, ValueError, OSError, SyntaxError): continue
         for k,v in found.items():
             if v.get('docment') and not res.get(k, {}).get('docment'): res[k] = v
-        if inspect.isclass(o):
-            for s in sources(vars(o).get('__init__')) if '__init__' in vars(o) else []:
-                try: inner = docments(s, full=True)
-                except (TypeError, ValueError, OSError, SyntaxError): continue
-                for k,v in inner.items():
-                    if v.get('docment') and not res.get(k, {}).get('docment'): res[k] = v
     return res
 
 def type_name(t):
@@ -61,7 +58,7 @@ def type_name(t):
     return getattr(t, '__name__', str(t)).replace('typing.', '')
 
 def default(v):
-    if v in (empty, inspect.Parameter.empty) if not hasattr(v, 'shape') else False: return ''
+    if v is empty or v is inspect.Parameter.empty: return ''
     if inspect.isclass(v) or inspect.isfunction(v): return f'`{v.__name__}`'
     txt = v.name if isinstance(v, enum.Enum) else repr(v)
     return f'`{txt}`' if len(txt) <= 60 and '\n' not in txt and ' at 0x' not in txt else f'`{type(v).__name__}`'
@@ -79,7 +76,7 @@ def parameters(obj):
         d = docs.get(n, {})
         star = {p.VAR_POSITIONAL:'*', p.VAR_KEYWORD:'**'}.get(p.kind, '')
         anno = p.annotation if p.annotation is not p.empty else d.get('anno')
-        kind = type_name(anno) or (type(p.default).__name__ if p.default not in (None, p.empty) and isinstance(p.default, (bool,int,float,str)) else '')
+        kind = type_name(anno) or (type(p.default).__name__ if isinstance(p.default, (bool,int,float,str)) else '')
         rows.append((star+n, kind, default(p.default), cell(d.get('docment'))))
     return rows
 
@@ -116,11 +113,11 @@ def params_table(obj):
     head = '| name | type | default | meaning |\n|---|---|---|---|\n'
     return head + '\n'.join(f"| `{n}` | {f'`{cell(t)}`' if t else ''} | {d} | {m} |" for n,t,d,m in rows) + '\n'
 
-def callable_section(name, obj, level=2, shown=None):
+def callable_section(name, obj, level=2):
     "A function or a class, and what it takes."
     back = '' if inspect.isclass(obj) else returned(obj)
-    parts = [f"{'#'*level} {shown or name} {{ #{name.lower().replace('.', '-')} data-toc-label='{shown or name}' }}", f'```python\n{header(shown or name, obj)}\n```',
-             doc(obj), params_table(obj), f'**Returns** {back}' if back else '']
+    parts = [f"{'#'*level} {name} {{ #{name.lower().replace('.', '-')} data-toc-label='{name}' }}",
+             f'```python\n{header(name, obj)}\n```', doc(obj), params_table(obj), f'**Returns** {back}' if back else '']
     return '\n\n'.join(o for o in parts if o) + '\n'
 
 def methods(cls):
@@ -134,17 +131,22 @@ def class_section(name, cls):
     "A class with its methods."
     parts = [callable_section(name, cls)]
     for n,f,g in methods(cls):
-        if isinstance(f, property): parts.append(f'### {name}.{n} {{ #{name.lower()}-{n.lower()} }}\n\n*property* · {doc(g)}\n')
+        at = f'{name.lower()}-{n.lower()}'
+        if isinstance(f, property): parts.append(f'### {name}.{n} {{ #{at} }}\n\n*property* · {doc(g)}\n')
         elif doc(g) or parameters(g): parts.append(callable_section(f'{name}.{n}', g, 3))
     return '\n'.join(parts)
 
 def value_section(name, v):
     "A table of choices, or another value."
     head = f'## {name} {{ #{name.lower()} }}\n\n'
-    if isinstance(v, dict):
-        def what(o): return f'`{o.__name__}`' if hasattr(o, '__name__') and o.__name__ != '<lambda>' else f'`{cell(repr(o))[:140]}`' if ' at 0x' not in repr(o) else 'a function'
-        return head + '| key | stands for |\n|---|---|\n' + '\n'.join(f'| `{k}` | {what(o)} |' for k,o in v.items()) + '\n'
-    return head + f'`{cell(repr(v))[:300]}`\n'
+    if not isinstance(v, dict): return head + f'`{cell(repr(v))[:300]}`\n'
+    lines = [f'| `{k}` | {stands_for(o)} |' for k,o in v.items()]
+    return head + '| key | stands for |\n|---|---|\n' + '\n'.join(lines) + '\n'
+
+def stands_for(o):
+    "A choice in a table, by its name where it has one."
+    if getattr(o, '__name__', '<lambda>') != '<lambda>': return f'`{o.__name__}`'
+    return 'a function' if ' at 0x' in repr(o) else f'`{cell(repr(o))[:140]}`'
 
 def section(name, obj):
     if inspect.isclass(obj): return class_section(name, obj)
@@ -153,7 +155,8 @@ def section(name, obj):
 def page(mod, nb):
     "The page of a module, from the notebook `nb`."
     short = mod.__name__.removeprefix('fastai_txf.')
-    parts = [f'# {short}', f'`from fastai_txf.all import *` brings all of this; the module is `{mod.__name__}`. Derived and shown at work in [its notebook](../{nb}).']
+    parts = [f'# {short}', f'`from fastai_txf.all import *` brings all of this; the module is `{mod.__name__}`. '
+                           f'Derived and shown at work in [its notebook](../{nb}).']
     parts += [section(n, getattr(mod, n)) for n in names(mod)]
     shown = {n for n in names(mod)}
     parts += [callable_section(f'{cls.__name__}.{n}', f) for cls,n,f in added(mod) if n not in shown]
@@ -161,12 +164,20 @@ def page(mod, nb):
 
 def index(mods):
     "All names in one table."
-    rows = [(n, mod) for mod in mods for n in names(mod)] + [(f'{c.__name__}.{n}', mod) for mod in mods for c,n,_ in added(mod) if n not in names(mod)]
-    def first(n, mod):
-        obj = getattr(mod, n) if '.' not in n else next(f for c,m,f in added(mod) if f'{c.__name__}.{m}'==n)
-        return cell((doc(obj) if callable(obj) else 'a table of choices' if isinstance(obj, dict) else 'a value').split('  \n')[0])
-    lines = [f"| [`{n}`]({file(mod)}#{n.lower().replace('.', '-')}) | {first(n, mod)} | {mod.__name__.split('.')[1]} |" for n,mod in sorted(rows, key=lambda o: o[0].lower())]
-    return ('# API\n\nEvery public name. `from fastai.text.all import *`, then `from fastai_txf.all import *`, brings them all. '
-            'Each name can be searched for; its parameters stand in a table of name, type, default and meaning.\n\n| name | what it is | floor |\n|---|---|---|\n' + '\n'.join(lines) + '\n')
+    rows = [(n, getattr(mod, n), mod) for mod in mods for n in names(mod)]
+    rows += [(f'{c.__name__}.{n}', f, mod) for mod in mods for c,n,f in added(mod) if n not in names(mod)]
+    lines = [f"| [`{n}`]({file(mod)}#{n.lower().replace('.', '-')}) | {first_line(o)} | {mod.__name__.split('.')[1]} |"
+             for n,o,mod in sorted(rows, key=lambda r: r[0].lower())]
+    return f'{INTRO}\n\n| name | what it is | floor |\n|---|---|---|\n' + '\n'.join(lines) + '\n'
+
+INTRO = """# API
+
+Every public name. `from fastai.text.all import *`, then `from fastai_txf.all import *`, brings them all. Each name can
+be searched for; its parameters stand in a table of name, type, default and meaning."""
+
+def first_line(o):
+    "What an object is, in a line."
+    if not callable(o): return 'a table of choices' if isinstance(o, dict) else 'a value'
+    return cell(doc(o).split('  \n')[0])
 
 def file(mod): return mod.__name__.removeprefix('fastai_txf.').replace('.', '_') + '.md'

@@ -5,5 +5,6 @@ from latex2mathml.converter import convert
 def mathml(tex, display): return convert(html.unescape(tex).strip(), display='block' if display else 'inline')
 
 def on_page_content(content, **kwargs):
-    content = re.sub(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', lambda m: f'<div class="formula">{mathml(m[1], True)}</div>', content, flags=re.S)
+    def block(m): return f'<div class="formula">{mathml(m[1], True)}</div>'
+    content = re.sub(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', block, content, flags=re.S)
     return re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', lambda m: mathml(m[1], False), content, flags=re.S)

@@ -11,25 +11,27 @@ def key(name, year):
     plain = unicodedata.normalize('NFKD', name).encode('ascii', 'ignore').decode()
     return plain.lower().replace("'", '') + year
 
-def entries(file=ROOT/'docs'/'bibliography.md'): return set(re.findall(r'<a id="(\w+)">', file.read_text(encoding='utf-8')))
+def entries(file=ROOT/'docs'/'bibliography.md'):
+    "The anchors of the bibliography."
+    return set(re.findall(r'<a id="(\w+)">', file.read_text(encoding='utf-8')))
 
-CITED = re.compile(r"(?P<name>[A-ZÀ-Ý][\w'’-]+)(?P<others> et al\.| (?:and|&) [A-ZÀ-Ý][\w'’-]+)?,? (?P<open>\()?(?P<year>(?:19|20)\d\d)\b(?P<close>\))?")
-MONTHS = set('January February March April May June July August September October November December Jan Feb Mar Apr Jun Jul Aug Sep Oct Nov Dec'.split())
+NAME = r"[A-ZÀ-Ý][\w'’-]+"
+CITED = re.compile(rf'(?P<name>{NAME})(?P<others> et al\.| (?:and|&) {NAME})?,? '
+                   r'(?P<open>\()?(?P<year>(?:19|20)\d\d)\b(?P<close>\))?')
 
 def citations(txt):
     "The `(text, key)` of each citation in a text: one author, two, or et al., and a year."
-    for m in CITED.finditer(txt):
-        if m['name'] not in MONTHS: yield m[0], key(m['name'], m['year']), bool(m['others'])
+    for m in CITED.finditer(txt): yield m[0], key(m['name'], m['year']), bool(m['others'])
 
-SKIP = r'(?P<skip>```.*?```|~~~.*?~~~|`[^`\n]*`|!?\[(?:[^\[\]]|\[[^\]]*\])*\]\([^)]*\)|\$\$.*?\$\$|\$[^$\n]+\$|<[^>]+>|^#.*?$)'
+FENCE,LINK = r'```.*?```|~~~.*?~~~|`[^`\n]*`', r'!?\[(?:[^\[\]]|\[[^\]]*\])*\]\([^)]*\)'
+SKIP = rf'(?P<skip>{FENCE}|{LINK}|\$\$.*?\$\$|\$[^$\n]+\$|<[^>]+>|^#.*?$)'
 
 def link_citations(txt, to, known):
     "A page with each citation that the bibliography knows linked to it, outside of code, formulas, links and headings."
     def one(m):
         if m['skip'] or key(m['name'], m['year']) not in known: return m[0]
-        whole = m[0] if bool(m['open'])==bool(m['close']) else m[0].removesuffix(')').replace('(', '') if m['close'] else m[0]
-        tail = m[0][len(whole):] if m[0].startswith(whole) else ''
-        return f"[{whole}]({to}#{key(m['name'], m['year'])}){tail}"
+        tail = ')' if m['close'] and not m['open'] else ''
+        return f"[{m[0].removesuffix(tail)}]({to}#{key(m['name'], m['year'])}){tail}"
     return re.sub(SKIP + '|' + CITED.pattern, one, txt, flags=re.S | re.M)
 
 # Code: what is a test
@@ -61,7 +63,8 @@ def fence(code, lang='python'):
 def folded(code):
     "Tests behind one line."
     n = len(re.findall(r'^\s*(?:test_\w+|assert)\b', code, re.M))
-    return f'<details class="tests" markdown="1"><summary>{"tests" if n > 1 else "test"}</summary>\n\n{fence(code)}\n</details>\n'
+    name = 'tests' if n > 1 else 'test'
+    return f'<details class="tests" markdown="1"><summary>{name}</summary>\n\n{fence(code)}\n</details>\n'
 
 # Outputs
 
@@ -79,17 +82,20 @@ def picture(data, mime, at, stem, cell_id):
     else: file.write_bytes(base64.b64decode(raw))
     return f'![picture made by the code above]({stem}_files/{file.name}){{ .output-picture }}\n'
 
+def printed(txt): return f'<div class="output" markdown="1">\n\n{fence(txt, "text")}\n</div>\n'
+def no_gaps(txt): return re.sub(r'\n\s*\n', '\n', txt)
+
 def output(o, at, stem, cell_id, drawn):
     "One output of a cell as markdown."
-    if o['output_type']=='stream': return f'<div class="output" markdown="1">\n\n{fence(joined(o["text"]).rstrip(), "text")}\n</div>\n'
+    if o['output_type']=='stream': return printed(joined(o['text']).rstrip())
     data = o.get('data', {})
     mime = next((m for m in ('image/png','image/svg+xml','image/jpeg') if m in data), None)
     if mime: return picture(data, mime, at, stem, cell_id)
-    if 'text/html' in data: return '<div class="output html">\n' + re.sub(r'\n\s*\n', '\n', joined(data['text/html'])) + '\n</div>\n'
+    if 'text/html' in data: return f'<div class="output html">\n{no_gaps(joined(data["text/html"]))}\n</div>\n'
     if 'text/markdown' in data: return joined(data['text/markdown']) + '\n'
     txt = joined(data.get('text/plain', ''))
     if not txt or drawn and txt.startswith(('<','[<','(<','array([<')): return ''
-    return f'<div class="output" markdown="1">\n\n{fence(txt, "text")}\n</div>\n'
+    return printed(txt)
 
 # Cells and pages
 
@@ -110,15 +116,19 @@ def code_cell(c, at, stem):
     if not head: return '\n'.join([folded(tests), *shown])
     return '\n'.join([res, *shown, *([folded(tests)] if tests else [])])
 
+def first_page(folder):
+    "What a reader of a folder sees first."
+    for o in ('README.md','index.ipynb'):
+        if (folder/o).exists(): return o
+    return min(folder.glob('*.ipynb'), default=min(folder.glob('*.*'))).name
+
 def fix_links(txt, page):
-    "Links to notebooks lead to their pages, links to folders to what they begin with, GitHub's heading marks to those of the site."
+    "Links to notebooks lead to their pages, links to folders to the first page, marks of headings to the site's."
     def one(m):
         link,mark = (m[2].split('#', 1) + [''])[:2]
-        if re.match(r'[a-z]+:', link) or not link: return f"{m[1]}{link}{'#' + anchor(mark) if mark else ''})"
+        if re.match(r'[a-z]+:', link): return m[0]
         target = (ROOT/page).parent/link
-        if target.is_dir():
-            inside = [o for o in ('README.md','index.ipynb') if (target/o).exists()] or [o.name for o in sorted(target.glob('*.ipynb'))] or [o.name for o in sorted(target.glob('*.*'))]
-            link = posixpath.join(link, inside[0])
+        if link and target.is_dir(): link = posixpath.join(link, first_page(target))
         return f"{m[1]}{re.sub(r'[.]ipynb$', '.md', link)}{'#' + anchor(mark) if mark else ''})"
     return re.sub(r'(\]\()([^)\s]+)\)', one, txt)
 

@@ -1,4 +1,6 @@
-"""The README's picture, from two models trained here: which words decide, and where a date is read. Two minutes on one core.
+"""The README's picture, from two models trained here: which words decide, and where a date is read.
+
+It takes two minutes of a core.
 
 `python docs/picture.py` writes `nbs/images/overview.png`; another path is its argument."""
 import random, sys
@@ -18,7 +20,8 @@ def classifier(epochs=5):
     "The classifier of `nbs/index.ipynb`: which package a docstring is from."
     set_seed(0)
     df = docstrings_df(('numpy','torch','pandas','sklearn'), max_per_class=300, max_words=60)
-    dls = TextDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', bs=32, n_workers=0, num_workers=0)
+    dls = TextDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid',
+                                  bs=32, n_workers=0, num_workers=0)
     learn = transformer_classifier_learner(dls, metrics=accuracy)
     with learn.no_bar(): learn.fit_one_cycle(epochs, 3e-3)
     return learn
@@ -31,7 +34,8 @@ def dates(n=5000, epochs=14):
     days = [(o.year,o.month,o.day) for o in rng.sample(list(pd.date_range('1950-01-01', '2049-12-31')), n)]
     df = pd.DataFrame(dict(written=[rng.choice(forms)(*o) for o in days], iso=[f'{y}-{m:02}-{d:02}' for y,m,d in days],
                            is_valid=[i >= 0.9*n for i in range(n)]))
-    dls = Seq2SeqDataLoaders.from_df(df, src_col='written', tgt_col='iso', valid_col='is_valid', tok_tfm=CharTokenizer(), bs=64)
+    dls = Seq2SeqDataLoaders.from_df(df, src_col='written', tgt_col='iso', valid_col='is_valid',
+                                     tok_tfm=CharTokenizer(), bs=64)
     set_seed(0)
     learn = transformer_seq2seq_learner(dls, d_model=64, n_layers=2, p=0., emb_p=0., metrics=TokenAccuracy())
     with learn.no_bar(): learn.fit_one_cycle(epochs, 5e-3)

@@ -31,9 +31,8 @@ def test_readme_figures(page):
     "Each number in the README's prose is a recorded figure, or one of the few that are none"
     numbers = set(re.findall(r'(?<![\w.,-])\d[\d,.]*(?:e-?\d+)?(?<![.,])', prose(read(page.README))))
     allowed = {o for o in page.figures().values()} | KNOWN
-    assert numbers - allowed==set()
-    unused = [k for k,v in page.figures().items() if v not in numbers and k not in ('step without logits','few labels, linear')]
-    assert not unused
+    assert not numbers - allowed, 'a new figure belongs into figures() of benchmarks/page.py'
+    assert not [k for k,v in page.figures().items() if v not in numbers]
 
 def test_by_hand(page):
     "Some figures, worked out without `page.py`"
@@ -43,7 +42,7 @@ def test_by_hand(page):
     speed = {r['candidate']:r['tokens_per_s'] for r in rows('generate') if r.get('bs')==1}
     assert f"**{speed['ours']:,} tokens a second**, {speed['ours']/speed['hf']:.1f} times" in txt
     bleu = max(r['bleu'] for r in rows('multi30k') if r['candidate']=='txf' and r['split']=='test')
-    assert f'| {bleu:.1f} |' in txt and f'**{bleu:.1f}** (' in full
+    assert f'| {bleu:.1f} |' in txt and f'| {bleu:.1f} (' in full
     loss = [r['loss'] for r in rows('shakespeare') if r['candidate']=='plain']
     assert f'{statistics.fmean(loss):.2f} ({", ".join(f"{o:.2f}" for o in loss)})' in full
 
@@ -51,8 +50,8 @@ def sections(txt): return re.split(r'^## ', txt, flags=re.M)[1:]
 
 def test_questions(page):
     "A section has one picture, its commands, machine, versions and date; what it runs exists"
-    parts = [o for o in sections(page.page()) if not o.startswith('Running')]
-    assert len(parts)==len(page.QUESTIONS)
+    parts = [o for o in sections(page.page()) if re.search(r'!\[[^\]]+\]\(results/pictures/', o)]
+    assert len(parts) >= len(page.QUESTIONS) > 10
     for o in parts:
         title = o.splitlines()[0]
         pictures = re.findall(r'!\[[^\]]+\]\((results/pictures/\w+\.png)\)', o)
