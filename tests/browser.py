@@ -28,12 +28,21 @@ class Browser:
     def __init__(self):
         self.port = free_port()
         self.driver = subprocess.Popen(['chromedriver', f'--port={self.port}'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        args = ['--headless=new', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--hide-scrollbars', '--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1']
-        caps = {'browserName':'chrome', 'goog:loggingPrefs':{'browser':'ALL'}, 'goog:chromeOptions':{'args':args, 'binary':shutil.which('chromium')}}
-        for _ in range(100):
-            try: self.id = self.ask('POST', '', {'capabilities':{'alwaysMatch':caps}}, session=False)['sessionId']; break
-            except ConnectionError: time.sleep(0.2)
-            except OSError: time.sleep(0.2)
+        args = ['--headless=new', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--hide-scrollbars',
+                '--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1']
+        caps = {'browserName':'chrome', 'goog:loggingPrefs':{'browser':'ALL'},
+                'goog:chromeOptions':{'args':args, 'binary':shutil.which('chromium')}}
+        self.wait()
+        self.id = self.ask('POST', '', {'capabilities':{'alwaysMatch':caps}}, session=False)['sessionId']
+
+    def wait(self, seconds=60):
+        "Until the driver listens."
+        end = time.monotonic() + seconds
+        while True:
+            try: return socket.create_connection(('127.0.0.1', self.port), 1).close()
+            except OSError:
+                if time.monotonic() > end: raise
+                time.sleep(0.1)
 
     def ask(self, method, path, body=None, session=True):
         url = f"http://127.0.0.1:{self.port}/session{f'/{self.id}' if session else ''}{path}"
@@ -42,11 +51,15 @@ class Browser:
 
     def open(self, url, width, height=900):
         "Go to a page at this width."
-        self.ask('POST', '/goog/cdp/execute', {'cmd':'Emulation.setDeviceMetricsOverride', 'params':dict(width=width, height=height, deviceScaleFactor=1, mobile=width < 600)})
+        size = dict(width=width, height=height, deviceScaleFactor=1, mobile=width < 600)
+        self.ask('POST', '/goog/cdp/execute', {'cmd':'Emulation.setDeviceMetricsOverride', 'params':size})
         self.ask('POST', '/url', {'url':url})
 
     def run(self, script): return self.ask('POST', '/execute/sync', {'script':script, 'args':[]})
-    def console(self): return [o['message'] for o in self.ask('POST', '/se/log', {'type':'browser'}) if o['level'] in ('SEVERE','WARNING')]
+    def console(self):
+        "What has been said on the console since it was asked last: errors and warnings."
+        return [o['message'] for o in self.ask('POST', '/se/log', {'type':'browser'}) if o['level'] in ('SEVERE','WARNING')]
+
     def screenshot(self): return base64.b64decode(self.ask('GET', '/screenshot'))
 
     def close(self):
