@@ -16,8 +16,10 @@ def test_index():
 
 @pytest.mark.parametrize('page', pages, ids=lambda o: o.stem)
 def test_short(page):
-    "A question is answered within a page"
-    assert len(page.read_text(encoding='utf-8').split()) < 500
+    "A question is answered within a page, and no line of code is cut"
+    txt = page.read_text(encoding='utf-8')
+    assert len(txt.split()) < 500
+    assert not [l for _,code in blocks(txt) for l in code.splitlines() if len(l) > 96]
 
 @pytest.mark.slow
 @pytest.mark.parametrize('page', pages, ids=lambda o: o.stem)
