@@ -10,6 +10,7 @@ cfg = parser['DEFAULT']
 setup(
     name=cfg['lib_name'], version=cfg['version'], description=cfg['description'], keywords=cfg['keywords'].split(),
     long_description=(here/'README.md').read_text(encoding='utf-8'), long_description_content_type='text/markdown',
+    project_urls={k.capitalize(): cfg[k] for k in ('repository','documentation') if k in cfg},
     author=cfg['author'], license_expression=cfg['license'], license_files=['LICENSE'],
     packages=find_packages(include=[cfg['lib_name'], f"{cfg['lib_name']}.*"]),
     python_requires=f">={cfg['min_python']}", install_requires=cfg['requirements'].split(),

@@ -11,7 +11,7 @@ notebooks = sorted(o for o in nbs.rglob('*.ipynb') if '.ipynb_checkpoints' not i
 sources = sorted(o for o in lib.rglob('*.py') if not o.stem.startswith('_'))
 modules = ['.'.join(o.relative_to(lib).with_suffix('').parts) for o in sources]
 max_lines = 25
-skip_dirs = {'.git','.venv','.venv-lowest','build','dist','__pycache__','.pytest_cache','.hypothesis','.ipynb_checkpoints','models'}
+skip_dirs = {'_proc','_docs','.git','.venv','.venv-lowest','build','dist','__pycache__','.pytest_cache','.hypothesis','.ipynb_checkpoints','models'}
 
 def settings():
     "The project's `settings.ini`"
@@ -43,9 +43,13 @@ each_notebook = pytest.mark.parametrize('nb', notebooks, ids=nb_name)
 # Metadata and packaging
 
 def test_version():
-    "`settings.ini` and the package agree"
+    "`settings.ini`, the package, the changelog and the citation agree"
     import fastai_txf
-    assert fastai_txf.__version__==settings()['version']
+    version = settings()['version']
+    assert fastai_txf.__version__==version
+    assert re.search(rf'^version: {re.escape(version)}$', (root/'CITATION.cff').read_text(encoding='utf-8'), re.M)
+    newest = re.search(r'^## (\S+)', (root/'CHANGELOG.md').read_text(encoding='utf-8'), re.M)
+    assert newest[1]==version
 
 @pytest.fixture(scope='module')
 def dists(tmp_path_factory):
