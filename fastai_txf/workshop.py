@@ -12,7 +12,7 @@ __all__ = ['WrongAnswer', 'check_dot_products', 'check_softmax', 'check_self_att
            'write_exercises', 'main']
 
 # %% ../nbs/9_roof/01_workshop.ipynb #33bbf343
-import argparse, ast, functools, io, itertools, json, linecache, math, os, re, shutil, sys, sysconfig
+import argparse, ast, functools, io, itertools, json, linecache, math, os, re, sys, sysconfig
 import torch, torch.nn as nn
 import torch.nn.functional as F
 from contextlib import chdir, redirect_stdout
@@ -21,6 +21,7 @@ from types import ModuleType
 from fastai_txf.model.attention import (
     causal_mask, concat_heads, MultiHeadAttention, PerHeadLinear, self_attention, SelfAttention,
     split_heads)
+from .base.compat import show_error_as
 from .model.positions import sinusoids
 from .model.layers import FeedForward, PostNorm, TransformerBlock
 from .model.windows import compact
@@ -147,7 +148,7 @@ def _private(f):
     def _inner(*args, **kwargs):
         try: return f(*args, **kwargs)
         except Exception as e:
-            e._render_traceback_ = functools.partial(_told, e)
+            show_error_as(e, functools.partial(_told, e))
             raise
     return _inner
 
@@ -222,13 +223,9 @@ def check_dot_products(
     x = torch.randn(3, 5, 2)
     _compare(_run(fn, x, hint=hint), x @ x.mT)
 
-@_check
-def check_softmax(
-    fn, # from dot products `(b, t, t)` to weights of the same shape
-):
-    "Are these weights, all positive, that sum to 1 for each token that attends?"
-    dots = torch.randn(3, 3, 3)
-    _compare(_run(fn, dots), dots.softmax(2), {
+def _softmax_mistakes(dots):
+    "What is no softmax along the rows."
+    return {
         'the columns sum to 1, not the rows: the softmax runs over the tokens that attend. '
         'It should run over those attended to, the last dimension':
             dots.softmax(1),
@@ -252,7 +249,15 @@ def check_softmax(
         'what is negative gets no weight: the exponential makes every weight positive':
             (pos := dots.relu()) / pos.sum(2, keepdim=True),
         'the weights are transposed: row i belongs to the token that attends':
-            dots.softmax(2).mT})
+            dots.softmax(2).mT}
+
+@_check
+def check_softmax(
+    fn, # from dot products `(b, t, t)` to weights of the same shape
+):
+    "Are these weights, all positive, that sum to 1 for each token that attends?"
+    dots = torch.randn(3, 3, 3)
+    _compare(_run(fn, dots), dots.softmax(2), _softmax_mistakes(dots))
 
 @_check
 def check_self_attention(
@@ -457,13 +462,8 @@ def _by_hand(m, x, h, context=None, names=_projections, sources='xcc', dim=-1, d
     if forget is not None: w = w.masked_fill(forget, 0.)
     return unfold(w @ v, h)
 
-def _attention_mistakes(m, x, h, context=None, sources='xcc', **kwargs):
-    "What attention gives that has one thing wrong, before its heads are united."
-    k = x.shape[-1]
-    turn = functools.partial(_by_hand, m, x, h, context, sources=sources, **kwargs)
-    whole = functools.partial(turn, fold=lambda t,h: t, unfold=lambda t,h: t)
-    letters = dict(zip('qkv', _projections))
-    def roles(*abc): return turn(names=[letters[o] for o in abc])
+def _scale_mistakes(turn, k, h, t):
+    "Scales that are not √k, or not where they belong."
     return {
         'the dot products are not scaled': turn(div=1),
         'the dot products are divided by k: by √k in all, so each factor by the fourth root':
@@ -471,24 +471,37 @@ def _attention_mistakes(m, x, h, context=None, sources='xcc', **kwargs):
         'the scale uses the width of all heads together: k is the width of one':
             turn(div=(h*k)**0.5),
         'the scale uses the number of heads: k is the width of one head': turn(div=h**0.5),
-        'the scale uses the number of tokens: k is the width of one head':
-            turn(div=x.shape[1]**0.5),
+        'the scale uses the number of tokens: k is the width of one head': turn(div=t**0.5),
         '`k**1/4` is (k**1)/4, for powers come first: write k**(1/4)': turn(div=(k/4)**2),
         'only one of queries and keys is divided by the fourth root of k': turn(div=k**0.25),
         'the scale is used twice': turn(div=k**1.5),
         'the values are divided too: only queries and keys are': turn()/k**0.25,
         'the weights are divided by √k: divide before the softmax':
-            turn(div=1, soften=lambda dots: dots.softmax(-1)/k**0.5),
-        'there is no softmax': turn(soften=lambda dots: dots.nan_to_num(neginf=0.)),
-        'there are two softmaxes': turn(soften=lambda dots: dots.softmax(-1).softmax(-1)),
-        'the softmax runs over the queries: each query spreads its weight over the keys':
-            turn(dim=1),
+            turn(div=1, soften=lambda dots: dots.softmax(-1)/k**0.5)}
+
+def _head_mistakes(turn, k, h):
+    "Heads that are not split or joined as they should be."
+    whole = functools.partial(turn, fold=lambda t,h: t, unfold=lambda t,h: t)
+    return {
         'the heads are not split: all of them together make one set of weights': whole(),
         'the heads are not split, and the scale uses their width together': whole(div=(h*k)**0.5),
         'the heads were cut with a view alone: tokens and heads have to be swapped':
             turn(fold=lambda t,h: t.reshape(-1, t.shape[1], t.shape[2]//h)),
         'the heads were joined with a reshape alone: heads and tokens have to be swapped back':
-            turn(unfold=lambda t,h: t.reshape(len(t)//h, t.shape[1], -1)),
+            turn(unfold=lambda t,h: t.reshape(len(t)//h, t.shape[1], -1))}
+
+def _attention_mistakes(m, x, h, context=None, sources='xcc', **kwargs):
+    "What attention gives that has one thing wrong, before its heads are united."
+    turn = functools.partial(_by_hand, m, x, h, context, sources=sources, **kwargs)
+    letters = dict(zip('qkv', _projections))
+    def roles(*abc): return turn(names=[letters[o] for o in abc])
+    return {
+        **_scale_mistakes(turn, x.shape[-1], h, x.shape[1]),
+        **_head_mistakes(turn, x.shape[-1], h),
+        'there is no softmax': turn(soften=lambda dots: dots.nan_to_num(neginf=0.)),
+        'there are two softmaxes': turn(soften=lambda dots: dots.softmax(-1).softmax(-1)),
+        'the softmax runs over the queries: each query spreads its weight over the keys':
+            turn(dim=1),
         **dict(_misplaced(roles))}
 
 def _check_heads(m, k, h):
@@ -597,19 +610,12 @@ def check_block_parts(
     "Are there attention, two norms and a feed-forward?"
     _check_parts(_make(cls, 6, 3), torch.randn(2, 4, 6), 3)
 
-@_check
-def check_block(
-    cls, # class, called as `cls(k, heads)`; its modules map `(b, t, k)` to `(b, t, k)`
-):
-    "Are both residual sums there, each followed by its norm?"
-    k,h = 6, 3
-    x = torch.randn(2, 4, 6)
-    m = _make(cls, k, h)
-    _check_parts(m, x, h)
+def _wiring_mistakes(m, x):
+    "What a block gives whose sums and norms are not where they belong."
     a,f = m.attention, m.ff
     n1,n2 = m.norm1, m.norm2
     y = n1(a(x) + x)
-    _compare(_run(m, x), _library_block(m, k, h)(x), {
+    return {
         'the first residual sum is missing: what attention returns is added to its input':
             n2(f(z := n1(a(x))) + z),
         'the second residual sum is missing: what the feed-forward returns is added to its input':
@@ -622,7 +628,14 @@ def check_block(
             (z := x + a(n1(x))) + f(n2(z)),
         'the norms are applied inside the sums: add first, then normalise':
             (z := x + n1(a(x))) + n2(f(z)),
-        'the norms are not used': (z := x + a(x)) + f(z),
+        'the norms are not used': (z := x + a(x)) + f(z)}
+
+def _missing_part_mistakes(m, x):
+    "What a block gives that lacks a part, or has its parts in another order."
+    a,f = m.attention, m.ff
+    n1,n2 = m.norm1, m.norm2
+    y = n1(a(x) + x)
+    return {
         'the two norms are swapped: norm1 comes after attention': n1(f(z := n2(a(x) + x)) + z),
         'norm1 is missing: it comes after the first sum': n2(f(z := a(x) + x) + z),
         'norm2 is missing: it comes after the second sum': f(y) + y,
@@ -633,24 +646,28 @@ def check_block(
             n2(f(x) + y),
         'the feed-forward comes before attention': n2(a(z := n1(f(x) + x)) + z),
         'both parts read the input of the block: the feed-forward reads what norm1 returns':
-            n2(a(x) + f(x) + x)})
+            n2(a(x) + f(x) + x)}
+
+@_check
+def check_block(
+    cls, # class, called as `cls(k, heads)`; its modules map `(b, t, k)` to `(b, t, k)`
+):
+    "Are both residual sums there, each followed by its norm?"
+    k,h = 6, 3
+    x = torch.randn(2, 4, 6)
+    m = _make(cls, k, h)
+    _check_parts(m, x, h)
+    _compare(_run(m, x), _library_block(m, k, h)(x),
+             {**_wiring_mistakes(m, x), **_missing_part_mistakes(m, x)})
 
 # %% ../nbs/9_roof/01_workshop.ipynb #6114747b
 # sizes of the models that are checked
 _k,_heads = 6, 3
 _n_tokens,_seq_length = 11, 7
 
-@_check
-def check_embeddings(
-    cls, # called as `cls(k, num_tokens, seq_length)`; its modules map ids `(b, t)` to `(b, t, k)`
-):
-    "Does every token get the sum of its own vector and its position's?"
-    m = _make(cls, _k, _n_tokens, _seq_length)
-    _embedding(m, 'token_emb', _n_tokens, _k, 'token of the vocabulary')
-    _embedding(m, 'pos_emb', _seq_length, _k, 'position')
-    x = torch.randint(0, _seq_length, (5,5))
-    tok,pos = m.token_emb(x), m.pos_emb.weight
-    _compare(_run(m, x), tok + pos[:5], {
+def _embedding_mistakes(tok, pos, x):
+    "What else than the sum can be made of the vectors of tokens and positions."
+    return {
         'the position is that of the text in the batch: it should be that of the token in its text':
             tok + pos[:5,None],
         'the positions are looked up by token: they depend on the place alone, arange(t)':
@@ -666,11 +683,58 @@ def check_embeddings(
         'the token vectors are multiplied by √k: here they are taken as they are':
             tok*_k**0.5 + pos[:5],
         'both vectors stand side by side: add them':
-            torch.cat([tok, pos[:5].expand(5, 5, _k)], -1)})
+            torch.cat([tok, pos[:5].expand(5, 5, _k)], -1)}
+
+@_check
+def check_embeddings(
+    cls, # called as `cls(k, num_tokens, seq_length)`; its modules map ids `(b, t)` to `(b, t, k)`
+):
+    "Does every token get the sum of its own vector and its position's?"
+    m = _make(cls, _k, _n_tokens, _seq_length)
+    _embedding(m, 'token_emb', _n_tokens, _k, 'token of the vocabulary')
+    _embedding(m, 'pos_emb', _seq_length, _k, 'position')
+    x = torch.randint(0, _seq_length, (5,5))
+    tok,pos = m.token_emb(x), m.pos_emb.weight
+    _compare(_run(m, x), tok + pos[:5], _embedding_mistakes(tok, pos, x))
     x = torch.randint(0, _n_tokens, (3,4))
     hint = ('The positions count the tokens, x.shape[1], not the texts of the batch, x.shape[0], '
             'and not all positions that there are.')
     _compare(_run(m, x, hint=hint), m.token_emb(x) + pos[:4])
+
+def _weave(a, b): return torch.stack([a, b], -1).flatten(1)
+def _waves(a): return _weave(a.sin(), a.cos())
+
+def _order_mistakes(t, k):
+    "The right sines and cosines in the wrong columns."
+    pos,col = torch.arange(t)[:,None], torch.arange(k)
+    angles,own = pos / 10_000**(2*torch.arange(k//2)/k), pos / 10_000**(col/k)
+    return {
+        'all sines come first: sine and cosine take turns, in columns 2i and 2i+1':
+            torch.cat([angles.sin(), angles.cos()], 1),
+        'all cosines come first: sine and cosine take turns, and the sine begins':
+            torch.cat([angles.cos(), angles.sin()], 1),
+        'sine and cosine have changed places: the sine has the even columns':
+            _weave(angles.cos(), angles.sin()),
+        'there are only sines: column 2i+1 has the cosine': _weave(angles.sin(), angles.sin()),
+        'positions and width are swapped: each row belongs to a position': _waves(angles).T,
+        'sine and cosine of a pair have different wavelengths: column 2i+1 uses 2i too':
+            torch.where(col%2 == 0, own.sin(), own.cos())}
+
+def _angle_mistakes(t, k):
+    "Sines and cosines of the wrong angles."
+    pos,i = torch.arange(t)[:,None], torch.arange(k//2)
+    return {
+        'the exponent is i/k: it is 2i/k, where i numbers the pairs':
+            _waves(pos / 10_000**(i/k)),
+        'the exponent is 4i/k: `torch.arange(0, k, 2)` is 2i already':
+            _waves(pos / 10_000**(4*i/k)),
+        'the exponent is not divided by k': _waves(pos / 10_000.**(2*i)),
+        'the position is multiplied by the power: '
+        'divide, or the waves get shorter instead of longer':
+            _waves(pos * 10_000**(2*i/k)),
+        'the base is 1,000: it is 10,000': _waves(pos / 1000**(2*i/k)),
+        'the base is 100,000: it is 10,000': _waves(pos / 100_000**(2*i/k)),
+        'the positions count from 1: the first is 0': _waves((pos+1) / 10_000**(2*i/k))}
 
 @_check
 def check_sinusoids(
@@ -678,34 +742,8 @@ def check_sinusoids(
 ):
     "Are these sines and cosines of t, with wavelengths that grow by 10,000 over the width?"
     t,k = 8, 6
-    pos = torch.arange(t)[:,None]
-    i,col = torch.arange(k//2), torch.arange(k)
-    angles = pos / 10_000**(2*i/k)
-    own = pos / 10_000**(col/k)
-    weave = lambda a, b: torch.stack([a, b], -1).flatten(1)
-    waves = lambda a: weave(a.sin(), a.cos())
-    _compare(_run(fn, t, k), sinusoids(torch.arange(t), k), {
-        'all sines come first: sine and cosine take turns, in columns 2i and 2i+1':
-            torch.cat([angles.sin(), angles.cos()], 1),
-        'all cosines come first: sine and cosine take turns, and the sine begins':
-            torch.cat([angles.cos(), angles.sin()], 1),
-        'sine and cosine have changed places: the sine has the even columns':
-            weave(angles.cos(), angles.sin()),
-        'there are only sines: column 2i+1 has the cosine': weave(angles.sin(), angles.sin()),
-        'the exponent is i/k: it is 2i/k, where i numbers the pairs':
-            waves(pos / 10_000**(i/k)),
-        'the exponent is 4i/k: `torch.arange(0, k, 2)` is 2i already':
-            waves(pos / 10_000**(4*i/k)),
-        'the exponent is not divided by k': waves(pos / 10_000.**(2*i)),
-        'the position is multiplied by the power: '
-        'divide, or the waves get shorter instead of longer':
-            waves(pos * 10_000**(2*i/k)),
-        'the base is 1,000: it is 10,000': waves(pos / 1000**(2*i/k)),
-        'the base is 100,000: it is 10,000': waves(pos / 100_000**(2*i/k)),
-        'the positions count from 1: the first is 0': waves((pos+1) / 10_000**(2*i/k)),
-        'positions and width are swapped: each row belongs to a position': waves(angles).T,
-        'sine and cosine of a pair have different wavelengths: column 2i+1 uses 2i too':
-            torch.where(col%2 == 0, own.sin(), own.cos())})
+    _compare(_run(fn, t, k), sinusoids(torch.arange(t), k),
+             {**_order_mistakes(t, k), **_angle_mistakes(t, k)})
 
 # %% ../nbs/9_roof/01_workshop.ipynb #3b00860d
 def _check_blocks(m, depth):
@@ -912,6 +950,25 @@ def check_bigram(
         'this looks up columns: the row of a token holds its successors': w.T[x].log_softmax(-1),
         'there is a minus too many: the loss takes care of the sign': -scores.log_softmax(-1)})
 
+def _shift_mistakes(x, pair):
+    "Inputs and targets that do not fit each other."
+    return {
+        'the target is not shifted: the model would only have to repeat what it sees': pair(x, x),
+        'the target is not shifted: both have lost their last token': pair(x[:,:-1], x[:,:-1]),
+        'the target is rolled round: the last place is asked for the first token of the text. '
+        'Drop a token at each end instead':
+            pair(x, x.roll(-1, 1)),
+        'input and target are swapped: the target is the later one': pair(x[:,1:], x[:,:-1]),
+        'the target is two tokens later: shift by one': pair(x[:,:-2], x[:,2:]),
+        'the shift runs over the texts of the batch: tokens are dimension 1':
+            pair(x[:-1], x[1:]),
+        'the target is one token earlier: it is what comes next, not what came before':
+            pair(x, x.roll(1, 1)),
+        'the shift of the target leaves out its last token':
+            pair(x[:,:-2], x[:,1:-1]),
+        'the target is the whole text in reverse':
+            pair(x, x.flip(1))}
+
 @_check
 def check_shift(
     fn, # from token ids `(b, t+1)` to inputs and targets, each `(b, t)`
@@ -928,22 +985,8 @@ def check_shift(
                           f'{tuple(yb.shape)}: each token of the input has one target, '
                           'its successor')
     pair = lambda a, b: torch.cat([a, b], -1)
-    _compare(pair(xb, yb), pair(x[:,:-1], x[:,1:]), {
-        'the target is not shifted: the model would only have to repeat what it sees': pair(x, x),
-        'the target is not shifted: both have lost their last token': pair(x[:,:-1], x[:,:-1]),
-        'the target is rolled round: the last place is asked for the first token of the text. '
-        'Drop a token at each end instead':
-            pair(x, x.roll(-1, 1)),
-        'input and target are swapped: the target is the later one': pair(x[:,1:], x[:,:-1]),
-        'the target is two tokens later: shift by one': pair(x[:,:-2], x[:,2:]),
-        'the shift runs over the texts of the batch: tokens are dimension 1':
-            pair(x[:-1], x[1:]),
-        'the target is one token earlier: it is what comes next, not what came before':
-            pair(x, x.roll(1, 1)),
-        'the shift of the target leaves out its last token':
-            pair(x[:,:-2], x[:,1:-1]),
-        'the target is the whole text in reverse':
-            pair(x, x.flip(1))}, 'input and target, side by side,')
+    _compare(pair(xb, yb), pair(x[:,:-1], x[:,1:]), _shift_mistakes(x, pair),
+             'input and target, side by side,')
 
 # %% ../nbs/9_roof/01_workshop.ipynb #ddbe5e18
 def _token_id(o):
@@ -1163,7 +1206,8 @@ def check_fastai_classifier(
             want(x[:,-4:]),
         'padding is moved behind the text, but then the last tokens are kept: keep the first':
             want(text[:,-4:]),
-        'one token less than config.max_len is read': want(text[:,:3])}, 'the log-softmax of the result')
+        'one token less than config.max_len is read': want(text[:,:3])},
+        'the log-softmax of the result')
 
 # %% ../nbs/9_roof/01_workshop.ipynb #910cf261
 _defines = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef

@@ -1,5 +1,5 @@
 "Hygiene: metadata, packaging, the order of modules, names, documentation, notebooks"
-import ast, builtins, dataclasses, importlib, inspect, json, re, shutil, subprocess, sys, tarfile, zipfile
+import ast, builtins, dataclasses, importlib, importlib.util, inspect, json, os, re, shutil, subprocess, sys, tarfile, zipfile
 from configparser import ConfigParser
 from pathlib import Path
 import pytest
@@ -65,16 +65,54 @@ def test_sdist(dists):
     want = {'settings.ini','setup.py','pyproject.toml','README.md','LICENSE','constraints.txt','constraints-lowest.txt'}
     assert want <= names, f'missing from the sdist: {want-names}'
 
+def workshop_files():
+    "The workshop's pages and drawings, where the wheel holds them"
+    pages = [o for o in project_files() if o.parts[:2]==('nbs','workshop') and len(o.parts)==3]
+    drawings = [o for o in project_files() if o.parts[:2]==('nbs','drawings') and o.suffix=='.svg']
+    return {f'{lib.name}/_workshop/{o.parts[1]}/{o.name}' for o in pages+drawings}
+
+def test_workshop_from_wheel(dists, tmp_path):
+    "`python -m fastai_txf.workshop` copies the workshop from an installed wheel, and replaces nothing"
+    files = zipfile.ZipFile(dists[1])
+    assert len(workshop_files()) > 16 and workshop_files() <= set(files.namelist())
+    files.extractall(tmp_path/'site')
+    def call():
+        return subprocess.run([sys.executable, '-m', f'{lib.name}.workshop'], cwd=tmp_path, capture_output=True, text=True,
+                              env={**os.environ, 'PYTHONPATH':str(tmp_path/'site')})
+    res = call()
+    assert res.returncode==0 and '10 exercises in workshop' in res.stdout, res.stderr
+    made = tmp_path/'workshop'
+    assert len(list(made.glob('*.ipynb')))==len(list((made/'solutions').glob('*.ipynb')))==10 and len(list((made/'drawings').glob('*.svg')))==6
+    (made/'01_self_attention.ipynb').write_text('mine', encoding='utf-8')
+    res = call()
+    assert res.returncode==1 and 'would be replaced' in res.stderr and (made/'01_self_attention.ipynb').read_text(encoding='utf-8')=='mine'
+
 def test_wheel(dists):
     "It holds every file of the package, nothing else, and the metadata of `settings.ini`"
     cfg,whl = settings(),zipfile.ZipFile(dists[1])
     info = f"{cfg['lib_name']}-{cfg['version']}.dist-info"
     files = {o for o in whl.namelist() if not o.startswith(info)}
-    assert files == {o.as_posix() for o in project_files() if o.parts[0]==lib.name}
+    assert files-workshop_files() == {o.as_posix() for o in project_files() if o.parts[0]==lib.name}
     meta = whl.read(f'{info}/METADATA').decode()
     requires = {o.replace(' ','') for o in re.findall(r'^Requires-Dist: ([^;\n]+)$', meta, re.M)}
     assert requires == set(cfg['requirements'].split())
     assert f"Version: {cfg['version']}\n" in meta and f"Requires-Python: >={cfg['min_python']}\n" in meta
+
+# Drawings
+
+def test_drawings():
+    "The committed drawings are what their script makes, each stands in a page, none reaches outside its frame"
+    spec = importlib.util.spec_from_file_location('draw', nbs/'drawings/draw.py')
+    draw = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(draw)
+    made = {f().name:f().svg() for f in draw.ALL}
+    assert made == {o.stem:o.read_text(encoding='utf-8') for o in (nbs/'drawings').glob('*.svg')}, 'python nbs/drawings/draw.py'
+    pages = ' '.join(written(o) for o in notebooks)
+    for name,svg in made.items():
+        assert f'drawings/{name}.svg' in pages, f'no page shows {name}'
+        width,height = map(int, re.search(r'viewBox="0 0 (\d+) (\d+)"', svg).groups())
+        for x,y in re.findall(r'(-?[\d.]+),(-?[\d.]+)', ' '.join(re.findall(r'points="([^"]+)"', svg))):
+            assert 0 <= float(x) <= width and 0 <= float(y) <= height, f'{name}: {x},{y}'
 
 # The rooms: floors, the order of modules, and what they may know of each other
 
