@@ -98,13 +98,37 @@ def test_wheel(dists):
     assert requires == set(cfg['requirements'].split())
     assert f"Version: {cfg['version']}\n" in meta and f"Requires-Python: >={cfg['min_python']}\n" in meta
 
+# What `nbdev-test --save` leaves of a fit
+
+def script(name):
+    "A script beside the notebooks, as a module"
+    spec = importlib.util.spec_from_file_location(Path(name).stem, nbs/name)
+    mod = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mod)
+    return mod
+
+def test_fit_tables(tmp_path):
+    "Bars of a console become fastai's table; what else was printed stays, other pages are left alone"
+    text = ('█\repoch     train_loss  valid_loss  accuracy  time    \n█\r\rEpoch 1/2 : |███---| 50.00% [1/2 00:00<00:04]\r'
+            '0         1.123354    1.058839    0.344444  00:04     \n█\r1         1.017707    0.882941    0.622222  00:04     \nright\n')
+    page = tmp_path/'a.ipynb'
+    output = dict(output_type='stream', name='stdout', text=[text])
+    page.write_text(json.dumps(dict(cells=[dict(cell_type='code', source=['f'], outputs=[output])])), encoding='utf-8')
+    tables = script('fit_tables.py')
+    tables.convert(page)
+    table,rest = json.loads(page.read_text(encoding='utf-8'))['cells'][0]['outputs']
+    html = ''.join(table['data']['text/html'])
+    assert re.findall('<th>(.*?)</th>', html) == ['epoch','train_loss','valid_loss','accuracy','time']
+    assert re.findall('<td>(.*?)</td>', html)[-5:] == ['1','1.017707','0.882941','0.622222','00:04'] and rest['text'] == ['right\n']
+    before = page.read_bytes()
+    tables.convert(page)
+    assert page.read_bytes() == before
+
 # Drawings
 
 def test_drawings():
     "The committed drawings are what their script makes, each stands in a page, none reaches outside its frame"
-    spec = importlib.util.spec_from_file_location('draw', nbs/'drawings/draw.py')
-    draw = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(draw)
+    draw = script('drawings/draw.py')
     made = {f().name:f().svg() for f in draw.ALL}
     assert made == {o.stem:o.read_text(encoding='utf-8') for o in (nbs/'drawings').glob('*.svg')}, 'python nbs/drawings/draw.py'
     pages = ' '.join(written(o) for o in notebooks)
@@ -321,6 +345,15 @@ def test_outputs(nb):
         txt = json.dumps([without_images(o) for o in c['outputs']])
         wrong = re.search(r'"output_type": "error"|\\u001b\[|<progress', txt)
         assert not wrong, f"{nb.name}: cell {c['id']} keeps {wrong[0]!r} in its output"
+
+@each_notebook
+def test_fits_are_tables(nb):
+    "Kept outputs show a fit as fastai's table, not as the log of a console or as lists"
+    printed = [''.join(o['text']) for c in cells(nb) for o in c['outputs'] if o['output_type']=='stream']
+    bars = [o for o in printed if '\r' in o]
+    lists = [o for o in printed if re.search(r"^\[\d+, [\d.]+, .*'\d+:\d+'\]$", o, re.M)]
+    assert not bars, f'{nb.name}: python nbs/fit_tables.py {nb.relative_to(root)}'
+    assert not lists or nb.stem in ('05_resume','index') or 'recipes' in str(nb), f'{nb.name}: {lists[0]}'
 
 def without_images(o): return {**o, 'data': {k:v for k,v in o.get('data', {}).items() if not k.startswith('image/')}}
 
