@@ -184,8 +184,8 @@ class Attention:
             if self.weights.shape[:2] != (1,1): ax.set_title(f'layer {r}, head {c}', fontsize=9)
             _label_axes(ax, self.queries, self.keys, 0.8*inches)
         fig.suptitle(drawn(self.title), fontsize=11)
-        fig.supxlabel('looked at', fontsize=9)
-        fig.supylabel('looks', fontsize=9)
+        fig.supxlabel('key', fontsize=9)
+        fig.supylabel('query', fontsize=9)
         bar = fig.colorbar(im, ax=axs, label='weight', fraction=0.05, pad=0.01)
         bar.ax.tick_params(labelsize=8)
         return axs
