@@ -35,6 +35,11 @@ class WindowGraph(Module):
 class TextGraph(WindowGraph):
     "A classifier."
     def forward(self, windows, places): # `(bs, n_out)`
+        members = [self, *map(TextGraph, self.model.others)]
+        return torch.stack([m.deep(windows, places) for m in members]).mean(0)
+
+    def deep(self, windows, places):
+        "The outputs of one transformer, `(bs, n_out)`: what it has counted is added elsewhere."
         m,real = self.model, places >= 0
         h = self.vectors(windows, places)                              # (bs, sl, d_model)
         def score(h): return m.head(m.pooler(h))
