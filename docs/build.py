@@ -62,7 +62,7 @@ def write_api(out, titles):
 
 def write_gallery(out, titles):
     "The first pictures of each page that has some."
-    figures = [figure(p, Path(p).stem.replace('_', ' ')) for p in found('nbs/images/**/*.svg')]
+    figures = [figure(p, Path(p).stem.replace('_', ' ')) for p in found('nbs/**/*.svg')]
     for p in dict.fromkeys(found('nbs/tutorials/*.ipynb') + found('nbs/6_explain/*.ipynb') + found('nbs/?_*/*.ipynb')):
         folder = (out/p).with_suffix('').with_name(f'{Path(p).stem}_files')
         largest = sorted(folder.glob('*.*'), key=lambda o: -o.stat().st_size)[:2] if folder.exists() else []
