@@ -62,7 +62,7 @@ def write_api(out, titles):
 
 def write_gallery(out, titles):
     "The first pictures of each page that has some."
-    figures = [figure(p, Path(p).stem.replace('_', ' ')) for p in found('nbs/images/**/*.svg')]
+    figures = [figure(p, Path(p).stem.replace('_', ' ')) for p in found('nbs/**/*.svg')]
     for p in dict.fromkeys(found('nbs/tutorials/*.ipynb') + found('nbs/6_explain/*.ipynb') + found('nbs/?_*/*.ipynb')):
         folder = (out/p).with_suffix('').with_name(f'{Path(p).stem}_files')
         largest = sorted(folder.glob('*.*'), key=lambda o: -o.stat().st_size)[:2] if folder.exists() else []
@@ -87,7 +87,7 @@ def nav(titles, api_nav):
     folders = sorted({Path(p).parent for p in found('nbs/?_*/*.ipynb')})
     floors = [{FLOORS[f.name.partition('_')[2]]: [entry(p) for p in found(f'{f}/*.ipynb')]} for f in folders]
     howto = sorted(found('docs/howto/*.md'), key=lambda p: (not p.endswith('index.md'), titles[p]))
-    more = [p for p in found('nbs/*.ipynb') if p != 'nbs/index.ipynb']
+    more = [p for p in found('nbs/*.ipynb') + found('nbs/*.md') if p != 'nbs/index.ipynb']
     return [{'Home':'README.md'},
             {'Learn':[*({'Workshop' if p.endswith('README.md') else titles[p]: md(p)} for p in workshop),
                       {'Solutions':[entry(p) for p in solutions]}, {'A look around':'nbs/index.md'},
