@@ -1,13 +1,16 @@
 """Every public name: `from fastai_txf.all import *`, after `from fastai.text.all import *`.
 
 Of fastai's names only `SelfAttention` (an image layer there) is replaced."""
+from .base.ids import *
 from .model.attention import *
 from .model.positions import *
 from .model.layers import *
 from .model.windows import *
 from .model.config import *
+from .model.wide import *
 from .model.stack import *
 from .model.models import *
+from .model.int8 import *
 from .text.special import *
 from .text.tokens import *
 from .text.frames import *
@@ -29,6 +32,7 @@ from .train.precision import *
 from .train.schedule import *
 from .train.compile import *
 from .train.resume import *
+from .train.counting import *
 from .learn.transfer import *
 from .learn.base import *
 from .learn.writing import *
@@ -36,6 +40,7 @@ from .learn.classifier import *
 from .learn.lm import *
 from .learn.mlm import *
 from .learn.seq2seq import *
+from .explain.spans import *
 from .explain.colours import *
 from .explain.attention_maps import *
 from .explain.attribution import *
@@ -46,8 +51,13 @@ from .recipes.suggest import *
 from .recipes.vectors import *
 from .recipes.pretrain import *
 from .recipes.selftrain import *
+from .recipes.heldout import *
+from .recipes.best import *
 from .share.torch import *
 from .share.hf import *
+from .share.bundle import *
+from .share.publish import *
+from .share.onnx import *
 from .share.hf_tokens import *
 from .share.to_hf import *
 from .share.gguf import *

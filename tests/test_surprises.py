@@ -217,6 +217,37 @@ def test_mixup(make, kind):
 
 # What is said
 
+def said_of_rates(fit):
+    "What is said of the learning rate, and in which file"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always', UserWarning)
+        fit()
+    return [(str(w.message), Path(w.filename).name) for w in said if 'learning rate' in str(w.message)]
+
+def test_rates_of_fastais_tutorial(make, tmp_path):
+    "Before each fit that is too fast, the first one with all but the last group frozen among them; not before others"
+    mult,wide = 2.6**4, dict(d_model=128)
+    lm = make('lm', **wide)
+    (said,file), = said_of_rates(lambda: lm.fit_one_cycle(1, 1e-2))
+    assert re.search('0.01 is far beyond what a transformer of d_model=128 bears.*take about 0.002', said)
+    assert file == 'test_surprises.py'
+    learn = make(**wide).load_encoder(lm.save_encoder('enc'))
+    (said,file), = said_of_rates(lambda: learn.fit_one_cycle(1, 2e-2))
+    assert re.search('0.02 is far beyond what the output layer .* while the rest is frozen.*take about 0.003', said)
+    assert file == 'test_surprises.py'
+    learn.freeze_to(-2)
+    assert said_of_rates(lambda: learn.fit_one_cycle(1, slice(1e-2/mult, 1e-2)))
+    learn.unfreeze()
+    assert not said_of_rates(lambda: learn.fit_one_cycle(1, slice(1e-3/mult, 1e-3)))
+
+def test_rates_that_are_said_are_not_said_again(make):
+    "The fit that a warning proposes, frozen or not, is silent"
+    learn = make(d_model=128)
+    learn.freeze()
+    assert not said_of_rates(lambda: learn.fit_one_cycle(1, 3e-3))
+    learn.unfreeze()
+    assert not said_of_rates(lambda: learn.fit_one_cycle(1, 2e-3)) and not said_of_rates(lambda: learn.fine_tune(1))
+
 def one_class(make, bias):
     "A learner that always says the same, and one epoch without a step"
     learn = make('clf')

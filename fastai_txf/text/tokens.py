@@ -8,9 +8,8 @@ __all__ = ['BatchTokenizer', 'CharTokenizer', 'BPETokenizer', 'token_lists']
 # %% ../../nbs/2_text/01_tokens.ipynb #32c4755a
 import re
 from array import array
-from fastai.text.core import defaults, SentencePieceTokenizer, tokenize_texts, WordTokenizer
-from fastcore.basics import chunked, compose, maps
-from fastcore.xtras import is_listy
+from ..base.plain import chunked, compose, is_listy, maps
+from .special import special_tokens
 
 # %% ../../nbs/2_text/01_tokens.ipynb #d4d257bb
 class BatchTokenizer:
@@ -73,7 +72,8 @@ class CharTokenizer(BatchTokenizer):
     )->str: # the text they came from
         "Join characters; fastai's special tokens are left out."
         chars = {v:k for k,v in self._shown.items()}
-        return ''.join(chars.get(t, t) for t in toks if t not in defaults.text_spec_tok)
+        special = special_tokens()
+        return ''.join(chars.get(t, t) for t in toks if t not in special)
 
 # %% ../../nbs/2_text/01_tokens.ipynb #ede33704
 def _tokenizers():
@@ -105,7 +105,7 @@ class BPETokenizer(BatchTokenizer):
         min_freq:int=2, # pairs that occur less often are not joined
     ):
         self.vocab_sz,self.pair_freq = vocab_sz,min_freq
-        self.n_special = len(defaults.text_spec_tok)
+        self.n_special = len(special_tokens())
         if vocab_sz < 256 + self.n_special:
             raise ValueError(f'{vocab_sz=}: the 256 bytes and {self.n_special} special tokens '
                              f'alone are {256+self.n_special}')
@@ -126,11 +126,28 @@ class BPETokenizer(BatchTokenizer):
         except UnicodeEncodeError as e:
             _check_text(e.object)
             raise
+        return self._number()
+
+    def _number(self):
+        "List the pieces in the order of their numbers."
         ids = self.tok.get_vocab()
-        special = defaults.text_spec_tok # "xxbos" in a text is none of them
+        special = special_tokens() # "xxbos" in a text is none of them
         self.pieces = sorted(ids, key=ids.get)
         self.whole = [list(t) if t in special else [t] for t in self.pieces]
         return self
+
+    @property
+    def table(self):
+        "All that has been learned, as a JSON string."
+        self._check_trained()
+        return self.tok.to_str()
+
+    def restore(self,
+        table:str, # of another one
+    ): # `self`
+        "Take over what another one has learned."
+        self.tok = _tokenizers().Tokenizer.from_str(table)
+        return self._number()
 
     def _trainer(self, t):
         "What learns the pairs, of the package `t`."
@@ -166,7 +183,7 @@ class BPETokenizer(BatchTokenizer):
     def vocab(self):
         "All tokens, fastai's special ones first; None before they are learned."
         if not self.ready: return None
-        special = list(defaults.text_spec_tok)
+        special = list(special_tokens())
         return special + [t for t in self.pieces if t not in special]
 
     def __call__(self,
@@ -203,9 +220,14 @@ class BPETokenizer(BatchTokenizer):
         toks, # tokens
     )->str: # the text they came from
         "Join tokens; fastai's special ones are left out."
-        return self.tok.decoder.decode([t for t in toks if t not in defaults.text_spec_tok])
+        special = special_tokens()
+        return self.tok.decoder.decode([t for t in toks if t not in special])
 
 # %% ../../nbs/2_text/01_tokens.ipynb #925f8af2
+def _is_fastais(tok, name):
+    "Whether `tok` is of the class `name` of fastai's, which is not imported for it."
+    return any(c.__name__ == name and c.__module__ == 'fastai.text.core' for c in type(tok).__mro__)
+
 class ForeignTokenizer(BatchTokenizer):
     "What this library asks of a tokenizer, answered for one that was made without it."
     def __init__(self,
@@ -217,7 +239,7 @@ class ForeignTokenizer(BatchTokenizer):
         self.tok = tok
         self.rules = self._its('rules')
         self.detokenize = self._its('detokenize')
-        self.word_start = '▁' if isinstance(tok, SentencePieceTokenizer) else None
+        self.word_start = '▁' if _is_fastais(tok, 'SentencePieceTokenizer') else None
 
     def _its(self, name, default=None):
         "The only place where a tokenizer is asked whether it has something."
@@ -254,6 +276,7 @@ class ForeignTokenizer(BatchTokenizer):
         n_workers:int=0, # processes
     ): # yields a list of tokens for each
         "Rewrite texts and cut them by fastai's own function, some of them at a time."
+        from fastai.text.core import tokenize_texts # a published model does without fastai
         many = [texts] if is_listy(texts) and n_workers else chunked(texts, 10_000)
         for some in many:
             yield from tokenize_texts(some, n_workers=n_workers, rules=rules, tok=self.tok)
@@ -262,7 +285,7 @@ def as_tokenizer(
     tok=None, # a tokenizer or its class, of this library, of fastai or your own; default: fastai's
 )->BatchTokenizer:
     "`tok`, with an answer to all that this library asks."
-    if tok is None: tok = WordTokenizer
+    if tok is None: from fastai.text.core import WordTokenizer as tok
     if isinstance(tok, type): tok = tok()
     return tok if isinstance(tok, BatchTokenizer) else ForeignTokenizer(tok)
 
