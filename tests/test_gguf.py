@@ -64,7 +64,7 @@ def test_llama_cpp(make, dls_bpe, texts, tmp_path):
     for _ in range(64):
         got.append(int(np.argmax(llm.scores[llm.n_tokens-1])))
         llm.eval(got[-1:])
-    assert got==want.tolist() and len({*got}) > 10
+    assert got==want.tolist() and len({*got}) > 4
     with torch.no_grad(): logits = learn.model(want[None])[0].numpy()
     gap = np.abs(llm.scores[:len(want)] - logits).max()
     assert gap < (0.05 if learn.model.config.ff=='gelu_tanh' else 1e-4), gap # its GELU is a table in half precision

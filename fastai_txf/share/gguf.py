@@ -86,7 +86,8 @@ def _write_sizes(out, model, family):
     out.add_rope_dimension_count(width)
     out.add_rope_freq_base(c.pos_base)
 
-_normal,_control,_unused = 1, 3, 5 # kinds of tokens in the file
+_normal,_control = 1, 3 # kinds of tokens in the file
+_unused = 5
 
 def _write_tokens(out, codec, n):
     "The tokens of the learner and the pairs that join them; `n` rows."
@@ -124,7 +125,7 @@ def to_gguf(
     learn, # a learner of a language model, with byte pairs
     file, # where to write; what is there is replaced
 ): # its path
-    """A language model built as Llama or GPT-2, with its byte pairs, as a file of llama.cpp in fp32.
+    """A language model built as Llama or GPT-2, with its byte pairs, as an fp32 file of llama.cpp.
     ValueError for what has no place, before anything is written."""
     gguf = _package()
     if not isinstance(learn, Learner):

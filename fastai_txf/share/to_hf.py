@@ -28,7 +28,7 @@ _free = 'init','long','scale_emb' # no answer depends on them, or the weights ca
 def _odd_heads(c, family):
     "The fields of the heads that `family` does not have."
     wide = 'd_head' in family.fields
-    if c.n_heads and c.d_model % c.n_heads: yield 'd_model', c.d_model, f'a multiple of {c.n_heads=}'
+    if c.d_model % c.n_heads: yield 'd_model', c.d_model, f'a multiple of {c.n_heads=}'
     elif not wide and c.d_head not in (None,c.d_model//c.n_heads): yield 'd_head', c.d_head, None
     if not wide and c.n_kv_heads not in (None,c.n_heads): yield 'n_kv_heads', c.n_kv_heads, None
 
@@ -213,8 +213,8 @@ def _readme(theirs, name, tok):
     note = '' if tok is not None else ('\nThere is no tokenizer here: token ids are those of the '
                                        'loaders that the model was trained with.\n')
     return (f'---\nlibrary_name: transformers\n---\n\n# {name}\n\n{n:,} parameters, '
-            f'{c.vocab_size:,} tokens, texts of up to {c.max_position_embeddings:,} tokens. Trained '
-            f'with fastai_txf, written by its `to_hf`.\n\n```python\n{code}```\n{note}')
+            f'{c.vocab_size:,} tokens, texts of up to {c.max_position_embeddings:,} tokens. '
+            f'Trained with fastai_txf, written by its `to_hf`.\n\n```python\n{code}```\n{note}')
 
 # %% ../../nbs/8_share/08_to_hf.ipynb #943f4a47
 def to_hf(
