@@ -226,6 +226,14 @@ def test_call_whole_in_two_processes(tmp_path):
     res = subprocess.run(cmd, env=env, capture_output=True, text=True)
     assert res.returncode == 0, res.stderr[-3000:]
 
+def test_has_vnni():
+    "torch.cpu._is_vnni_supported: what the processor's list of features says"
+    exists(torch.cpu, '_is_vnni_supported')
+    info = Path('/proc/cpuinfo')
+    flags = info.read_text() if info.exists() else ''
+    if 'flags' in flags: assert compat.has_vnni() == ('avx512_vnni' in flags or 'avx_vnni' in flags)
+    assert isinstance(compat.has_vnni(), bool)
+
 def test_every_name_has_a_canary():
     "This file speaks of everything that `base.compat` offers"
     own = {n for n,o in vars(compat).items() if n[0] != '_' and getattr(o, '__module__', '') == compat.__name__}

@@ -41,9 +41,9 @@ def lay_out(
     "The windows of all texts, and where the tokens of each text stand in them."
     cut = [cut_windows(ids, max_len, long) for ids in texts]
     windows = _table([w for ws in cut for w in ws])
-    places,row,width = [], 0, windows.shape[1]
+    places,row = [], 0
     for ws in cut:
-        places.append([(row+i)*width+j for i,w in enumerate(ws) for j in range(len(w))])
+        places.append([(row+i)*windows.shape[1]+j for i,w in enumerate(ws) for j in range(len(w))])
         row += len(ws)
     return dict(windows=windows, places=_table(places))
 
