@@ -217,38 +217,47 @@ def packed(model):
             if type(part) is nn.Linear: setattr(m, k, PackedLinear(part))
     return res
 
-def by_onnxruntime(source, how):
-    "The same folder with a graph that onnxruntime has quantized."
+def quantized(data, how):
+    "A graph that onnxruntime has quantized."
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
-    from fastai_txf.share.bundle import seal
-    from fastai_txf.share.onnx import read_onnx
     import onnx as onnx_format
-    at = Path(tempfile.mkdtemp())
-    if how == 'dynamic': quantize_dynamic(str(source/'model.onnx'), str(at/'model.onnx'), per_channel=True, weight_type=QuantType.QInt8)
-    else:
-        config = DefaultWeightOnlyQuantConfig(block_size=64, is_symmetric=True, accuracy_level=4, bits=8)
-        quantizer = MatMulNBitsQuantizer(onnx_format.load(source/'model.onnx'), algo_config=config)
-        quantizer.process()
-        quantizer.model.save_model_to_file(str(at/'model.onnx'))
-    config,files = read_onnx(source)
-    files['model.onnx'] = (at/'model.onnx').read_bytes()
-    for k,v in {**files, 'config.json':seal(config, files)}.items(): (at/k).write_bytes(v)
-    return OnnxPredictor(at, threads=1)
+    with tempfile.TemporaryDirectory() as at:
+        old,new = f'{at}/old.onnx',f'{at}/new.onnx'
+        Path(old).write_bytes(data)
+        if how == 'dynamic': quantize_dynamic(old, new, per_channel=True, weight_type=QuantType.QInt8)
+        else:
+            config = DefaultWeightOnlyQuantConfig(block_size=64, is_symmetric=True, accuracy_level=4, bits=8)
+            quantizer = MatMulNBitsQuantizer(onnx_format.load(old), algo_config=config)
+            quantizer.process()
+            quantizer.model.save_model_to_file(new)
+        return Path(new).read_bytes()
 
-def decoders(model, n, compile):
+def by_session(data, x, n):
+    "A function that writes `n` tokens with a graph."
+    import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(data, options, providers=['CPUExecutionProvider'])
+    shape = {o.name:o.shape for o in session.get_inputs()}['keys']
+    empty = np.zeros((shape[0], 1, shape[2], 0, shape[4]), np.float32)
+    def run():
+        ids,keys,values = x.numpy(),empty,empty
+        for _ in range(n):
+            logits,keys,values = session.run(None, dict(ids=ids, first=np.array(0), keys=keys, values=values))
+            ids = logits[:,-1:].argmax(-1)
+    return run
+
+def decoders(model, n, args):
     "Functions that write `n` tokens."
     x = torch.randint(2, model.config.vocab_sz, (1,16), generator=torch.Generator().manual_seed(0))
     run = lambda m, **kw: (lambda: generate(m, x, n, temperature=0, **kw))
     res = dict(fp32=run(model), int8=run(to_int8(model)), packed=run(packed(model)))
-    if compile: res['compiled'] = run(model, compile=True)
-    return res
-
-def writers(source, n):
-    "The same of onnxruntime."
-    text = 'the film was'
-    preds = dict(onnx=OnnxPredictor(source, threads=1), onnx_dynamic=by_onnxruntime(source, 'dynamic'), onnx_nbits=by_onnxruntime(source, 'nbits'))
-    return {k:partial(p.predict, text, n) for k,p in preds.items()}
+    if not args.no_compile: res['compiled'] = run(model, compile=True)
+    if args.no_onnx: return res
+    from fastai_txf.share.graphs import export_graphs
+    graph = export_graphs(model)['model.onnx']
+    return {**res, 'onnx':by_session(graph, x, n), **{f'onnx_{how}':by_session(quantized(graph, how), x, n) for how in ('dynamic','nbits')}}
 
 def rates(runs, rounds, n):
     "Tokens a second by both clocks, and the ratios to the compiled rate (or the plain one)."
@@ -266,23 +275,27 @@ def perplexity(model, ids):
     return math.exp(token_losses(model, ids, 256).mean().item())
 
 def int8(args):
-    "Rates of decoding and perplexities, of the trained model and of larger ones with weights of chance."
+    "Rates of decoding, weights of chance: what a token costs does not depend on them."
     torch.set_num_threads(1)
-    pred = load_published(published('lm'))
-    ids = torch.cat(pred.codec.encode([*reviews('test', args.lm_texts).text]))
-    runs = {**decoders(pred.model, args.tokens, not args.no_compile), **({} if args.no_onnx else writers(published('lm', True), args.tokens))}
-    ppl = {k:perplexity(m, ids) for k,m in dict(fp32=pred.model, int8=to_int8(pred.model), packed=packed(pred.model)).items()}
-    for row in rates(runs, args.rounds, args.tokens): yield dict(part='int8', width=256, layers=4, perplexity=ppl.get(row['candidate']), **row)
     for width in args.widths:
         torch.manual_seed(0)
-        model = TransformerLM(vocab_sz=10_000, d_model=width, n_heads=8, n_layers=4).eval()
-        for row in rates(decoders(model, args.tokens, not args.no_compile), args.rounds, args.tokens): yield dict(part='int8', width=width, layers=4, **row)
+        model = TransformerLM(vocab_sz=10_000, d_model=width, n_heads=8, n_layers=4, max_len=512).eval()
+        for row in rates(decoders(model, args.tokens, args), args.rounds, args.tokens): yield dict(part='int8', width=width, layers=4, rounds=args.rounds, **row)
+
+def quality(args):
+    "The perplexity of the trained language model on test reviews."
+    pred = load_published(published('lm'))
+    ids = torch.cat(pred.codec.encode([*reviews('test', args.lm_texts).text]))
+    base = perplexity(pred.model, ids)
+    for k,m in dict(fp32=pred.model, int8=to_int8(pred.model), packed=packed(pred.model)).items():
+        ppl = perplexity(m, ids)
+        yield dict(part='quality', candidate=k, texts=args.lm_texts, perplexity=ppl, change=100*(ppl/base-1))
 
 # Results
 
-PARTS = dict(single=single, threads=threads, fresh=fresh, onnx=onnx, int8=int8)
+PARTS = dict(single=single, threads=threads, fresh=fresh, onnx=onnx, int8=int8, quality=quality)
 DECODERS = dict(fp32='`generate`, fp32', compiled='`generate(compile=True)`, fp32', int8='`to_int8`: `torch.ops.quantized.linear_dynamic`', packed='`torch._weight_int8pack_mm`, inputs in bf16',
-                onnx='`OnnxPredictor`, fp32', onnx_dynamic='the same, `quantize_dynamic(per_channel=True)`', onnx_nbits="the same, `MatMulNBits` of 8 bits, blocks of 64")
+                onnx="onnxruntime on `to_onnx`'s graph, fp32", onnx_dynamic='the same, `quantize_dynamic(per_channel=True)`', onnx_nbits="the same, `MatMulNBits` of 8 bits, blocks of 64")
 
 def features():
     "What the processor can do that matters for numbers of eight and sixteen bits."
@@ -315,8 +328,11 @@ def render(rows):
         cols = {'model':lambda r: dict(clf='one label', multi='several labels')[r['task']], 'candidate':'candidate', 'test reviews':'texts', 'labels that differ':'flipped', 'largest difference of a logit':lambda r: f"{r['off']:.1e}", 'accuracy':'accuracy'}
         res += f"\n## IMDB's test reviews: torch, ONNX, eight bits\n\n{table(part, cols)}"
     if part := of('int8'):
-        cols = {'candidate':lambda r: DECODERS[r['candidate']], 'width':'width', 'tokens a processor second':'processor_tokens_per_s', 'tokens/s':'wall_tokens_per_s', 'ratio':'processor_ratio', 'ratio by the clock':'wall_ratio', 'perplexity':'perplexity'}
-        res += f"\n## Decoding with weights of eight bits\n\n4 layers, 8 heads, vocabulary 10,000, one text. The ratio is that to {DECODERS[part[0]['base']]} of the same width. Kept: `to_int8`.\n\n{table(part, cols)}"
+        cols = {'candidate':lambda r: DECODERS[r['candidate']], 'width':'width', 'tokens a processor second':'processor_tokens_per_s', 'tokens/s':'wall_tokens_per_s', 'ratio':'processor_ratio', 'ratio by the clock':'wall_ratio'}
+        res += f"\n## Decoding with weights of eight bits\n\n4 layers, 8 heads, vocabulary 10,000, one text, medians of {part[0]['rounds']} rounds. The ratio is that to {DECODERS[part[0]['base']]} of the same width. Kept: `to_int8`.\n\n{table(part, cols)}"
+    if part := of('quality'):
+        cols = {'candidate':lambda r: DECODERS[r['candidate']], 'test reviews':'texts', 'perplexity':'perplexity', 'change in %':lambda r: f"{r['change']:+.3f}"}
+        res += f"\n## Perplexity with weights of eight bits\n\nA language model of 4 layers and width 256, trained for some minutes.\n\n{table(part, cols)}"
     lines = dict.fromkeys((r['part'], r['command'], r['features'], r['load']) for r in rows)
     res += '\n' + ''.join(f'- {part}: `{command}`; {features}; load {load}\n' for part,command,features,load in lines)
     return res + ran_with(rows, env=None)
@@ -329,8 +345,8 @@ def main():
     p.add_argument('--many', type=int, default=10_000, help='part threads: texts')
     p.add_argument('--tokens', type=int, default=256, help='part int8: tokens to write')
     p.add_argument('--rounds', type=int, default=5, help='part int8: rounds')
-    p.add_argument('--lm-texts', type=int, default=200, help='part int8: reviews whose perplexity is taken')
-    p.add_argument('--widths', nargs='*', type=int, default=[512], help='part int8: widths with weights of chance')
+    p.add_argument('--lm-texts', type=int, default=200, help='part quality: reviews')
+    p.add_argument('--widths', nargs='+', type=int, default=[256, 512], help='part int8: widths')
     p.add_argument('--no-compile', action='store_true', help='part int8: without the compiled step')
     p.add_argument('--no-onnx', action='store_true', help='part int8: without onnxruntime')
     p.add_argument('--threads', type=int, default=1, help='threads of torch')
