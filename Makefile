@@ -48,7 +48,7 @@ $(LOWEST)/.ready: settings.ini setup.py constraints-lowest.txt pyproject.toml
 	@echo '==> Python $(MIN_PYTHON) with the lowest versions that settings.ini allows in $(LOWEST)'
 	@python$(MIN_PYTHON) -m venv --clear $(LOWEST)
 	@echo '*' > $(LOWEST)/.gitignore
-	@$(LOWEST)/bin/python -m pip install -c constraints-lowest.txt -e '.[pairs,hf,dist]' hypothesis pytest
+	@$(LOWEST)/bin/python -m pip install -c constraints-lowest.txt -e '.[pairs,hf,dist,share]' hypothesis pytest
 	@touch $@
 
 # 6 GB, most of it CUDA, where pip finds no build of torch for the CPU

@@ -37,6 +37,7 @@ from .learn.classifier import *
 from .learn.lm import *
 from .learn.mlm import *
 from .learn.seq2seq import *
+from .explain.spans import *
 from .explain.colours import *
 from .explain.attention_maps import *
 from .explain.attribution import *

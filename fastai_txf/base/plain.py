@@ -60,8 +60,7 @@ def _options(f, but):
     "The parameters of `f` that have a default, but for some."
     but = but.split(',') if isinstance(but, str) else but
     params = inspect.signature(f).parameters.values()
-    return [p for p in params if p.name not in but
-            and (p.default is not p.empty or p.kind == p.KEYWORD_ONLY)]
+    return [p for p in params if p.name not in but and p.default is not p.empty]
 
 def plain_delegates(to, keep=False, but=()):
     "`fastcore.meta.delegates` for functions and classes."

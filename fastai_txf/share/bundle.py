@@ -146,13 +146,20 @@ def build_model(
     with torch.random.fork_rng(devices=[]): model = MODELS[kind](config, **options)
     return model.float().eval()
 
+def safetensors_torch():
+    "`safetensors.torch`; an ImportError that says how to get it."
+    try: import safetensors.torch
+    except ImportError as e:
+        raise ImportError('a published model needs the package safetensors: '
+                          'pip install safetensors') from e
+    return safetensors.torch
+
 def load_weights(
     model, # a module
     data:bytes, # a safetensors file
 ): # the model
     "Put the weights of a file into a model. A ValueError names the tensor that does not fit."
-    from safetensors.torch import load
-    have,want = load(data), unique_weights(model)
+    have,want = safetensors_torch().load(data), unique_weights(model)
     _check_tensors(have, want)
     with torch.no_grad():
         for k,t in want.items(): t.copy_(have[k])

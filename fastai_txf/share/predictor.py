@@ -91,7 +91,13 @@ class LabelPredictor(Predictor):
         **kwargs
     ): # `(n_out,)`; `(n, n_out)` for several texts
         "Probabilities of the labels; of a regression, the numbers."
-        return ACTIVATIONS[self.labels['kind']](self.logits(item, **kwargs))
+        return self.activate(self.logits(item, **kwargs))
+
+    def activate(self,
+        out, # outputs, `(..., n_out)`
+    ): # of the same shape
+        "Outputs as probabilities; of a regression, as they are."
+        return ACTIVATIONS[self.labels['kind']](out)
 
     @delegates(logits)
     def predict(self,

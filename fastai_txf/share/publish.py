@@ -25,7 +25,7 @@ from ..learn.seq2seq import transformer_seq2seq_learner
 from .text import codec_data, make_codec
 from .predictor import ACTIVATIONS
 from .bundle import (
-    build_model, json_text, MODELS, parse_bundle, seal, unique_weights)
+    build_model, json_text, MODELS, parse_bundle, safetensors_torch, seal, unique_weights)
 
 # %% ../../nbs/8_share/05_publish.ipynb #67362208
 def _refuse(what, remedy): raise ValueError(f'{what}: {remedy}')
@@ -97,8 +97,7 @@ def codec_steps(
     res = []
     for t in codec.transforms:
         if isinstance(t, (Tokenizer,ColReader,Numericalize)): continue
-        ours = type(t).__module__.startswith(('fastai_txf.','fastai.'))
-        if ours and t.name in _steps: res.append(_steps[t.name])
+        if t.name in _steps: res.append(_steps[t.name])         # `published_text` compares the ids
         else: _refuse(f'the transform {t.name} of these loaders is code of your own',
                       'make the loaders without it')
     return res
@@ -266,14 +265,6 @@ def write_folder(
         raise type(e)(e.errno, f'cannot write {folder}: {e.strerror or e}') from e
 
 # %% ../../nbs/8_share/05_publish.ipynb #249e80ab
-def _safetensors():
-    "`save` of the package safetensors; an ImportError that says how to get it."
-    try: from safetensors.torch import save
-    except ImportError as e:
-        raise ImportError('a published model needs the package safetensors: '
-                          'pip install safetensors') from e
-    return save
-
 def _versions(texts):
     kinds = {t['tokenizer']['kind'] for t in texts}
     packages = ['torch','fastai','fastcore','safetensors']
@@ -295,7 +286,7 @@ def bundle_files(
     baseline=None, # frame of `baseline(dls)`, for the model card
 )->dict: # name to content
     "The files of a published model. A ValueError or TypeError names a part that is code."
-    save,kind = _safetensors(), model_kind(learn.model)
+    save,kind = safetensors_torch().save, model_kind(learn.model)
     model = checked_model(learn.model, kind)
     codecs = [learn.codec, *([learn.target_codec] if kind == 'seq2seq' else [])]
     texts = [*map(published_text, codecs)]

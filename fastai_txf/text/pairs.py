@@ -21,6 +21,7 @@ from fastcore.meta import delegates
 from fastcore.xtras import is_listy
 from .special import pad_index
 from .tokens import as_tokenizer, token_lists
+from .plain import put_ends
 from .frames import (
     as_frame, check_columns, check_df, column_names, random_mask, valid_mask)
 from .codec import as_texts, TextTokenizer
@@ -29,7 +30,7 @@ from .loaders import check_batches, check_options
 # %% ../../nbs/2_text/07_pairs.ipynb #a9573532
 class TextEnds(Transform):
     "`xxbos` before the tokens and `xxeos` behind them."
-    def encodes(self, o:list|L): return [BOS, *(t for t in o if t not in (BOS,EOS)), EOS]
+    def encodes(self, o:list|L): return put_ends(o)
     def decodes(self, o:list|L): return L(t for t in o if t not in (BOS,EOS))
 
 # %% ../../nbs/2_text/07_pairs.ipynb #6a811696

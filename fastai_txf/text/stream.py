@@ -22,6 +22,7 @@ from ..base.files import replacing
 from .tokens import as_tokenizer, token_lists
 from .frames import (
     FileTexts, as_frame, as_texts, check_df, one_column, random_mask, refuse_keys, valid_mask)
+from .plain import put_start
 from .codec import text_tokenizer, TextTokenizer
 from .loaders import check_dls
 
@@ -166,7 +167,7 @@ class FlatLMDataLoader(LMDataLoader):
 # %% ../../nbs/2_text/08_stream.ipynb #34f0a503
 class TextStart(Transform):
     "`xxbos` before the tokens of a text."
-    def encodes(self, o:list|L): return o if o and o[0] == BOS else [BOS, *o]
+    def encodes(self, o:list|L): return put_start(o)
 
 class FlatTexts(TfmdLists):
     "Texts as slices of one array of ids, with the transforms that others like them need."
