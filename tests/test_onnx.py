@@ -10,7 +10,8 @@ from fastai_txf.all import (
 from fastai_txf.model.config import LONG
 from fastai_txf.model.windows import POOLS
 from fastai_txf.share.bundle import seal
-from fastai_txf.share.onnx import cut_windows, FILES, lay_out, read_onnx
+from fastai_txf.share.onnx import FILES, read_onnx
+from fastai_txf.share.tables import cut_windows, feature_rows, lay_out
 from test_publish import marked, odd_texts, stirred, tasks
 
 root = Path(__file__).parents[1]
@@ -128,6 +129,40 @@ def test_configurations(kw, tmp_path):
         ids = [i % 20 + 5 for i in range(n)]
         with torch.no_grad(): want = model(torch.tensor([ids], dtype=torch.long)).numpy()
         close(session.run(None, lay_out([ids], 7, model.config.long))[0], want)
+
+# The wide path
+
+@pytest.mark.parametrize('words', [False,True])
+def test_features(words):
+    "The rows of the model's own hashes, for texts of all lengths"
+    wide = pytest.importorskip('fastai_txf.model.wide').WidePath(1009, 2, 50, 1, words)
+    wide.starts[torch.arange(0, 50, 3)] = False
+    inside = (~wide.starts).nonzero()[:,0].tolist()
+    g = torch.Generator().manual_seed(0)
+    for n in (0, 1, 2, 5, 40, 300):
+        ids = torch.randint(2, 50, (n,), generator=g)
+        rows,counts = wide.features(ids[None] if n else torch.ones(1, 1, dtype=torch.long))
+        mine = feature_rows([ids.tolist()], 1009, words, inside)[0]
+        assert mine[mine >= 0].tolist() == rows[counts].tolist()
+
+@slow
+@pytest.mark.parametrize('by_length', [False,True])
+def test_wide(by_length):
+    "Several transformers and a wide path as one graph"
+    ready()
+    pytest.importorskip('fastai_txf.model.wide')
+    import onnxruntime
+    from fastai_txf.share.graphs import export_graphs
+    torch.manual_seed(0)
+    model = TransformerClassifier(vocab_sz=30, d_model=16, n_heads=2, max_len=7, n_out=3, wide=101, wide_words=True, members=2).eval()
+    for k,v in dict(table=torch.randn(101, 3), bias=torch.randn(3), shares=torch.tensor([0.7,0.4]), by_length=torch.tensor(by_length), starts=torch.arange(30) % 2 == 0).items():
+        getattr(model.wide, k).copy_(v)
+    session = onnxruntime.InferenceSession(export_graphs(model)['model.onnx'])
+    inside = (~model.wide.starts).nonzero()[:,0].tolist()
+    for n in (0, 1, 7, 8, 40):
+        ids = [i % 20 + 5 for i in range(n)]
+        with torch.no_grad(): want = model(torch.tensor([ids], dtype=torch.long)).numpy()
+        close(session.run(None, {**lay_out([ids], 7), 'rows':feature_rows([ids], 101, True, inside)})[0], want)
 
 # Files
 

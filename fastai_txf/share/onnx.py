@@ -12,40 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from ..base.plain import chunked, ifnone
 from .text import make_codec
-
-# %% ../../nbs/8_share/11_onnx.ipynb #19efd1d7
-def cut_windows(
-    ids:list, # of one text
-    max_len:int, # tokens in a window at most
-    long:str='window', # as in `TransformerConfig`
-)->list: # lists of ids
-    "The windows of a text: at least one, which may be empty."
-    if len(ids) > max_len and long != 'window':
-        head = {'head':max_len, 'tail':0, 'head+tail':max_len//2}[long]
-        ids = [*ids[:head], *ids[len(ids)-max_len+head:]]
-    n = max(1, -(-len(ids)//max_len))
-    width = max(1, -(-len(ids)//n))
-    return [ids[i:i+width] for i in range(0, n*width, width)]
-
-def _table(rows):
-    "Lists of numbers as a table, -1 behind them."
-    res = np.full((len(rows), max(1, *map(len, rows))), -1, np.int64)
-    for r,row in zip(res, rows): r[:len(row)] = row
-    return res
-
-def lay_out(
-    texts:list, # lists of ids
-    max_len:int, # tokens in a window at most
-    long:str='window', # as in `TransformerConfig`
-)->dict: # `windows` and `places`, the arguments of a graph
-    "The windows of all texts, and where the tokens of each text stand in them."
-    cut = [cut_windows(ids, max_len, long) for ids in texts]
-    windows = _table([w for ws in cut for w in ws])
-    places,row = [], 0
-    for ws in cut:
-        places.append([(row+i)*windows.shape[1]+j for i,w in enumerate(ws) for j in range(len(w))])
-        row += len(ws)
-    return dict(windows=windows, places=_table(places))
+from .tables import feature_rows, lay_out
 
 # %% ../../nbs/8_share/11_onnx.ipynb #d7e1cdb0
 FILES = dict(classifier=['model.onnx'], mlm=['model.onnx'], lm=['model.onnx'],
@@ -105,7 +72,7 @@ def _session(data, threads):
     if threads is not None: options.intra_op_num_threads = threads
     return onnxruntime.InferenceSession(data, options, providers=['CPUExecutionProvider'])
 
-# %% ../../nbs/8_share/11_onnx.ipynb #31fac549
+# %% ../../nbs/8_share/11_onnx.ipynb #923e34c6
 class OnnxPredictor:
     "A model in ONNX that answers: for reading only, safe from many threads."
     def __new__(cls, folder, threads=None):
@@ -134,8 +101,10 @@ class OnnxPredictor:
 
     def _laid_out(self, texts):
         "The tables of texts without their padding."
-        pad = self.config['config']['pad_idx']
-        return lay_out([[i for i in t if i != pad] for t in texts], self.max_len, self.long)
+        pad,wide = self.config['config']['pad_idx'], self.config['options'].get('wide')
+        texts = [[i for i in t if i != pad] for t in texts]
+        rows = {} if wide is None else dict(rows=feature_rows(texts, **wide))
+        return {**lay_out(texts, self.max_len, self.long), **rows}
 
     def _one(self, item, text_col, res):
         return res[0] if self.codec.is_one(item, text_col) else res
@@ -374,7 +343,7 @@ def _check_answers(model, predictor, kind):
                          f'(by {off:.2g} for a text of {n} tokens): a part of it cannot be '
                          'written as ONNX')
 
-# %% ../../nbs/8_share/11_onnx.ipynb #3c764bcb
+# %% ../../nbs/8_share/11_onnx.ipynb #877e8c9e
 def to_onnx(
     source, # a learner of this library, or the folder of a published model
     folder, # to write; it must not exist
@@ -394,6 +363,9 @@ def to_onnx(
     files = {**export_graphs(model), **{k:files[k] for k in _beside}}
     stack = getattr(model, 'decoder', model.encoder)
     options = dict(ends=stack.positions.max_len is not None, cached=stack.positions.per_token)
+    if (wide := getattr(model, 'wide', None)) is not None:
+        options['wide'] = dict(n_rows=wide.n_rows, words=bool(wide.words),
+                               inside=(~wide.starts).nonzero()[:,0].tolist())
     config = {**{k:config[k] for k in ('kind','config','versions')}, 'options':options}
     _check_answers(model, _predictor(config, files), config['kind'])
     write_folder(folder, {**files, 'config.json':seal(config, files)})
