@@ -1220,6 +1220,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'fastai_txf/share/graphs.py'),
                                          'fastai_txf.share.graphs.TextGraph': ( '8_share/graphs.html#textgraph',
                                                                                 'fastai_txf/share/graphs.py'),
+                                         'fastai_txf.share.graphs.TextGraph.__init__': ( '8_share/graphs.html#textgraph.__init__',
+                                                                                         'fastai_txf/share/graphs.py'),
                                          'fastai_txf.share.graphs.TextGraph._deep': ( '8_share/graphs.html#textgraph._deep',
                                                                                       'fastai_txf/share/graphs.py'),
                                          'fastai_txf.share.graphs.TextGraph._join': ( '8_share/graphs.html#textgraph._join',

@@ -36,6 +36,10 @@ class WindowGraph(Module):
 
 class TextGraph(WindowGraph):
     "A classifier: one transformer or several, alone or joined to a wide path."
+    def __init__(self, model):
+        self.model,wide = model, getattr(model, 'wide', None)
+        self.by_length = wide is not None and bool(wide.by_length)
+
     def forward(self, windows, places, rows=None): # `(bs, n_out)`
         members = [self.model, *getattr(self.model, 'others', ())]
         deep = torch.stack([self._deep(m, windows, places) for m in members]).mean(0)
@@ -51,7 +55,7 @@ class TextGraph(WindowGraph):
     def _join(self, wide, deep, rows):
         "With the sum of the features' weights, which stand in `rows` of the table, `(bs, n)`."
         counts = (rows >= 0).to(deep.dtype)
-        if wide.by_length: counts = counts/counts.sum(1, keepdim=True).clamp(min=1).sqrt()
+        if self.by_length: counts = counts/counts.sum(1, keepdim=True).clamp(min=1).sqrt()
         added = (wide.table[rows.clamp(min=0)]*counts[...,None]).sum(1) + wide.bias
         return wide.shares[0]*deep + wide.shares[1]*added
 

@@ -71,7 +71,8 @@ def feature_rows(
     res = []
     for ids in texts:
         ids = np.array(ids, np.int64)
-        found = [_hash(ids), _hash(ids[:-1], ids[1:])]
+        one = _hash(ids)
+        found = [one, _hash(one[:-1], one[1:])]
         if words:
             word = _words(ids, inside)
             found += [word, _hash(word[:-1], word[1:])]
