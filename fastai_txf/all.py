@@ -6,6 +6,7 @@ from .model.positions import *
 from .model.layers import *
 from .model.windows import *
 from .model.config import *
+from .model.wide import *
 from .model.stack import *
 from .model.models import *
 from .model.int8 import *
@@ -30,6 +31,7 @@ from .train.precision import *
 from .train.schedule import *
 from .train.compile import *
 from .train.resume import *
+from .train.counting import *
 from .learn.transfer import *
 from .learn.base import *
 from .learn.writing import *
@@ -48,6 +50,8 @@ from .recipes.suggest import *
 from .recipes.vectors import *
 from .recipes.pretrain import *
 from .recipes.selftrain import *
+from .recipes.heldout import *
+from .recipes.best import *
 from .share.torch import *
 from .share.hf import *
 from .share.bundle import *

@@ -9,7 +9,8 @@ from fastai.text.all import BaseTokenizer, Callback, Learner, set_seed, tokenize
 from fastai_txf.text.special import text_vocab
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
-from fastai_txf.recipes.baseline import baseline, nb_weights, ngram_matrix, ngrams
+from fastai_txf.recipes.baseline import baseline, ngram_matrix, ngrams
+from fastai_txf.train.counting import nb_weights
 from fastai_txf.recipes.suggest import SIZES, suggest_config
 from fastai_txf.recipes.vectors import count_vectors
 from fastai_txf.recipes.pretrain import self_pretrain

@@ -20,6 +20,7 @@ from ..model.models import Seq2SeqTransformer, TransformerLM
 from ..text.target import Target
 from ..generate.sampling import DIVERGED
 from ..learn.base import codec_of
+from ..learn.classifier import wide_path
 from .spans import special_places, word_spans
 from .colours import ColouredText, drawn
 from .attention_maps import our_model, read_tokens, text_ids
@@ -38,43 +39,63 @@ def log_odds(
     return logits[:,i] - torch.cat([logits[:,:i], logits[:,i+1:]], 1).logsumexp(1)
 
 # %% ../../nbs/6_explain/02_attribution.ipynb #267c5c87
-def _path_gradients(model, ids, score, base, alphas):
-    """At the points `alphas` of the way: the score `(n_alphas,)`, what each token's gradient gives
-    for the whole way `(n_alphas, n_tokens)`, and the tokens that are read."""
-    seen = {}
+def _members(model):
+    "The classifiers whose outputs `model` averages."
+    return [model, *getattr(model, 'others', ())]
+
+def _scaled(wide, alphas, seen):
+    "Let what a `WidePath` adds lie on the way, too."
+    def scaled(m, args, out):
+        seen.append((m.bias + alphas[:,None]*(out-m.bias)).detach().requires_grad_())
+        return seen[0]
+    return wide.register_forward_hook(scaled)
+
+def _between(model, base, alphas, seen):
+    "Let the embeddings of `model` lie on the way at the points `alphas`; what lets go of them."
     def between(m, args, e):
         windows = len(e)//len(alphas)                           # those of a text lie together
         a = alphas.repeat_interleave(windows)[:,None,None]
         real = args[0] != model.encoder.config.pad_idx
-        seen.update(real=real, ids=args[0], way=e-base)
-        seen['e'] = (base + a*(e-base)).detach().requires_grad_()
-        return seen['e']
-    handle = model.encoder.emb.register_forward_hook(between)
+        at = (base + a*(e-base)).detach().requires_grad_()
+        seen.append((at, e-base, real, args[0]))
+        return at
+    return model.encoder.emb.register_forward_hook(between)
+
+def _path_gradients(model, ids, score, bases, alphas):
+    """At the points `alphas` of the way: the score `(n_alphas,)`, what each token's gradient gives
+    for the whole way `(n_alphas, n_tokens)`, and the tokens that are read."""
+    seen,counted = [],[]
+    handles = [_between(m, b, alphas, seen) for m,b in zip(_members(model), bases)]
+    if wide_path(model) is not None: handles.append(_scaled(model.wide, alphas, counted))
     try:
         with torch.enable_grad(): out = score(model(ids.expand(len(alphas),-1)))
-    finally: handle.remove()
-    grad, = torch.autograd.grad(out.sum(), seen['e'])
-    real = seen['real']
-    shares = (grad*seen['way']).sum(-1)[real].view(len(alphas), -1)
-    read = seen['ids'][real].view(len(alphas), -1)[0]
+    finally:
+        for h in handles: h.remove()
+    grads = torch.autograd.grad(out.sum(), [*(at for at,*_ in seen), *counted])
+    shares = 0.
+    for g,(_,way,real,read) in zip(grads, seen):
+        shares = shares + (g*way).sum(-1)[real].view(len(alphas), -1)
+    read = read[real].view(len(alphas), -1)[0]
+    if counted: shares = shares + model.wide.token_shares(read[None], grads[-1])
     return out.detach(), shares.detach(), read
 
 def integrated_gradients(
     model, # a `TransformerClassifier`, or any model with an `encoder` of that kind
     ids, # token ids of one text, `(1, sl)`
     score, # from the model's outputs `(bs, n_out)` to a number for each row
-    base, # the embedding that says nothing, `(d_model,)`
+    base, # the embedding that says nothing, `(d_model,)`; one for each of several members
     steps:int=64, # points on the way
     max_tokens:int=8192, # tokens in a batch at most
 ): # shares `(n_tokens,)` of the tokens that are read, their ids, the scores of baseline and text
     "Shares of the tokens in the score (Sundararajan et al. 2017, eq. 1)."
     model = shadow(model)                                # its embeddings are scaled, nobody else's
+    bases,base = (base, base[0]) if isinstance(base, list) else ([base], base)
     rule = np.polynomial.legendre.leggauss(steps)
     x,w = (torch.tensor(o, dtype=base.dtype, device=base.device)/2 for o in rule)
     bs,res = max(1, max_tokens//max(1, ids.shape[1])), 0.
-    (low,high),_,read = _path_gradients(model, ids, score, base, base.new_tensor([0.,1.]))
+    (low,high),_,read = _path_gradients(model, ids, score, bases, base.new_tensor([0.,1.]))
     for a,v in zip((x+0.5).split(bs), w.split(bs)):
-        res = res + v @ _path_gradients(model, ids, score, base, a)[1]
+        res = res + v @ _path_gradients(model, ids, score, bases, a)[1]
     return res, read, float(low), float(high)
 
 # %% ../../nbs/6_explain/02_attribution.ipynb #68d2fe18
@@ -208,7 +229,8 @@ def explain(self:Learner,
     if target is None and not asked.is_number: i = int(out[0].argmax())
     else: i = _choose_output(ifnone(target, 0), asked.names, out.shape[1])
     def score(o): return _score(o, i, asked.kind)
-    base = BASELINES[baseline](model.encoder.emb, model.encoder.config.pad_idx).detach()
+    def silent(enc): return BASELINES[baseline](enc.emb, enc.config.pad_idx).detach()
+    base = [silent(m.encoder) for m in _members(model)]
     shares,read,low,high = _converged(model, ids, score, base, steps, tol)
     codec = codec_of(self)
     tokens = read_tokens(codec, text, read, model.encoder.config.long)

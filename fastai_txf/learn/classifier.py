@@ -7,7 +7,7 @@ __all__ = ['TransformerClassifierLearner', 'transformer_classifier_learner', 'sh
 
 # %% ../../nbs/5_learn/03_classifier.ipynb #6f0f4266
 import fastai.text.learner # its `show_results` for texts is registered before ours, in any order
-import pandas as pd, torch, warnings
+import dataclasses, math, numpy as np, pandas as pd, torch, warnings
 from fastai.callback.core import Callback
 from fastai.data.transforms import get_c
 from fastai.data.core import Datasets
@@ -20,11 +20,14 @@ from fastcore.imports import IN_NOTEBOOK
 from fastcore.meta import delegates
 from plum import dispatch
 from ..base.checks import check_values
-from ..model.config import TransformerConfig
+from ..model.config import make_config, PRESETS, TransformerConfig
 from ..model.models import classifier_splitter, TransformerClassifier
 from ..text.loaders import check_dls
+from ..text.special import text_vocab
 from ..text.target import Target
 from ..generate.sampling import DIVERGED
+from ..train.counting import count_features
+from ..train.rates import width_lr
 from .scoring import text_outputs
 from .base import (
     check_kind, HIDDEN, make_learner, split_options, start_config, TransformerLearner)
@@ -66,9 +69,107 @@ def check_metrics(learn):
                          'metrics=mse or mae, or make the loaders with classes (a label column of '
                          'strings or integers, y_block=CategoryBlock)')
 
+# %% ../../nbs/5_learn/03_classifier.ipynb #5b1e7a02
+# fields that an encoder's weights, or what they mean, depend on
+ENCODER_FIELDS = ('d_model','n_heads','n_layers','d_ff','d_head','n_kv_heads','mode','causal',
+                  'positions','pos_base','max_len','ff','norm','eps','emb_norm','wiring','bias',
+                  'scale_emb')
+_word_starts = 'Ġ','▁','xx' # byte pairs, sentencepiece and characters; special tokens
+_min_rows,_max_rows = 2**12, 2**21
+_max_cells = 2**24 # numbers in the table
+
+def labelled_ids(
+    ds, # `Datasets` of texts with targets
+): # list of arrays of token ids, and targets as an array
+    "The token ids of each text of `ds`, and the targets."
+    ids = [np.asarray(o) for o in ds.tls[0]]
+    targets = [torch.as_tensor(o).as_subclass(torch.Tensor) for o in ds.tls[1]]
+    return ids, torch.stack(targets).numpy()
+
+def _lengths(ds):
+    "The numbers of tokens of a sample of the texts."
+    n = len(ds)
+    return [len(ds[i][0]) for i in np.linspace(0, n-1, min(1000, n)).astype(int)]
+
+def wide_fields(
+    dls, # `DataLoaders` of texts with labels, several labels or numbers
+    tokens:int, # of all training texts, about
+)->dict: # fields of a `TransformerConfig`
+    "The size of a wide path for these texts."
+    pieces = any(t.startswith(_word_starts[:2]) for t in text_vocab(dls))
+    n = tokens*(2+2*pieces)
+    rows = 2**math.ceil(math.log2(max(n, 2)))
+    most = 2**int(math.log2(max(1, _max_cells//Target.of(dls).n_out)))
+    return dict(wide=max(_min_rows, min(rows, _max_rows, most)), wide_words=pieces)
+
+def auto_fields(
+    dls, # `DataLoaders` of texts with labels, several labels or numbers
+)->dict: # fields of a `TransformerConfig`
+    "What suits these texts: the preset `reviews`, windows of their length, and a wide path."
+    lens = _lengths(dls.train_ds)
+    longest = max(1, np.quantile(lens, 0.95))
+    max_len = min(256, 32*math.ceil(longest/32))
+    wide = wide_fields(dls, int(np.mean(lens)*len(dls.train_ds)))
+    return {**PRESETS['reviews'], 'max_len':max_len, **wide}
+
+def word_starts(vocab):
+    "Which tokens begin a word, where tokens are pieces."
+    return torch.tensor([t.startswith(_word_starts) for t in vocab])
+
+def _is_automatic(dls, config, config_kw, **asked):
+    "Whether the fields are to be chosen: by name, or as nothing is asked and the texts are known."
+    if config == 'auto': return True
+    if config is not None or config_kw or any(o is not None for o in asked.values()): return False
+    return isinstance(dls.train_ds, Datasets) and len(dls.train_ds.tls) > 1
+
+# %% ../../nbs/5_learn/03_classifier.ipynb #5b1e7a03
+def wide_path(model):
+    "The `WidePath` of a model, None if it has none."
+    return getattr(getattr(model, 'module', model), 'wide', None)
+
+class CountWords(Callback):
+    "Fit the wide path before the first fit."
+    order = -50 # before lr_find saves the model
+    def before_fit(self):
+        wide = wide_path(self.learn.model)
+        if wide is not None and not wide.counted: self.learn.count_wide()
+
 # %% ../../nbs/5_learn/03_classifier.ipynb #1785ac0f
 class TransformerClassifierLearner(TransformerLearner):
     "A `TransformerLearner` that maps texts to labels or numbers."
+    def count_wide(self,
+        C:float=1., # inverse strength of the logistic regression's penalty
+        share=None, # of the transformer and of the wide path in the sum; default: (0.3, 0.5)
+    ): # `self`
+        "Fit the model's wide path to the training texts; the first fit does it by itself."
+        wide = wide_path(self.model)
+        if wide is None:
+            raise ValueError('this model has no wide path: make the learner with config="auto", '
+                             'or with the number of its rows, wide=2**18')
+        texts,targets = labelled_ids(self.dls.train_ds)
+        count_features(wide, texts, targets, Target.of(self.dls).kind, C, share)
+        return self
+
+    @delegates(TransformerLearner.load_encoder)
+    def load_encoder(self,
+        file, # a name under `path/model_dir`, a `Path`, a learner, or a model with a `vocab`
+        **kwargs
+    ): # `self`
+        """As in `TransformerLearner`; a model of which nothing was asked takes the encoder's shape
+        unless it is trained."""
+        if getattr(self, 'automatic', False) and self.opt is None: self._reshape(file)
+        return super().load_encoder(file, **kwargs)
+
+    def _reshape(self, file):
+        "Make the model anew in the shape of a saved encoder."
+        saved = self._saved_encoder(file, text_vocab(self.dls))[0]['config']
+        fields = {f:saved[f] for f in ENCODER_FIELDS if f in saved}
+        old = self.model
+        config = dataclasses.replace(old.config, **fields)
+        if config == old.config: return
+        self.model = TransformerClassifier(config).to(next(old.parameters()).device)
+        self.model.range,self.model.wide = old.range,old.wide
+
     def _loader(self, ds_idx, dl=None, scored=True):
         """As in `TransformerLearner`, and what the texts ask of loss and,
         where they are `scored`, of metrics."""
@@ -150,7 +251,7 @@ def _show(df): (display_df if IN_NOTEBOOK else print)(df)
 @delegates(TransformerConfig, keep=True, but=HIDDEN['classifier'])
 def transformer_classifier_learner(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
-    config=None, # a preset's name or a `TransformerConfig`
+    config=None, # a preset, 'auto' or a `TransformerConfig`; default: 'auto' if no field is given
     arch=TransformerClassifier, # makes the model, called with the configuration
     block=None, # makes a block, in place of `TransformerBlock`
     pretrained=None, # encoder file, learner or model; all but the last group of layers is frozen
@@ -166,13 +267,20 @@ def transformer_classifier_learner(
     check_kind(dls, is_lm=False)
     config = start_config(config, pretrained, arch)
     config_kw,learner_kw = split_options(kwargs, 'classifier', arch is not TransformerClassifier)
+    own = arch if arch is not TransformerClassifier else None
+    automatic = _is_automatic(dls, config, config_kw, pretrained=pretrained, own=own, block=block)
+    if automatic:
+        config,config_kw = None, {**auto_fields(dls), **config_kw}
+        learner_kw.setdefault('lr', width_lr(make_config(**config_kw).d_model))
     n_out = ifnone(n_out, get_c(dls))
     if not n_out: raise ValueError('the number of outputs cannot be read from `dls`: give n_out')
     learn = make_learner(TransformerClassifierLearner, dls, config, arch, classifier_splitter,
                          pretrained, drop_mult, compile, dict(block=block, y_range=y_range),
                          {**config_kw, 'n_out':n_out}, learner_kw)
     check_metrics(learn)
-    return learn.add_cb(OneClass())
+    learn.automatic,wide = automatic,wide_path(learn.model)
+    if wide is not None: wide.starts.copy_(word_starts(text_vocab(dls)))
+    return learn.add_cbs([OneClass(), CountWords()])
 
 # %% ../../nbs/5_learn/03_classifier.ipynb #3b40418b
 @dispatch

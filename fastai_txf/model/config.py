@@ -91,6 +91,9 @@ class TransformerConfig:
     head_p:float=0.1       # dropout before a classifier's output layer
     token_p:float=0.       # part of the tokens that a classifier leaves out in training
     word_p:float=0.        # part of the vocabulary that it leaves out of a text, likewise
+    wide:int=None          # rows of a classifier's table of counted features; default: none
+    wide_words:bool=False  # tokens are pieces, and whole words are features, too
+    members:int=1          # classifiers of one kind whose outputs are averaged
     scale_emb:bool=None    # embeddings times √d_model; default: in seq2seq, MLM and with sinusoids
     tie:bool=True          # a language model's or decoder's output layer shares its embeddings
     share_emb:bool=False   # both sides of an encoder–decoder share embeddings (so one vocabulary)

@@ -8,7 +8,8 @@ __all__ = []
 # %% ../../nbs/8_share/02_text.ipynb #9145897e
 import json
 from ..text.special import plain_rule, replace_space, RULES
-from ..text.tokens import BatchTokenizer, BPETokenizer, CharTokenizer, ForeignTokenizer
+from ..text.tokens import (
+    BatchTokenizer, BPETokenizer, CharTokenizer, ForeignTokenizer, leading_space)
 from ..text.plain import PlainCodec, STEPS
 from ..text.words import FastSpacyTokenizer
 
@@ -82,11 +83,13 @@ def make_tokenizer(
                          f'({type(e).__name__}: {str(e)[:120]})') from e
 
 # %% ../../nbs/8_share/02_text.ipynb #a8e8b844
+_known_rules = {**RULES, 'leading_space':leading_space}
+
 def _rule_name(rule):
     rule = plain_rule(rule)
-    if rule in RULES.values(): return rule.__name__
+    if rule in _known_rules.values(): return rule.__name__
     name = getattr(rule, '__qualname__', type(rule).__qualname__)
-    raise _of_code(f'the rule {name}', f"train with rules among fastai's own, {[*RULES]}")
+    raise _of_code(f'the rule {name}', f"train with rules among fastai's own, {[*_known_rules]}")
 
 _fields = 'vocab','text_cols','token_col','marked','sep'
 
@@ -115,7 +118,7 @@ def _check_codec(data):
     for k in strings:
         odd = [o for o in data[k] if not isinstance(o, str) and (k, type(o)) != ('text_cols', int)]
         if odd: raise ValueError(f'{odd[0]!r} among {k} is no string')
-    for k,known in dict(rules=RULES, steps=STEPS).items():
+    for k,known in dict(rules=_known_rules, steps=STEPS).items():
         odd = [o for o in data[k] if o not in known]
         if odd: raise ValueError(f'{odd[0]!r} is none of the {k} {[*known]}')
 
@@ -126,5 +129,5 @@ def make_codec(
     "The codec that `data` describe. A ValueError for what describes none."
     _check_codec(data)
     rest = {k:v for k,v in data.items() if k not in ('tokenizer','rules')}
-    return cls(tok=make_tokenizer(data['tokenizer']), rules=[RULES[r] for r in data['rules']],
+    return cls(tok=make_tokenizer(data['tokenizer']), rules=[_known_rules[r] for r in data['rules']],
                **rest)

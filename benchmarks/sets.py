@@ -1,0 +1,122 @@
+"""Small labelled sets of one-sentence texts: the same calls, with the same arguments, on all of them, beside a linear model and AWD_LSTM.
+
+`--data` is a folder with TREC questions (`trec.train.txt.gz`, `trec.test.txt.gz`), customer reviews (`custrev`), opinions (`mpqa`) and subjectivity
+(`subj`): a label and a sentence a line, as in the files of Kim (2014). TREC has a test set; of the others a tenth, another one for each seed, is scored
+once. Each candidate, set and seed runs in a process of its own and adds a line to results/sets.jsonl; what is there already is not run again."""
+import gzip
+from fastai.text.all import *
+from fastai_txf.all import *
+from fastai_txf.train.counting import fit_linear
+from common import *
+
+SETS = dict(trec='TREC questions', custrev='customer reviews', mpqa='opinions (MPQA)', subj='subjectivity')
+PUBLISHED = {'NB-SVM, bigrams (Wang & Manning 2012)':dict(custrev=81.8, mpqa=86.3, subj=93.2),
+             'CNN-rand (Kim 2014), as printed':dict(trec=91.2, custrev=79.8, mpqa=83.4, subj=89.6)}
+MINUTES = 1.5 # of the default learner and of AWD_LSTM
+
+def read(data, name):
+    "Texts and labels of a file."
+    rows = [l.rstrip('\n').partition(' ') for l in gzip.open(data/f'{name}.txt.gz', 'rt', errors='replace')]
+    return pd.DataFrame(dict(text=[t for _,_,t in rows], label=[l.partition(':')[0] for l,_,_ in rows]))
+
+def load(data, name, seed):
+    "Training rows and the rows to score."
+    if name == 'trec': return read(data, 'trec.train'), read(data, 'trec.test')
+    df = read(data, name)
+    order = np.random.default_rng(seed).permutation(len(df))
+    n = len(df)//10
+    return df.iloc[order[n:]].reset_index(drop=True), df.iloc[order[:n]].reset_index(drop=True)
+
+def loaders(train, seed):
+    "fastai's loaders of the training rows, a tenth of them for validation."
+    return TextDataLoaders.from_df(train, text_col='text', label_col='label', valid_pct=0.1, seed=seed, bs=64)
+
+def scored(learn, test):
+    "The share of the test rows that are right."
+    return 100*float(np.mean([a == b for a,b in zip(learn.predict(test.text.tolist())[0], test.label)]))
+
+# Candidates: the test accuracy
+
+def bigrams(train, test, seed):
+    "NB-weighted logistic regression on the words and pairs that stand between blanks."
+    from sklearn.feature_extraction.text import CountVectorizer
+    count = CountVectorizer(token_pattern=r'\S+', ngram_range=(1,2), binary=True, dtype=np.float64)
+    names,y = np.unique(train.label, return_inverse=True)
+    w,b = fit_linear(count.fit_transform(train.text), y, len(names))
+    return 100*float((names[(count.transform(test.text)@w + b).argmax(1)] == test.label).mean())
+
+def default(train, test, seed):
+    learn = transformer_classifier_learner(loaders(train, seed), metrics=accuracy)
+    with learn.no_bar(), learn.no_logging(): learn.fit_minutes(MINUTES)
+    return scored(learn, test)
+
+def deep(train, test, seed):
+    learn = transformer_classifier_learner(loaders(train, seed), 'auto', wide=None, metrics=accuracy)
+    with learn.no_bar(), learn.no_logging(): learn.fit_minutes(MINUTES)
+    return scored(learn, test)
+
+def awd(train, test, seed):
+    dls = loaders(train, seed)
+    learn = text_classifier_learner(dls, AWD_LSTM, pretrained=False, metrics=accuracy)
+    with learn.no_bar(), learn.no_logging(): learn.fit_minutes(MINUTES, 2e-3)
+    dl = dls.test_dl(test.text.tolist())
+    with learn.no_bar(): preds = learn.get_preds(dl=dl)[0]
+    return 100*float((np.array(dls.vocab[1])[preds.argmax(1).numpy()] == test.label).mean())
+
+def best(train, test, seed):
+    learn = best_classifier(train, minutes=10, seed=seed)
+    return scored(learn, test)
+
+CANDIDATES = dict(bigrams=bigrams, default=default, deep=deep, awd=awd, best=best)
+NAMES = dict(bigrams='linear: NB-weighted words and pairs', default=f'`transformer_classifier_learner(dls).fit_minutes({MINUTES})`',
+             deep='the same without the wide path (`wide=None`)', awd=f'`text_classifier_learner(AWD_LSTM, pretrained=False)`, {MINUTES} minutes',
+             best='`best_classifier(df, minutes=10)`')
+
+# Runs and the table
+
+def run(candidate, name, seed, args):
+    "A row of results."
+    torch.set_num_threads(args.threads)
+    train,test = load(args.data, name, seed)
+    set_seed(seed)
+    start = time.process_time()
+    acc = CANDIDATES[candidate](train, test, seed)
+    return {'candidate':candidate, 'set':name, 'seed':seed, 'accuracy':acc, 'core-minutes':(time.process_time()-start)/60, **about(args.threads)}
+
+def render(rows):
+    "The results as markdown."
+    def mean(c, s, key='accuracy'):
+        found = [r[key] for r in rows if r['candidate'] == c and r['set'] == s]
+        return statistics.fmean(found) if found else None
+    def line(c):
+        row = {'candidate':NAMES[c]}
+        for s in SETS:
+            n = sum(r['candidate'] == c and r['set'] == s for r in rows)
+            if n: row[s] = f"{mean(c, s):.1f} ({n} run{'s'*(n > 1)}, {mean(c, s, 'core-minutes'):.1f})"
+        accs = [mean(c, s) for s in SETS]
+        return {**row, 'mean':None if None in accs else statistics.fmean(accs)}
+    lines = [line(c) for c in CANDIDATES if any(r['candidate'] == c for r in rows)]
+    lines += [{'candidate':f'published: {k}', **v} for k,v in PUBLISHED.items()]
+    cols = {'candidate':'candidate', **{t:s for s,t in SETS.items()}, 'mean':'mean'}
+    return ('# Small labelled sets, test accuracy in per cent\n\nWritten by `python benchmarks/sets.py --data FOLDER --threads 1`. In brackets: runs, each with another seed, and core-minutes of a run, '
+            'all processor time from data frame to last prediction. Nothing was chosen on the test parts; what the calls do by default was chosen on fifths of the training parts.\n\n'
+            + table(lines, cols) + '\n' + ran_with(rows, env=None))
+
+def main():
+    p = options(__doc__, CANDIDATES)
+    p.add_argument('--data', type=Path, required=True, help='folder of the sets')
+    p.add_argument('--sets', nargs='+', choices=SETS, default=list(SETS))
+    p.add_argument('--seeds', nargs='+', type=int, default=[0,1,2])
+    args = p.parse_args()
+    file = out_file(args, 'sets')
+    for seed in args.seeds:
+        for name in args.sets:
+            for c in args.only:
+                if args.child: return add_row(file, run(c, name, seed, args))
+                if any((r['candidate'],r['set'],r['seed']) == (c,name,seed) for r in read_rows(file)): continue
+                command = [sys.executable, __file__, '--child', '--only', c, '--sets', name, '--seeds', str(seed), '--data', str(args.data), '--threads', str(args.threads)]
+                print(f'== {c}, {name}, seed {seed}', flush=True)
+                subprocess.run(command + (['--out', str(args.out)] if args.out else []), check=True)
+    file.with_suffix('.md').write_text(render(read_rows(file)))
+
+if __name__ == '__main__': main()

@@ -1,0 +1,118 @@
+"`best_classifier`: any text, any targets, any amount of labels"
+import numpy as np, pandas as pd, pytest, torch
+from fastai.learner import load_learner
+from fastai_txf.recipes.best import best_classifier
+from fastai_txf.recipes.heldout import choose_shares, clearly_better, interval, text_folds
+import fastai_txf.recipes.best as best
+import fastai_txf.explain.attribution
+
+words = 'red green blue black white pink brown grey gold teal'.split()
+
+def frame(n=160, seed=0):
+    rng = np.random.default_rng(seed)
+    rows = [rng.choice(words, 6) for _ in range(n)]
+    return pd.DataFrame(dict(text=[' '.join(r) for r in rows], label=['warm' if r[0] in words[:5] else 'cold' for r in rows]))
+
+def quick(df, **kw): return best_classifier(df, minutes=0.02, verbose=False, **kw)
+
+def test_one_call_predicts_explains_exports(tmp_path):
+    learn = quick(frame())
+    assert learn.predict('red red red red red red')[0] == 'warm'
+    assert abs(learn.explain('red gold gold').gap) < 0.1
+    learn.export(tmp_path/'l.pkl')
+    again = load_learner(tmp_path/'l.pkl')
+    assert torch.equal(again.predict('red gold')[2], learn.predict('red gold')[2])
+    assert again.report.results.equals(learn.report.results)
+    r = learn.report.results
+    assert r.returned.sum() == 1 and (r['from'] <= r.accuracy).all() and (r.accuracy <= r['to']).all()
+    assert list(learn.report.curve.texts) == sorted(learn.report.curve.texts)
+
+def test_validation_rows_stay_out():
+    "Rows to score on take no part in training or choice: their texts are in no fold, their words in no vocabulary"
+    df = frame().assign(valid=lambda d: np.arange(len(d)) % 4 == 0)
+    df.loc[df.valid, 'text'] += ' onlyhere'
+    learn = quick(df, valid_col='valid')
+    assert learn.report.results.candidate.iloc[-1] == 'returned, validation rows'
+    assert len(learn.dls.valid_ds) == df.valid.sum() and 'onlyhere' not in str(learn.codec.vocab)
+
+def test_classes_as_integers_and_one_rare():
+    df = frame(200)
+    df['label'] = (df.label == 'warm').astype(int)
+    df.loc[:1, 'label'] = 2                                              # one class with 1 %
+    learn = quick(df)
+    assert learn.predict('red red red red')[0] == '1' and len(learn.dls.vocab[1]) == 3
+
+def test_several_labels_and_numbers():
+    df = frame()
+    df['label'] = [','.join(sorted({'warm' if w in words[:5] else 'cold' for w in t.split()[:2]})) for t in df.text]
+    learn = quick(df, label_delim=',')
+    assert set(learn.predict('red red red red')[0]) <= {'warm','cold'}
+    df['label'] = [words.index(t.split()[0]) + 0.5 for t in df.text]
+    learn = quick(df)
+    assert 'mse' in learn.report.results and isinstance(learn.predict('red red')[1].item(), float)
+
+def test_many_classes():
+    df = pd.DataFrame(dict(text=[f'word{i%150} and word{i%7}' for i in range(600)], label=[f'c{i%150:03}' for i in range(600)]))
+    learn = quick(df)
+    assert len(learn.dls.vocab[1]) == 150
+
+def test_one_word_texts():
+    df = pd.DataFrame(dict(text=words*6, label=(['warm']*5+['cold']*5)*6))
+    learn = quick(df)
+    assert any('copies' in n for n in learn.report.notes)
+    assert learn.predict('red')[0] == 'warm'
+
+@pytest.mark.parametrize('df,error', [(frame(10), 'at least 20'), (frame().assign(label=None), 'label'), (frame().assign(text=1), 'text'), (frame().iloc[:0], '')])
+def test_refuses(df, error):
+    with pytest.raises((ValueError,TypeError), match=error): quick(df)
+
+def test_minutes_and_columns():
+    with pytest.raises(ValueError, match='minutes'): best_classifier(frame(), minutes=0)
+    with pytest.raises((ValueError,KeyError), match='lable'): best_classifier(frame(), label_col='lable')
+
+def test_stopped_by_hand(monkeypatch):
+    "Ctrl-C in the first transformer: the counted words are returned"
+    def stop(self, k, minutes=None): raise KeyboardInterrupt
+    monkeypatch.setattr(best._Towers, 'train', stop)
+    learn = quick(frame())
+    assert learn.report.results.candidate[learn.report.results.returned].item().endswith('counted')
+    assert learn.predict('red red red red red')[0] == 'warm'
+
+def test_goes_on_where_it_was(tmp_path, monkeypatch):
+    "The same call with the same folder trains nothing twice"
+    df = frame()
+    first = quick(df, folder=tmp_path)
+    kept = list(tmp_path.iterdir())
+    assert kept
+    def fail(self, k): raise AssertionError('trained again')
+    seconds = best._Towers.seconds
+    monkeypatch.setattr(best._Towers, 'seconds', lambda self: 1e-3)
+    monkeypatch.setattr(best._Towers, 'plan', lambda self, s: len(kept))
+    monkeypatch.setattr(best._Towers, 'learner', fail)
+    again = quick(df, folder=tmp_path)
+    assert torch.equal(again.predict('red gold')[2], first.predict('red gold')[2])
+    kept[0].write_bytes(kept[0].read_bytes()[:100])
+    with pytest.raises(ValueError, match=kept[0].name): quick(df, folder=tmp_path)
+
+def test_unlabelled_texts_are_read_first():
+    df,more = frame(80), frame(200, seed=1).text
+    learn = quick(df, unlabelled=more)
+    assert 'transformer' in list(learn.report.results.candidate)
+
+def test_folds_keep_copies_together():
+    df = frame(100); df = pd.concat([df, df[:30]])
+    fold = text_folds(df.text, df.label, 5)
+    assert df.assign(fold=fold).groupby('text').fold.nunique().max() == 1
+    for k in range(5): assert 0.3 < (df.label[fold==k] == 'warm').mean() < 0.7
+
+def test_random_state_is_left_alone():
+    torch.manual_seed(7); a = torch.rand(3)
+    torch.manual_seed(7); quick(frame()); b = torch.rand(3)
+    assert torch.equal(a, b)
+
+def test_never_below_the_counted_words_beyond_chance():
+    y = torch.tensor([0,1]*200)
+    good = torch.nn.functional.one_hot(y).float()
+    bad = good.clone(); bad[:100] = bad[:100].flip(1)
+    assert clearly_better(good, bad, y, 'category') and not clearly_better(bad, good, y, 'category')
+    assert choose_shares(bad, good, y)[1] > 0

@@ -1,0 +1,210 @@
+"The wide path: hashed words and pairs beside the transformer, counted, joined, explained; and what is chosen where nothing is asked"
+import dataclasses, numpy as np, pandas as pd, pytest, torch
+from fastai.learner import load_learner
+from fastai.metrics import accuracy
+from fastai_txf.base.checks import check_values
+from fastai_txf.model.config import make_config, PRESETS
+from fastai_txf.model.models import TransformerClassifier
+from fastai_txf.model.wide import hash_ids, WidePath
+from fastai_txf.text.loaders import TransformerDataLoaders
+from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
+from fastai_txf.text.target import Target
+from fastai_txf.train.counting import count_features, fit_linear, nb_weights
+from fastai_txf.learn.classifier import auto_fields, labelled_ids, transformer_classifier_learner
+from fastai_txf.learn.lm import transformer_lm_learner
+import fastai_txf.explain.attribution
+from hypothesis import given, settings, strategies as st
+
+odd = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
+
+def number(v):
+    "A whole number as int64 holds it"
+    v %= 2**64
+    return v - 2**64 if v >= 2**63 else v
+
+def slow_hash(a, b=None):
+    h = number((a+1)*odd[0] if b is None else number(number(a*odd[0]) + b)*odd[1])
+    return number((h ^ (h >> 29))*odd[1])
+
+def slow_rows(ids, starts, n_rows, words):
+    "The rows of a text's features by explicit loops over whole numbers of Python"
+    hashes = [slow_hash(i) for i in ids]
+    hashes += [slow_hash(a, b) for a,b in zip(hashes, hashes[1:])]
+    if words:
+        groups = []
+        for i in ids:
+            if starts[i] or not groups: groups.append([])
+            groups[-1].append(i)
+        ws = [slow_hash(-number(sum((i+1)*pow(0x100000001B3, min(n, 31), 2**64) for n,i in enumerate(g)))) for g in groups]
+        hashes += ws + [slow_hash(a, b) for a,b in zip(ws, ws[1:])]
+    return sorted({(h >> 20) % n_rows for h in hashes})
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.lists(st.integers(2, 19), max_size=40), min_size=1, max_size=4), st.booleans())
+def test_features_are_those_of_a_loop(texts, words):
+    wide = WidePath(2**12, 3, 20, pad_idx=1, words=words)
+    starts = torch.arange(20) % 3 == 0
+    wide.starts.copy_(starts)
+    width = max(map(len, texts)) + 2
+    x = torch.tensor([[1]*(width-len(t)) + t for t in texts])
+    rows,counts = wide.features(x)
+    for t,r,c in zip(texts, rows, counts): assert r[c].tolist() == slow_rows(t, starts.tolist(), 2**12, words)
+
+def test_pairs_of_hashes_differ():
+    a,b = torch.cartesian_prod(torch.arange(300), torch.arange(300)).T
+    assert len(hash_ids(hash_ids(a), hash_ids(b)).unique()) == 90_000
+
+@pytest.fixture
+def wide():
+    w = WidePath(2**10, 3, 20, pad_idx=1, words=True)
+    w.starts.copy_(torch.arange(20) % 3 == 0)
+    w.table.normal_(generator=torch.Generator().manual_seed(0)); w.bias.copy_(torch.tensor([1.,-1.,0.5]))
+    return w
+
+def test_companions_change_nothing(wide):
+    "A text alone equals the text beside one of 5,000 tokens"
+    t = torch.randint(2, 20, (1,30), generator=torch.Generator().manual_seed(1))
+    long = torch.randint(2, 20, (1,5000), generator=torch.Generator().manual_seed(2))
+    both = torch.cat([torch.cat([torch.ones(1,4970).long(), t], 1), long])
+    torch.testing.assert_close(wide(both)[:1], wide(t), atol=1e-5, rtol=0)
+
+def test_token_shares_add_up(wide):
+    "Shares of the tokens equal the sum, and those of a loop over features"
+    x = torch.randint(2, 20, (1,25), generator=torch.Generator().manual_seed(3))
+    w = torch.tensor([[1.,-2.,0.3], [0.,1.,0.]])
+    shares = wide.token_shares(x, w)
+    assert shares.shape == (2,25)
+    torch.testing.assert_close(shares.sum(1), w @ (wide(x)[0]-wide.bias), atol=1e-4, rtol=1e-4)
+    wide.by_length.fill_(True)
+    torch.testing.assert_close(wide.token_shares(x, w).sum(1), w @ (wide(x)[0]-wide.bias), atol=1e-4, rtol=1e-4)
+
+def test_empty_and_huge(wide):
+    assert torch.equal(wide(torch.ones(2,3).long()), wide.bias.expand(2,-1))
+    assert torch.equal(wide(torch.ones(2,0).long()), wide.bias.expand(2,-1))
+    assert wide(torch.randint(2, 20, (1,100_000))).isfinite().all()
+
+def test_silent_in_training_and_before_counting():
+    m = TransformerClassifier(vocab_sz=20, d_model=16, n_heads=2, n_layers=1, wide=2**10, p=0., emb_p=0., head_p=0.)
+    x = torch.randint(2, 20, (3,9))
+    deep = m.eval()(x)
+    m.wide.table.normal_()
+    assert torch.equal(m(x), deep)                              # not counted: nothing is added
+    m.wide.shares.copy_(torch.tensor([0.5,2.]))
+    torch.testing.assert_close(m(x), 0.5*deep + 2*m.wide(x))
+    torch.testing.assert_close(m.train()(x), deep)              # training sees the transformer alone
+
+def test_members_are_averaged():
+    m = TransformerClassifier(vocab_sz=20, d_model=16, n_heads=2, n_layers=1, members=3, n_out=4).eval()
+    x = torch.randint(2, 20, (3,9))
+    alone = TransformerClassifier(dataclasses.replace(m.config, members=1)).eval()
+    outs = []
+    for one in [m, *m.others]:
+        alone.load_state_dict({k:v for k,v in one.state_dict().items() if not k.startswith('others')})
+        outs.append(alone(x))
+    torch.testing.assert_close(m(x), torch.stack(outs).mean(0))
+
+def test_linear_equals_scikit():
+    "One class against the rest: the logistic regression on weighted features, as scikit-learn predicts it"
+    from scipy.sparse import csr_matrix
+    from sklearn.linear_model import LogisticRegression
+    rng = np.random.default_rng(0)
+    x,y = csr_matrix(rng.random((200,50)) < 0.2, dtype=float), rng.integers(0, 3, 200)
+    w,b = fit_linear(x, y, 3)
+    for i in range(3):
+        r = nb_weights(x, y==i)
+        m = LogisticRegression(C=1., solver='liblinear').fit(x.multiply(r).tocsr(), y==i)
+        np.testing.assert_allclose(x@w[:,i] + b[i], m.decision_function(x.multiply(r).tocsr()), rtol=1e-8)
+
+words = 'red green blue black white pink brown grey gold teal'.split()
+
+def frame(n=120, kind='category', seed=0):
+    "Texts whose label is their first colour"
+    rng = np.random.default_rng(seed)
+    rows = [rng.choice(words, 6) for _ in range(n)]
+    label = [('warm' if r[0] in words[:5] else 'cold') for r in rows]
+    if kind == 'multi': label = [','.join(sorted({'warm' if w in words[:5] else 'cold' for w in r[:2]})) for r in rows]
+    if kind == 'number': label = [float(words.index(r[0])) + 0.5 for r in rows]
+    return pd.DataFrame(dict(text=[' '.join(r) for r in rows], label=label, valid=np.arange(n) % 4 == 0))
+
+def loaders(kind='category', **kw):
+    if kind == 'multi': kw['label_delim'] = ','
+    return TransformerDataLoaders.from_df(frame(kind=kind), text_col='text', label_col='label', valid_col='valid', bs=16, min_freq=1, **kw)
+
+def test_auto_is_for_those_who_ask_nothing():
+    dls = loaders()
+    asked = transformer_classifier_learner(dls, d_model=32)
+    assert asked.model.wide is None and asked.model.config.n_layers == 2
+    auto = transformer_classifier_learner(dls).model.config
+    assert auto.wide and auto.positions == PRESETS['reviews']['positions']
+    mine = transformer_classifier_learner(dls, 'auto', d_model=32, p=0.2, wide=2**14).model.config
+    assert (mine.d_model,mine.p,mine.wide,mine.n_layers) == (32,0.2,2**14,1)
+    assert transformer_classifier_learner(dls, 'default').model.wide is None
+    assert transformer_classifier_learner(dls, 'auto', wide=None).model.wide is None
+
+@pytest.mark.parametrize('kind', ['category','multi','number'])
+def test_counts_before_the_first_fit(kind, tmp_path):
+    "The first fit counts; predictions, export, save and load keep what is counted; fits go on"
+    dls = loaders(kind)
+    learn = transformer_classifier_learner(dls, metrics=Target.of(dls).metric, path=tmp_path)
+    with learn.no_bar(), learn.no_logging():
+        learn.fit_one_cycle(1)
+        assert learn.model.wide.counted
+        table = learn.model.wide.table.clone()
+        learn.fit_one_cycle(1)
+    assert torch.equal(table, learn.model.wide.table)
+    texts = ['red blue blue blue', 'gold', '', 'unknown words']
+    want = learn.predict(texts)[2]
+    learn.export('l.pkl')
+    assert torch.equal(load_learner(tmp_path/'l.pkl').predict(texts)[2], want)
+    learn.save('w')
+    fresh = transformer_classifier_learner(dls, path=tmp_path).load('w')
+    assert torch.equal(fresh.predict(texts)[2], want)
+    e = learn.explain('red blue blue black')
+    assert abs(e.gap) < 0.05
+
+def test_lr_find_keeps_the_count():
+    learn = transformer_classifier_learner(loaders())
+    with learn.no_bar(): learn.lr_find(show_plot=False, num_it=5)
+    assert learn.model.wide.counted
+
+def test_explains_members_and_words():
+    "The shares add up where several transformers and the counted words decide together"
+    dls = loaders(tok_tfm=BPETokenizer(300))
+    learn = transformer_classifier_learner(dls, 'auto', members=3, d_model=32)
+    assert learn.model.config.wide_words
+    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(1, 1e-2)
+    e = learn.explain('red blue blue black')
+    assert abs(e.gap) < 0.02*max(1, abs(e.score-e.base))
+    without = learn.model.wide.shares.clone()
+    learn.model.wide.shares[1] = 0.
+    assert abs(learn.explain('red blue blue black', target=e.idx).score - e.score) > 1e-3
+
+def test_takes_the_shape_of_an_encoder(tmp_path):
+    "A language model's encoder fits a classifier of which nothing was asked"
+    df = frame()
+    lm_dls = TransformerDataLoaders.from_df(df, text_col='text', is_lm=True, valid_col='valid', bs=4, seq_len=16, min_freq=1)
+    lm = transformer_lm_learner(lm_dls, path=tmp_path, n_layers=3, d_model=32, n_heads=2)
+    lm.save_encoder('enc')
+    learn = transformer_classifier_learner(loaders(), path=tmp_path)
+    learn.load_encoder('enc')
+    assert (learn.model.config.n_layers,learn.model.config.d_model) == (3,32) and learn.model.config.wide
+    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(1)
+    with pytest.raises(ValueError, match='n_layers'): transformer_classifier_learner(loaders(), n_layers=1).load_encoder(tmp_path/'models'/'enc.pth')
+    with pytest.raises(FileNotFoundError): learn.load_encoder(tmp_path/'nothing.pth')
+
+def test_count_wide_needs_a_path():
+    with pytest.raises(ValueError, match='no wide path'): transformer_classifier_learner(loaders(), d_model=32).count_wide()
+
+@pytest.mark.parametrize('bad', [dict(wide=0), dict(wide=-5), dict(members=0)])
+def test_bad_fields(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))): make_config(vocab_sz=9, **bad)
+
+def test_many_classes_within_memory():
+    "150 classes: the table is capped at 16 million numbers"
+    df = pd.DataFrame(dict(text=[f'word{i%150} and word{i%7}' for i in range(600)], label=[f'c{i%150:03}' for i in range(600)]))
+    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_pct=0.2, seed=0, bs=32, min_freq=1)
+    learn = transformer_classifier_learner(dls, metrics=accuracy)
+    assert learn.model.wide.table.numel() <= 2**24
+    learn.count_wide()
+    learn.model.wide.shares.copy_(torch.tensor([0.,1.]))
+    assert learn.validate()[1] > 0.9
