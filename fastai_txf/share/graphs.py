@@ -37,11 +37,11 @@ class WindowGraph(Module):
 class TextGraph(WindowGraph):
     "A classifier: one transformer or several, alone or joined to a wide path."
     def __init__(self, model):
-        self.model,wide = model, getattr(model, 'wide', None)
-        self.by_length = wide is not None and bool(wide.by_length)
+        self.model = model
+        self.by_length = model.wide is not None and bool(model.wide.by_length)
 
     def forward(self, windows, places, rows=None): # `(bs, n_out)`
-        members = [self.model, *getattr(self.model, 'others', ())]
+        members = [self.model, *self.model.others]
         deep = torch.stack([self._deep(m, windows, places) for m in members]).mean(0)
         return deep if rows is None else self._join(self.model.wide, deep, rows)
 
