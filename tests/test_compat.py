@@ -233,6 +233,13 @@ def test_show_error_as():
     e = ValueError()
     compat.show_error_as(e, lambda: ['told'])
     assert e._render_traceback_() == ['told']
+def test_has_vnni():
+    "torch.cpu._is_vnni_supported: what the processor's list of features says"
+    exists(torch.cpu, '_is_vnni_supported')
+    info = Path('/proc/cpuinfo')
+    flags = info.read_text() if info.exists() else ''
+    if 'flags' in flags: assert compat.has_vnni() == ('avx512_vnni' in flags or 'avx_vnni' in flags)
+    assert isinstance(compat.has_vnni(), bool)
 
 def test_every_name_has_a_canary():
     "This file speaks of everything that `base.compat` offers"

@@ -1,5 +1,5 @@
 "Models in ONNX: torch's answers without torch, files that are checked; maps with weights of eight bits"
-import json, os, subprocess, sys, textwrap
+import os, subprocess, sys, textwrap
 import numpy as np, pytest, torch
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +10,8 @@ from fastai_txf.all import (
 from fastai_txf.model.config import LONG
 from fastai_txf.model.windows import POOLS
 from fastai_txf.share.bundle import seal
-from fastai_txf.share.onnx import cut_windows, FILES, lay_out, read_onnx
+from fastai_txf.share.onnx import FILES, read_onnx
+from fastai_txf.share.tables import cut_windows, feature_rows, lay_out
 from test_publish import marked, odd_texts, stirred, tasks
 
 root = Path(__file__).parents[1]
@@ -129,6 +130,40 @@ def test_configurations(kw, tmp_path):
         with torch.no_grad(): want = model(torch.tensor([ids], dtype=torch.long)).numpy()
         close(session.run(None, lay_out([ids], 7, model.config.long))[0], want)
 
+# The wide path
+
+@pytest.mark.parametrize('words', [False,True])
+def test_features(words):
+    "The rows of the model's own hashes, for texts of all lengths"
+    wide = pytest.importorskip('fastai_txf.model.wide').WidePath(1009, 2, 50, 1, words)
+    wide.starts[torch.arange(0, 50, 3)] = False
+    inside = (~wide.starts).nonzero()[:,0].tolist()
+    g = torch.Generator().manual_seed(0)
+    for n in (0, 1, 2, 5, 40, 300):
+        ids = torch.randint(2, 50, (n,), generator=g)
+        rows,counts = wide.features(ids[None] if n else torch.ones(1, 1, dtype=torch.long))
+        mine = feature_rows([ids.tolist()], 1009, words, inside)[0]
+        assert mine[mine >= 0].tolist() == rows[counts].tolist()
+
+@slow
+@pytest.mark.parametrize('by_length', [False,True])
+def test_wide(by_length):
+    "Several transformers and a wide path as one graph"
+    ready()
+    pytest.importorskip('fastai_txf.model.wide')
+    import onnxruntime
+    from fastai_txf.share.graphs import export_graphs
+    torch.manual_seed(0)
+    model = TransformerClassifier(vocab_sz=30, d_model=16, n_heads=2, max_len=7, n_out=3, wide=101, wide_words=True, members=2).eval()
+    for k,v in dict(table=torch.randn(101, 3), bias=torch.randn(3), shares=torch.tensor([0.7,0.4]), by_length=torch.tensor(by_length), starts=torch.arange(30) % 2 == 0).items():
+        getattr(model.wide, k).copy_(v)
+    session = onnxruntime.InferenceSession(export_graphs(model)['model.onnx'])
+    inside = (~model.wide.starts).nonzero()[:,0].tolist()
+    for n in (0, 1, 7, 8, 40):
+        ids = [i % 20 + 5 for i in range(n)]
+        with torch.no_grad(): want = model(torch.tensor([ids], dtype=torch.long)).numpy()
+        close(session.run(None, {**lay_out([ids], 7), 'rows':feature_rows([ids], 101, True, inside)})[0], want)
+
 # Files
 
 hidden = 'torch','fastai','fastcore','pandas','spacy','safetensors','onnx'
@@ -174,17 +209,15 @@ def test_changed_files(made, tmp_path):
         (folder/name).unlink()
         with pytest.raises(FileNotFoundError, match=name.replace('.', r'\.')): OnnxPredictor(folder)
 
-@pytest.mark.parametrize('change', [dict(kind='../x'), dict(kind='lm'), dict(format=2)], ids=str)
+@pytest.mark.parametrize('change', [dict(kind='../x'), dict(kind='seq2seq'), dict(kind=None)], ids=str)
 def test_foreign_configurations(made, tmp_path, change):
-    "A configuration that was sealed anew with other contents"
+    "A configuration that was sealed anew with other contents, or is of another format"
     *_,at = made('one', max_len=8)
     config,files = read_onnx(at)
     folder = copied(at, tmp_path/'c')
-    data = json.loads(seal({**config, **change}, files))
-    if 'format' in change:
-        data = {**data, **change}
-    (folder/'config.json').write_bytes(seal({k:v for k,v in data.items() if k != 'checksum'}, files) if 'format' not in change else json.dumps(data).encode())
-    with pytest.raises(ValueError, match='config.json'): OnnxPredictor(folder)
+    for data in (seal({**{k:v for k,v in config.items() if k != 'checksum'}, **change}, files), b'{"format": 2}', b'[]', b'\xff'):
+        (folder/'config.json').write_bytes(data)
+        with pytest.raises(ValueError, match='config.json'): OnnxPredictor(folder)
 
 def test_bundle_is_none(made, tmp_path):
     "A published model and an empty folder are named as what they are not"
@@ -205,9 +238,9 @@ def test_refused(made, tmp_path, monkeypatch):
         with pytest.raises(ImportError, match='pip install onnx onnxscript'): to_onnx(learn, tmp_path/'x', trained=True)
     with monkeypatch.context() as m:
         m.setattr('fastai_txf.share.graphs.export_graphs', lambda model: {k:(at/k).read_bytes() for k in FILES['classifier']})
-        other = stirred(tasks['one'](max_len=8, pool='mean'))
-        with torch.no_grad(): other.model.head.weight += 1
-        with pytest.raises(Exception): to_onnx(other, tmp_path/'x', trained=True)
+        other = stirred(tasks['one'](max_len=8))
+        with torch.no_grad(): other.model.head.bias += 1
+        with pytest.raises(ValueError, match='answers otherwise'): to_onnx(other, tmp_path/'x', trained=True)
         m.setattr('fastai_txf.share.publish.os.fsync', lambda fd: (_ for _ in ()).throw(OSError(28, 'No space left on device')))
         with pytest.raises(OSError, match='No space'): to_onnx(learn, tmp_path/'x', trained=True)
     assert not [*tmp_path.iterdir()]

@@ -23,9 +23,11 @@ class WindowGraph(Module):
     def vectors(self,
         windows, # token ids, `(n_windows, width)`, -1 where there is none
         places, # numbers of tokens of all windows, any shape, -1 where there is none
+        enc=None, # whose vectors; default: the model's encoder
     ): # the shape of `places`, and `d_model`
         "What the encoder says of each token."
-        enc,col = self.model.encoder, torch.arange(windows.shape[1], device=windows.device)
+        enc = self.model.encoder if enc is None else enc
+        col = torch.arange(windows.shape[1], device=windows.device)
         seen = (windows >= 0) | (col == 0)              # a window of an empty text sees something
         mask = seen[:,None,None]                                       # (n_windows, 1, 1, width)
         if enc.config.causal: mask = mask & (col[:,None] >= col)
@@ -33,18 +35,29 @@ class WindowGraph(Module):
         return h.flatten(0, 1)[places.clamp(min=0)]
 
 class TextGraph(WindowGraph):
-    "A classifier."
-    def forward(self, windows, places): # `(bs, n_out)`
-        members = [self, *map(TextGraph, self.model.others)]
-        return torch.stack([m.deep(windows, places) for m in members]).mean(0)
+    "A classifier: one transformer or several, alone or joined to a wide path."
+    def __init__(self, model):
+        self.model = model
+        self.by_length = model.wide is not None and bool(model.wide.by_length)
 
-    def deep(self, windows, places):
-        "The outputs of one transformer, `(bs, n_out)`: what it has counted is added elsewhere."
-        m,real = self.model, places >= 0
-        h = self.vectors(windows, places)                              # (bs, sl, d_model)
+    def forward(self, windows, places, rows=None): # `(bs, n_out)`
+        members = [self.model, *self.model.others]
+        deep = torch.stack([self._deep(m, windows, places) for m in members]).mean(0)
+        return deep if rows is None else self._join(self.model.wide, deep, rows)
+
+    def _deep(self, m, windows, places):
+        "The outputs of a transformer."
+        h,real = self.vectors(windows, places, m.encoder), places >= 0 # (bs, sl, d_model)
         def score(h): return m.head(m.pooler(h))
         if m.config.pool == 'max_logits': return m.range(masked_max(score(h), real))
         return m.range(score(POOLS[m.config.pool](h, real)))
+
+    def _join(self, wide, deep, rows):
+        "With the sum of the features' weights, which stand in `rows` of the table, `(bs, n)`."
+        counts = (rows >= 0).to(deep.dtype)
+        if self.by_length: counts = counts/counts.sum(1, keepdim=True).clamp(min=1).sqrt()
+        added = (wide.table[rows.clamp(min=0)]*counts[...,None]).sum(1) + wide.bias
+        return wide.shares[0]*deep + wide.shares[1]*added
 
 class GapGraph(WindowGraph):
     "A masked language model; `places` are those that are asked for, `(n,)`."
@@ -116,10 +129,12 @@ def _step_example(model):
 def _window_example(model, flat=False):
     "Arguments of a `WindowGraph`."
     places = torch.arange(7) if flat else torch.arange(14).view(2, 7)
-    return dict(windows=torch.zeros(3, 5, dtype=torch.long), places=places)
+    res = dict(windows=torch.zeros(3, 5, dtype=torch.long), places=places)
+    if getattr(model, 'wide', None) is None: return res
+    return {**res, 'rows':torch.arange(18).view(2, 9)}
 
 _dynamic = dict(
-    windows=(0,1), places=(0,1), ids=(0,1), first=(), keys=(1,3), values=(1,3), context=(0,1),
+    windows=(0,1), places=(0,1), rows=(0,1), ids=(0,1), first=(), keys=(1,3), values=(1,3), context=(0,1),
     real=(0,1))
 _caches = ['logits','new_keys','new_values']
 

@@ -6,46 +6,13 @@
 __all__ = ['OnnxPredictor', 'to_onnx']
 
 # %% ../../nbs/8_share/11_onnx.ipynb #b236a236
-import hashlib, io, json, tempfile
+import hashlib, json, tempfile
 import numpy as np
 from contextlib import contextmanager
 from pathlib import Path
 from ..base.plain import chunked, ifnone
 from .text import make_codec
-
-# %% ../../nbs/8_share/11_onnx.ipynb #19efd1d7
-def cut_windows(
-    ids:list, # of one text
-    max_len:int, # tokens in a window at most
-    long:str='window', # as in `TransformerConfig`
-)->list: # lists of ids
-    "The windows of a text: at least one, which may be empty."
-    if len(ids) > max_len and long != 'window':
-        head = {'head':max_len, 'tail':0, 'head+tail':max_len//2}[long]
-        ids = [*ids[:head], *ids[len(ids)-max_len+head:]]
-    n = max(1, -(-len(ids)//max_len))
-    width = max(1, -(-len(ids)//n))
-    return [ids[i:i+width] for i in range(0, n*width, width)]
-
-def _table(rows):
-    "Lists of numbers as a table, -1 behind them."
-    res = np.full((len(rows), max(1, *map(len, rows))), -1, np.int64)
-    for r,row in zip(res, rows): r[:len(row)] = row
-    return res
-
-def lay_out(
-    texts:list, # lists of ids
-    max_len:int, # tokens in a window at most
-    long:str='window', # as in `TransformerConfig`
-)->dict: # `windows` and `places`, the arguments of a graph
-    "The windows of all texts, and where the tokens of each text stand in them."
-    cut = [cut_windows(ids, max_len, long) for ids in texts]
-    windows = _table([w for ws in cut for w in ws])
-    places,row,width = [], 0, windows.shape[1]
-    for ws in cut:
-        places.append([(row+i)*width+j for i,w in enumerate(ws) for j in range(len(w))])
-        row += len(ws)
-    return dict(windows=windows, places=_table(places))
+from .tables import feature_rows, lay_out
 
 # %% ../../nbs/8_share/11_onnx.ipynb #d7e1cdb0
 FILES = dict(classifier=['model.onnx'], mlm=['model.onnx'], lm=['model.onnx'],
@@ -86,7 +53,6 @@ def read_onnx(
     folder = Path(folder)
     config,files = _read_config(folder), {}
     names = [*FILES[config['kind']], *_beside]
-    if config['config'].get('wide'): names.append('wide.npz')
     if sorted(names) != sorted(config['files']):
         raise _why(folder/'config.json', f'it names the files {sorted(config["files"])}')
     for k in names:
@@ -95,55 +61,6 @@ def read_onnx(
         if _digest(files[k]) != config['files'][k]:
             raise _why(folder/k, 'it has changed since it was written')
     return config, files
-
-# %% ../../nbs/8_share/11_onnx.ipynb #5b1e7e02
-_odd = [np.array(o, np.uint64).view(np.int64) for o in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)]
-_powers = np.array([pow(0x100000001B3, i, 2**64) for i in range(32)], np.uint64).view(np.int64)
-
-def _hash(a, b=None):
-    "`hash_ids` of `WidePath`."
-    h = (a+1)*_odd[0] if b is None else (a*_odd[0] + b)*_odd[1]
-    return (h ^ (h >> 29))*_odd[1]
-
-class CountedWords:
-    "A `WidePath` in numpy."
-    def __init__(self, data, config):
-        self.pad_idx,self.words = config['pad_idx'], config['wide_words']
-        with np.load(io.BytesIO(data), allow_pickle=False) as f:
-            self.table,self.bias = f['table'], f['bias']
-            self.starts,self.shares = f['starts'], f['shares']
-            self.by_length = bool(f['by_length'])
-
-    def _words(self, x):
-        "A number for each word."
-        begins = self.starts[x]
-        begins[:1] = True
-        word = begins.cumsum()-1
-        nth = np.arange(len(x)) - begins.nonzero()[0][word]
-        res = np.zeros(len(x) and word[-1]+1, np.int64)
-        np.add.at(res, word, (x+1)*_powers[nth.clip(max=31)])
-        return _hash(-res)
-
-    def outputs(self, ids):
-        "The sum of the weights of a text's features, `(n_out,)`."
-        x = np.array([i for i in ids if i != self.pad_idx], np.int64)
-        hashes = [_hash(x), *([self._words(x)] if self.words else [])]
-        hashes = np.concatenate([*hashes, *(_hash(h[:-1], h[1:]) for h in hashes)])
-        rows = np.unique((hashes >> 20) % len(self.table))
-        scale = max(1, len(rows))**0.5 if self.by_length else 1
-        return self.table[rows].sum(0)/scale + self.bias
-
-    def join(self, deep, ids):
-        "Both, by their shares, `(n, n_out)`."
-        counted = np.stack([self.outputs(o) for o in ids])
-        return (self.shares[0]*deep + self.shares[1]*counted).astype(np.float32)
-
-def _counted(wide):
-    "A `WidePath` as the content of a file."
-    f = io.BytesIO()
-    names = 'table','bias','starts','shares','by_length'
-    np.savez_compressed(f, **{k:getattr(wide, k).cpu().numpy() for k in names})
-    return f.getvalue()
 
 # %% ../../nbs/8_share/11_onnx.ipynb #ec81c495
 def _session(data, threads):
@@ -155,7 +72,7 @@ def _session(data, threads):
     if threads is not None: options.intra_op_num_threads = threads
     return onnxruntime.InferenceSession(data, options, providers=['CPUExecutionProvider'])
 
-# %% ../../nbs/8_share/11_onnx.ipynb #31fac549
+# %% ../../nbs/8_share/11_onnx.ipynb #923e34c6
 class OnnxPredictor:
     "A model in ONNX that answers: for reading only, safe from many threads."
     def __new__(cls, folder, threads=None):
@@ -174,7 +91,6 @@ class OnnxPredictor:
         self.codecs = [make_codec(o) for o in json.loads(files['text.json'])['sides']]
         self.codec,c = self.codecs[0], self.config['config']
         self.max_len,self.long = c['max_len'], c['long']
-        self.wide = CountedWords(files['wide.npz'], c) if c.get('wide') else None
         self.graphs = {k:_session(files[f'{k}.onnx'], threads) for k in self._names()}
 
     def _names(self): return [k.partition('.')[0] for k in FILES[self.config['kind']]]
@@ -185,8 +101,10 @@ class OnnxPredictor:
 
     def _laid_out(self, texts):
         "The tables of texts without their padding."
-        pad = self.config['config']['pad_idx']
-        return lay_out([[i for i in t if i != pad] for t in texts], self.max_len, self.long)
+        pad,wide = self.config['config']['pad_idx'], self.config['options'].get('wide')
+        texts = [[i for i in t if i != pad] for t in texts]
+        rows = {} if wide is None else dict(rows=feature_rows(texts, **wide))
+        return {**lay_out(texts, self.max_len, self.long), **rows}
 
     def _one(self, item, text_col, res):
         return res[0] if self.codec.is_one(item, text_col) else res
@@ -211,7 +129,6 @@ class OnnxLabels(OnnxPredictor):
         res = np.empty((len(ids), self.config['config']['n_out']), np.float32)
         for at in chunked(order, bs):
             res[at], = self._run('model', **self._laid_out([ids[i] for i in at]))
-        if self.wide is not None: res = self.wide.join(res, ids)
         if np.isnan(res).any(): raise ValueError('the model answers NaN: its training diverged')
         return res
 
@@ -426,7 +343,7 @@ def _check_answers(model, predictor, kind):
                          f'(by {off:.2g} for a text of {n} tokens): a part of it cannot be '
                          'written as ONNX')
 
-# %% ../../nbs/8_share/11_onnx.ipynb #3c764bcb
+# %% ../../nbs/8_share/11_onnx.ipynb #877e8c9e
 def to_onnx(
     source, # a learner of this library, or the folder of a published model
     folder, # to write; it must not exist
@@ -444,9 +361,11 @@ def to_onnx(
         files = read_bundle(bundle)[1]
         model,_,_,config = parse_bundle(bundle)
     files = {**export_graphs(model), **{k:files[k] for k in _beside}}
-    if getattr(model, 'wide', None) is not None: files['wide.npz'] = _counted(model.wide)
     stack = getattr(model, 'decoder', model.encoder)
     options = dict(ends=stack.positions.max_len is not None, cached=stack.positions.per_token)
+    if (wide := getattr(model, 'wide', None)) is not None:
+        options['wide'] = dict(n_rows=wide.n_rows, words=bool(wide.words),
+                               inside=(~wide.starts).nonzero()[:,0].tolist())
     config = {**{k:config[k] for k in ('kind','config','versions')}, 'options':options}
     _check_answers(model, _predictor(config, files), config['kind'])
     write_folder(folder, {**files, 'config.json':seal(config, files)})
