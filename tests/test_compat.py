@@ -233,6 +233,7 @@ def test_show_error_as():
     e = ValueError()
     compat.show_error_as(e, lambda: ['told'])
     assert e._render_traceback_() == ['told']
+
 def test_has_vnni():
     "torch.cpu._is_vnni_supported: what the processor's list of features says"
     exists(torch.cpu, '_is_vnni_supported')
@@ -240,6 +241,19 @@ def test_has_vnni():
     flags = info.read_text() if info.exists() else ''
     if 'flags' in flags: assert compat.has_vnni() == ('avx512_vnni' in flags or 'avx_vnni' in flags)
     assert isinstance(compat.has_vnni(), bool)
+
+def test_Module():
+    "compat.Module: set up before `__init__` runs, as fastai's"
+    class Part(compat.Module):
+        def __init__(self, n): self.weight = torch.nn.Parameter(torch.ones(n))
+    assert isinstance(Part(3), torch.nn.Module) and [k for k,_ in Part(3).named_parameters()] == ['weight']
+
+def test_is_fastais():
+    "compat.is_fastais: fastai's tensors by the name of their class, without an import of fastai"
+    from fastai.text.data import TensorText
+    from fastai.torch_core import TensorBase
+    assert all(compat.is_fastais(cls(torch.ones(2))) for cls in (TensorBase, TensorText))
+    assert not compat.is_fastais(torch.ones(2)) and not compat.is_fastais(torch.nn.Parameter(torch.ones(2)))
 
 def test_every_name_has_a_canary():
     "This file speaks of everything that `base.compat` offers"

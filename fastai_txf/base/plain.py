@@ -20,7 +20,9 @@ def first(items):
     "The first of `items`, None where there is none."
     return next(iter(items), None)
 
-def _lists(): return tuple(vars(m)['L'] for k,m in [*sys.modules.items()] if k == 'fastcore.foundation')
+def _lists():
+    modules = [*sys.modules.items()]
+    return tuple(vars(m)['L'] for k,m in modules if k == 'fastcore.foundation')
 
 def is_listy(o):
     "Whether `o` is many: a list, a tuple, fastcore's `L`, a slice or a generator."

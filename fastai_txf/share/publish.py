@@ -74,7 +74,8 @@ def checked_model(
     res = build_model(kind, model.config, _model_options(model))
     _same_parts(own, res)
     mine,new = unique_weights(own), unique_weights(res)
-    for k in {*mine} ^ {*new}: _refuse(f'{k} is shared otherwise than the configuration says', _keep)
+    for k in {*mine} ^ {*new}:
+        _refuse(f'{k} is shared otherwise than the configuration says', _keep)
     with torch.no_grad():
         for k,t in new.items():
             if t.shape != mine[k].shape: _refuse(f'{k} is {tuple(mine[k].shape)}, where the '
@@ -208,9 +209,11 @@ def model_card(
         f'{n:,} weights, trained with fastai_txf {__version__}.\n{shown}', '## How to load',
         "```python\nfrom fastai_txf.share.bundle import load_published\n"
         f"predictor = load_published('this folder')\n{_calls[kind]}\n```",
-        'It needs torch and safetensors, and the package that cuts its texts; fastai is not needed.',
+        'It needs torch and safetensors, and the package that cuts its texts; '
+        'fastai is not needed.',
         '## Data', _about_data(learn), '## Measured', _about_scores(learn, baseline),
-        '## Configuration', 'Fields that differ from the default:\n\n' + _table(fields, 'field', 'value'),
+        '## Configuration',
+        'Fields that differ from the default:\n\n' + _table(fields, 'field', 'value'),
         '## Versions', _table(versions.items(), 'package', 'version')]
     return '\n\n'.join(parts) + '\n'
 
@@ -306,7 +309,7 @@ def publish(self:TransformerLearner,
     folder, # to write; it must not exist
     replace:bool=False, # unless this says so: it stays whole until the new one is
     baseline=None, # frame of `baseline(dls)`, for the model card
-    trained:bool=None, # the weights come from elsewhere (`load`, `from_hf`); default: ask the recorder
+    trained:bool=None, # the weights come from elsewhere (`load`); default: ask the recorder
 ): # the folder's path
     """Write a model as plain files that `load_published` reads; nothing in them is code.
     A ValueError, TypeError or FileExistsError before anything is written where that cannot be."""

@@ -9,7 +9,7 @@ __all__ = []
 import json
 from ..text.special import plain_rule, replace_space, RULES
 from ..text.tokens import (
-    BatchTokenizer, BPETokenizer, CharTokenizer, ForeignTokenizer, leading_space)
+    BatchTokenizer, BPETokenizer, CharTokenizer, ForeignTokenizer)
 from ..text.plain import PlainCodec, STEPS
 from ..text.words import FastSpacyTokenizer
 
@@ -83,7 +83,7 @@ def make_tokenizer(
                          f'({type(e).__name__}: {str(e)[:120]})') from e
 
 # %% ../../nbs/8_share/02_text.ipynb #a8e8b844
-_known_rules = {**RULES, 'leading_space':leading_space}
+_known_rules = RULES
 
 def _rule_name(rule):
     rule = plain_rule(rule)
@@ -129,5 +129,6 @@ def make_codec(
     "The codec that `data` describe. A ValueError for what describes none."
     _check_codec(data)
     rest = {k:v for k,v in data.items() if k not in ('tokenizer','rules')}
-    return cls(tok=make_tokenizer(data['tokenizer']), rules=[_known_rules[r] for r in data['rules']],
+    rules = [_known_rules[r] for r in data['rules']]
+    return cls(tok=make_tokenizer(data['tokenizer']), rules=rules,
                **rest)
