@@ -28,10 +28,10 @@ _free = 'init','long','scale_emb' # no answer depends on them, or the weights ca
 def _odd_heads(c, family):
     "The fields of heads, and of a classifier's wide path, that `family` does not have."
     if c.wide: yield 'wide', c.wide, None
-    own_heads = 'd_head' in family.fields
+    other = 'd_head' in family.fields
     if c.d_model % c.n_heads: yield 'd_model', c.d_model, f'a multiple of {c.n_heads=}'
-    elif not own_heads and c.d_head not in (None,c.d_model//c.n_heads): yield 'd_head', c.d_head, None
-    if not own_heads and c.n_kv_heads not in (None,c.n_heads): yield 'n_kv_heads', c.n_kv_heads, None
+    elif not other and c.d_head not in (None,c.d_model//c.n_heads): yield 'd_head', c.d_head, None
+    if not other and c.n_kv_heads not in (None,c.n_heads): yield 'n_kv_heads', c.n_kv_heads, None
 
 def _misfits(c, entry):
     "The fields that an architecture of `transformers` does not have: name, value, what it needs."
