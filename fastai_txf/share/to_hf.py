@@ -26,11 +26,12 @@ _targets = {
 _free = 'init','long','scale_emb' # no answer depends on them, or the weights can hold them
 
 def _odd_heads(c, family):
-    "The fields of the heads that `family` does not have."
-    wide = 'd_head' in family.fields
+    "The fields of heads, and of a classifier's wide path, that `family` does not have."
+    if c.wide: yield 'wide', c.wide, None
+    other = 'd_head' in family.fields
     if c.d_model % c.n_heads: yield 'd_model', c.d_model, f'a multiple of {c.n_heads=}'
-    elif not wide and c.d_head not in (None,c.d_model//c.n_heads): yield 'd_head', c.d_head, None
-    if not wide and c.n_kv_heads not in (None,c.n_heads): yield 'n_kv_heads', c.n_kv_heads, None
+    elif not other and c.d_head not in (None,c.d_model//c.n_heads): yield 'd_head', c.d_head, None
+    if not other and c.n_kv_heads not in (None,c.n_heads): yield 'n_kv_heads', c.n_kv_heads, None
 
 def _misfits(c, entry):
     "The fields that an architecture of `transformers` does not have: name, value, what it needs."
@@ -108,7 +109,8 @@ def _their_weights(model, name):
     pre = 'encoder.' if enc is model else ''
     state = {pre+k:v.detach().cpu() for k,v in model.state_dict().items()}
     if c.scale_emb: state['encoder.emb.weight'] = state['encoder.emb.weight']*math.sqrt(c.d_model)
-    res,_ = outward(state, MODELS[name], c)
+    res,left = outward(state, MODELS[name], c)
+    if left: raise ValueError(f'a {name} has no place for {", ".join(left)}')
     if enc is model: res = {k.removeprefix(f'{MODELS[name].family.base}.'):v for k,v in res.items()}
     return res
 
