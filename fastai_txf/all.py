@@ -1,6 +1,7 @@
 """Every public name: `from fastai_txf.all import *`, after `from fastai.text.all import *`.
 
 Of fastai's names only `SelfAttention` (an image layer there) is replaced."""
+from .base.ids import *
 from .model.attention import *
 from .model.positions import *
 from .model.layers import *
@@ -57,3 +58,6 @@ from .share.hf import *
 from .share.bundle import *
 from .share.publish import *
 from .share.onnx import *
+from .share.hf_tokens import *
+from .share.to_hf import *
+from .share.gguf import *

@@ -1,13 +1,13 @@
 "What an attack on the library found: nothing wrong in silence, no crash without a word, nothing lost"
-import os, types, pandas as pd, pytest, torch
+import gc, os, types, weakref, pandas as pd, pytest, torch
 from fastai.text.all import BaseTokenizer
 from torch import nn
 from fastai_txf.all import (
-    CharTokenizer, LMDataLoaders, Seq2SeqDataLoaders, TransformerDataLoaders, generate, transformer_mlm_learner,
-    transformer_seq2seq_learner)
+    CharTokenizer, LMDataLoaders, Seq2SeqDataLoaders, Seq2SeqTransformer, TransformerDataLoaders, TransformerLM, beam_search,
+    filter_logits, generate, stream_tokens, token_logprobs, transformer_mlm_learner, transformer_seq2seq_learner)
 from fastai_txf.base.shadow import kept_shadow, shadow
 from fastai_txf.text.folders import FolderTokenizer
-from fixtures import SMALL, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet
+from fixtures import SMALL, changed, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet, weights
 
 DROP = dict(p=0.5, emb_p=0.5, attn_p=0.5) # a lost evaluation mode changes every answer
 TEXT = 'music warm clever dull film'
@@ -199,3 +199,112 @@ def test_nothing_is_drawn_where_nothing_is_random(make, pairs, dls, tmp_path):
         after = torch.rand(1)
         torch.manual_seed(0)
         assert after.equal(torch.rand(1)), i
+
+# Outputs that are not the labels', ids that are not the vocabulary's, rates that are none
+
+@pytest.mark.parametrize('kind,n', [('clf',1), ('clf',3), ('multi',1), ('multi',9), ('reg',2)])
+def test_outputs_other_than_the_labels(make, kind, n):
+    "One output would always give the first label, a third one has no name"
+    with pytest.raises(ValueError, match=f'n_out={n}, .*: leave n_out out'): make(kind, n_out=n)
+
+def test_outputs_as_many_as_the_labels(make):
+    for kind,n in (('clf',2), ('reg',1)): assert make(kind, n_out=n).model.head.out_features == n
+    def gaussian(pred, y): return ((pred[:,:1]-y.view(-1, 1))**2*pred[:,1:].exp() - pred[:,1:]).mean()
+    make('reg', n_out=2, loss_func=gaussian).fit(1)
+
+@pytest.mark.parametrize('kind', ['clf','multi'])
+def test_a_range_is_for_numbers(make, kind):
+    with pytest.raises(ValueError, match=r'y_range=\(0, 1\) bounds numbers, and these targets are classes'):
+        make(kind, y_range=(0,1))
+
+READERS = dict(
+    generate=lambda m, x: generate(m, x, 2), stream=lambda m, x: next(stream_tokens(m, x, 2)),
+    beams=lambda m, x: beam_search(m, x, 2), logprobs=token_logprobs, no_cache=lambda m, x: generate(m, x, 2, cache=False))
+
+@pytest.mark.parametrize('i', [30, 10_000, -1])
+@pytest.mark.parametrize('read', READERS.values(), ids=READERS)
+def test_ids_outside_the_vocabulary(read, i):
+    model = TransformerLM(vocab_sz=30, **SMALL).eval()
+    with pytest.raises(ValueError, match=f'token id {i} is none of .* 30 tokens'):
+        read(model, torch.tensor([[2,i,4]]))
+    read(model, torch.tensor([[2,29,0]]))
+
+@pytest.mark.parametrize('i', [20, -1])
+def test_ids_outside_the_sources_vocabulary(i):
+    model = Seq2SeqTransformer(vocab_sz=20, tgt_vocab_sz=30, **SMALL).eval()
+    with pytest.raises(ValueError, match=f'token id {i} is none of .* 20 tokens'):
+        generate(model, torch.tensor([[29]]), 2, src=torch.tensor([[2,i]]))
+    with pytest.raises(ValueError, match='token id 30 is none of .* 30 tokens'):
+        generate(model, torch.tensor([[30]]), 2, src=torch.tensor([[2]]))
+
+@pytest.mark.parametrize('barred', [[-1], [2,-3], [30], torch.tensor([99])])
+def test_barred_ids_outside_the_vocabulary(barred):
+    model,x = TransformerLM(vocab_sz=30, **SMALL).eval(), torch.tensor([[2,3]])
+    for f in (lambda: generate(model, x, 2, barred=barred), lambda: beam_search(model, x, 2, barred=barred),
+              lambda: filter_logits(torch.randn(2, 30), barred=barred)):
+        with pytest.raises(ValueError, match='barred.* is none of .* 30 tokens'): f()
+
+@pytest.mark.parametrize('stop', [-1, [3,-2], [30]])
+def test_stops_outside_the_vocabulary(stop):
+    model,x = TransformerLM(vocab_sz=30, **SMALL).eval(), torch.tensor([[2,3]])
+    for f in (generate, beam_search):
+        with pytest.raises(ValueError, match='stop_idx.*is none of .* 30 tokens'): f(model, x, 2, stop_idx=stop)
+
+FITS = dict(
+    fit=lambda o, lr: o.fit(1, lr), one_cycle=lambda o, lr: o.fit_one_cycle(1, lr), flat=lambda o, lr: o.fit_flat_cos(1, lr),
+    sgdr=lambda o, lr: o.fit_sgdr(1, 1, lr), minutes=lambda o, lr: o.fit_minutes(0.01, lr), warmup=lambda o, lr: o.fit_warmup(1, lr))
+each_fit = pytest.mark.parametrize('fit', FITS.values(), ids=FITS)
+
+@each_fit
+@pytest.mark.parametrize('lr', [-1e-3, slice(1e-4,-1e-3), slice(-1e-3), [1e-3,-1e-3,1e-3,1e-3], float('nan'), float('inf')])
+def test_a_rate_below_zero(make, fit, lr):
+    "Before any work"
+    learn = make()
+    before = weights(learn)
+    with pytest.raises(ValueError, match='a learning rate of -0.001|a learning rate of (nan|inf)'): fit(learn, lr)
+    assert not changed(learn, before) and not hasattr(learn, 'loss')
+
+@each_fit
+@pytest.mark.parametrize('n', [2,3,5])
+def test_rates_for_other_groups(make, fit, n):
+    learn = make()
+    before = weights(learn)
+    with pytest.raises(ValueError, match=f'{n} learning rates for 4 groups of parameters'): fit(learn, [1e-3]*n)
+    assert not changed(learn, before)
+    fit(learn, [1e-3]*4)
+    assert changed(learn, before)
+
+def test_a_learners_own_rate(make):
+    with pytest.raises(ValueError, match='a learning rate of -1'): make(lr=-1.).fit(1)
+    with pytest.raises(ValueError, match='a learning rate of -1'): make(lr=-1.).fit_one_cycle(1)
+    for kw in (dict(base_lr=-1.), dict(lr_mult=-2.), dict(lr_mult=0.)):
+        with pytest.raises(ValueError, match='learning rate of|lr_mult='): make().fine_tune(1, **kw)
+
+# Texts that end in marks, models that are no longer used
+
+def test_no_blank_behind_ten_marks(make):
+    "Where nothing but punctuation comes, the text ends with its last mark"
+    from fastai_txf.learn.writing import text_end
+    text = 'so ' + '. , '*20
+    end = text_end(50, ' ', None)(text)
+    assert text[:end] == 'so ' + ' '.join('.,'*5)
+
+@pytest.mark.parametrize('change', [_wrapped, _bound, _by_a_global_name, lambda m: m.parts.append(m.forward),
+    lambda m: m.register_forward_hook(types.MethodType(lambda self, *args: None, m))])
+def test_a_kept_shadow_keeps_no_model(change):
+    "Nothing of a model stays in memory because somebody has predicted with it"
+    m,x = Twice(), torch.randn(2, 4)
+    change(m)
+    if len(m.parts) > 2: m.parts.pop(), m.__dict__.update(old=m.forward)
+    kept_shadow(m)(x)
+    assert kept_shadow(m) is not m
+    gone = weakref.ref(m)
+    del m
+    gc.collect()
+    assert gone() is None
+
+def test_a_kept_shadow_sees_what_a_list_holds():
+    m,x = Twice(), torch.randn(2, 4)
+    kept_shadow(m)(x)
+    m.parts.append(nn.Linear(4, 7))
+    assert kept_shadow(m)(x).shape == (2,7)

@@ -116,3 +116,21 @@ def test_never_below_the_counted_words_beyond_chance():
     bad = good.clone(); bad[:100] = bad[:100].flip(1)
     assert clearly_better(good, bad, y, 'category') and not clearly_better(bad, good, y, 'category')
     assert choose_shares(bad, good, y)[1] > 0
+
+def test_published_and_as_onnx(tmp_path):
+    "Members and counted words leave as plain files, and answer the same"
+    pytest.importorskip('safetensors')
+    from fastai_txf.share.bundle import load_published
+    import fastai_txf.share.publish
+    df = frame(60)
+    learn = quick(df)
+    config = learn.model.config
+    texts = ['red red gold', '', 'unknown thing 😀', ' '.join(words*50), 'xx ' * 300]
+    want = learn.predict(texts)[2]
+    learn.publish(tmp_path/'plain')
+    torch.testing.assert_close(torch.as_tensor(load_published(tmp_path/'plain').probs(texts)), want, atol=1e-6, rtol=0)
+    assert 'held out' in (tmp_path/'plain'/'README.md').read_text()
+    pytest.importorskip('onnxruntime'); pytest.importorskip('onnxscript')
+    from fastai_txf.share.onnx import OnnxPredictor, to_onnx
+    to_onnx(tmp_path/'plain', tmp_path/'graph')
+    torch.testing.assert_close(torch.as_tensor(OnnxPredictor(tmp_path/'graph').probs(texts)), want, atol=1e-4, rtol=0)

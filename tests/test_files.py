@@ -1,10 +1,14 @@
 "A file is whole or it is not there: full disks, kills, folders that may not be written, bytes that have changed"
-import os, random, resource, signal, subprocess, sys, textwrap, time
+import os, random, resource, signal, subprocess, sys, tempfile, textwrap, time, warnings, zipfile
 from pathlib import Path
 import numpy as np, pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
-from fastai_txf.all import LMDataLoaders, ResumeCallback, flat_ids, transformer_classifier_learner
+from fastai.text.all import BaseTokenizer, Callback
+from fastai_txf.all import LMDataLoaders, ResumeCallback, flat_ids, read_ids, transformer_classifier_learner
+from fastai_txf.base import ids as ids_room
 from fastai_txf.base.files import load_tensors, replacing, save_tensors
+from fastai_txf.text.folders import FolderTokenizer
+from torch.utils._pytree import tree_leaves
 from fixtures import SMALL, df, dls, dls_lm, make, quiet
 
 def left(folder): return sorted(o.name for o in Path(folder).iterdir())
@@ -68,7 +72,7 @@ def test_killed(kind, tmp_path):
             w = load_tensors(file, 'weights', 'write them again')['w']
             assert (w == len(w)).all() and len(w) in (20_000, 50_000, 90_000)
         else:
-            data = np.fromfile(file, dtype=np.int32) if kind == 'ids' else np.fromfile(file, np.uint8)
+            data = read_ids(file, whole=True).ids if kind == 'ids' else np.fromfile(file, np.uint8)
             n = len(data) if kind == 'ids' else len(data)//4
             assert n in (20_000, 50_000, 90_000) and (data == (n if kind == 'ids' else n % 251)).all()
 
@@ -80,15 +84,86 @@ def test_missing_folder_and_directory(tmp_path):
     with pytest.raises(OSError, match='d.pth'): save_tensors(dict(w=1), tmp_path/'d.pth')
     assert left(tmp_path) == ['a','d.pth']
 
-@pytest.mark.skipif(os.geteuid() == 0, reason='root may write everywhere')
-def test_read_only_folder(tmp_path):
-    file = tmp_path/'w.pth'
-    save_tensors(dict(w=1), file)
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(OSError, match='w.pth'): save_tensors(dict(w=2), file)
-    finally: tmp_path.chmod(0o700)
-    assert load_tensors(file, 'weights', 'again') == dict(w=1)
+_real_writers = """
+    import os, sys, warnings, resource, signal
+    from pathlib import Path
+    from fastai.text.all import BaseTokenizer, Callback, noop
+    from fastai_txf.all import *
+    from fastai_txf.text.folders import FolderTokenizer
+    from fastai_txf.workshop import write_exercises
+    from fixtures import SMALL, make_dls, quiet, texts_df
+    path = Path(sys.argv[1])
+    learn = quiet(transformer_classifier_learner(make_dls(texts_df()), **{**SMALL, 'd_model':64}, path=path))
+    class Stop(Callback):
+        def before_batch(self):
+            if self.training and self.iter == 2: raise KeyboardInterrupt
+    def encoder(): return learn.save_encoder('enc')
+    def exported(): return learn.save_encoder(path/'models'/'other.pth')
+    def resume():
+        try: learn.fit(1, 1e-3, cbs=[ResumeCallback(every=1), Stop()])
+        except KeyboardInterrupt: pass
+        learn.remove_cbs(learn.cbs.filter(lambda cb: isinstance(cb, (ResumeCallback,Stop))))
+        return path/'models'/'resume.pth'
+    def tokens():
+        (path/'texts'/'new.txt').write_text('a new text '*2000)
+        FolderTokenizer(path/'texts', BaseTokenizer)
+        return path/'texts_tok'/'tokens.pth'
+    def ids(): flat_ids([[7]*1000]*60, path/'models'/'train.ids', max_ram=1000); return path/'models'/'train.ids'
+    writers = [encoder, exported, resume, tokens, ids]
+    """
+
+def real_writers(rest, path):
+    "What the library's own writers do: the first time as ever, the second time after `rest`"
+    (path/'texts').mkdir()
+    (path/'texts'/'a.txt').write_text('a text')
+    code = _real_writers + """
+    files = [w() for w in writers]
+    (path/'texts'/'new.txt').unlink()
+    old = {f:f.read_bytes() for f in files}
+    there = lambda: sorted(str(o.relative_to(path)) for o in path.rglob('*') if not o.is_dir())
+    before = there()
+    """ + rest + """
+    for w,f in zip(writers, files):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter('always', UserWarning)
+            try: w()
+            except OSError as e: said.append(e)
+        said = [str(getattr(o, 'message', o)) for o in said]
+        assert any(f.name in o for o in said), (f, said)
+        assert f.read_bytes() == old[f], f
+        print('said:', f.name, said)
+    assert there() == before, (before, there())
+    """
+    tests = Path(__file__).parent
+    p = in_process(f"import sys; sys.argv = ['', {str(path)!r}]; sys.path.insert(0, {str(tests)!r})\n" + textwrap.dedent(code))
+    out,err = p.communicate(timeout=300)
+    assert p.returncode == 0, err[-2000:]
+    assert out.count('said:') == 5, out
+
+def test_full_disk_of_every_writer(tmp_path):
+    "Encoders, states of a training, kept tokens, ids: the old file whole, the error or the warning names it"
+    real_writers("""
+    (path/'texts'/'new.txt').write_text('a new text '*2000)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+    tokens = lambda: FolderTokenizer(path/'texts', BaseTokenizer)
+    writers[3] = tokens
+    before = there()
+    """, tmp_path)
+
+def test_read_only_folder_of_every_writer():
+    "As nobody, who may read the folders and not write into them"
+    with tempfile.TemporaryDirectory() as d:
+        path = Path(d)
+        path.chmod(0o755)
+        real_writers("""
+    (path/'texts'/'new.txt').write_text('a new text '*2000)
+    for o in [path, *path.rglob('*')]: o.chmod(0o555 if o.is_dir() else 0o444)
+    if os.geteuid() == 0: os.setresuid(65534, 65534, 65534)
+    writers[3] = lambda: FolderTokenizer(path/'texts', BaseTokenizer)
+    before = there()
+    """, path)
+        for o in [path, *path.rglob('*')]: o.chmod(0o755)
 
 def test_permissions(tmp_path):
     "A new file has those that the process gives, an old one keeps its own"
@@ -119,6 +194,154 @@ def test_mapped_ids_stay(tmp_path):
     assert isinstance(ids, np.memmap)
     flat_ids([[9]*100]*20, file, max_ram=1000)
     assert (ids == 7).all() and len(ids) == 10_000
+
+# Every reader: (the file, what is read from it, whether a changed file is made anew in place of an error)
+
+def encoder_reader(path, dls):
+    learn,other = [quiet(transformer_classifier_learner(dls, **SMALL, path=path)) for _ in range(2)]
+    file = learn.save_encoder('enc')
+    def read():
+        other.load_encoder(file)
+        return list(other.model.encoder.state_dict().values())
+    return file, read
+
+class Stop(Callback):
+    "Breaks a fit off"
+    def before_batch(self):
+        if self.training and self.iter == 2: raise KeyboardInterrupt
+
+def resume_reader(path, dls):
+    learn = quiet(transformer_classifier_learner(dls, **SMALL, path=path))
+    with pytest.raises(KeyboardInterrupt): learn.fit(1, 1e-3, cbs=[ResumeCallback(every=1), Stop()])
+    file,cb = path/'models'/'resume.pth', ResumeCallback()
+    cb._path,cb._run = file, torch.load(file, weights_only=True)['run']
+    def read(): return tree_leaves(cb._read())
+    return file, read
+
+def ids_reader(path, dls):
+    file = path/'train.ids'
+    flat_ids([[i]*(i%7) for i in range(3000)], file, max_ram=100)
+    def read(): return [torch.tensor(o) for o in read_ids(file)]
+    return file, read
+
+def loader_reader(path, dls):
+    "The same file, as loaders open it"
+    file,vocab = ids_reader(path, dls)[0], ['xxunk','xxpad',*map(str, range(2998))]
+    def read(): return [torch.tensor(LMDataLoaders.from_ids(file, [], vocab, BaseTokenizer(), bs=2).train_ds.flat.ids)]
+    return file, read
+
+def tokens_reader(path, dls):
+    (path/'texts').mkdir()
+    for i in range(20): (path/'texts'/f'{i}.txt').write_text(f'text number {i} '*(1+i))
+    def read():
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            return [FolderTokenizer(path/'texts', BaseTokenizer).kept]
+    read()
+    return path/'texts_tok'/'tokens.pth', read
+
+FILES = dict(encoder=encoder_reader, resume=resume_reader, ids=ids_reader, loaders=loader_reader, tokens=tokens_reader)
+
+@pytest.fixture(scope='module', params=FILES)
+def reader(request, tmp_path_factory, dls):
+    file,read = FILES[request.param](tmp_path_factory.mktemp(request.param), dls)
+    return file, file.read_bytes(), read, list(read()), request.param == 'tokens'
+
+def same(a, b):
+    return len(a) == len(b) and all(o.equal(p) if isinstance(o, torch.Tensor) else o == p for o,p in zip(a, b))
+
+def refused_or_same(reader, data):
+    "What is read from `data` under the file's name"
+    file,_,read,want,anew = reader
+    file.write_bytes(data)
+    try: got = read()
+    except ValueError as e: assert file.name in str(e) and not anew, e
+    else: assert same(got, want)
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+def test_flipped_bytes_of_every_reader(reader, data):
+    "Refused by name, or what changed was no part of it; kept tokens are made anew"
+    whole = reader[1]
+    n = data.draw(st.integers(1, min(200, len(whole))))
+    places = data.draw(st.lists(st.integers(0, len(whole)-1), min_size=n, max_size=n, unique=True))
+    changed = bytearray(whole)
+    for i in places: changed[i] ^= data.draw(st.integers(1, 255))
+    refused_or_same(reader, bytes(changed))
+
+@pytest.mark.parametrize('cut', [0, 1, 127, 128, 0.3, 0.5, 0.99, -1, -8, -20, -21])
+def test_truncated_files_of_every_reader(reader, cut):
+    file,whole,read,want,anew = reader
+    file.write_bytes(whole[:int(len(whole)*cut) if 0 < cut < 1 else cut])
+    if anew: assert same(read(), want)
+    else:
+        with pytest.raises(ValueError, match=file.name): read()
+
+class Bomb:
+    "Pickled by others, to run code where it is read"
+    def __reduce__(self): return os.system, ('touch exploded',)
+
+def _npy(f): np.save(f, np.arange(1000, dtype=np.int32))
+FOREIGN = dict(text=lambda f: f.write(b'no archive at all'), npy=_npy, bomb=lambda f: torch.save(Bomb(), f),
+               plain=lambda f: f.write(np.arange(9999, dtype=np.int32).tobytes()), list=lambda f: torch.save([1,2], f),
+               dict=lambda f: torch.save(dict(config={}, made_by=3, texts=4), f), zip=lambda f: zipfile.ZipFile(f, 'w').writestr('a', 'b'),
+               bytes=lambda f: f.write(random.Random(0).randbytes(5000)))
+
+@pytest.mark.parametrize('foreign', FOREIGN.values(), ids=FOREIGN)
+def test_foreign_files_of_every_reader(reader, foreign, monkeypatch):
+    "Refused by name, and nothing of it is run"
+    file,_,read,want,anew = reader
+    monkeypatch.chdir(file.parent)
+    with open(file, 'wb') as f: foreign(f)
+    if anew: assert same(read(), want)
+    else:
+        with pytest.raises(ValueError, match=file.name): read()
+    assert not (file.parent/'exploded').exists()
+
+def test_missing_files_of_every_reader(reader):
+    file,whole,read,want,anew = reader
+    file.unlink()
+    if anew: assert same(read(), want)
+    elif file.name != 'resume.pth':
+        with pytest.raises(FileNotFoundError, match=file.name): read()
+    file.write_bytes(whole)
+
+def test_blocks_of_ids(tmp_path, monkeypatch):
+    "Of many blocks some are looked at when a file is opened, and all of them on demand; a cut is found anyway"
+    monkeypatch.setattr(ids_room, '_block', 10)
+    monkeypatch.setattr(ids_room, '_most', 3)
+    file = tmp_path/'train.ids'
+    flat_ids([[1]*100], file, max_ram=10)
+    whole = file.read_bytes()
+    def flipped(i):
+        data = bytearray(whole)
+        data[128+4*i] ^= 1
+        file.write_bytes(data)
+    for i in (3,47,99):
+        flipped(i)
+        with pytest.raises(ValueError, match='train.ids.*the ids .* have changed'): read_ids(file)
+    flipped(25)
+    assert len(read_ids(file).ids) == 100
+    with pytest.raises(ValueError, match='the ids 20 to 29 have changed'): read_ids(file, whole=True)
+
+def test_ids_are_opened_without_reading_them(tmp_path, monkeypatch):
+    "The bounds that loaders check stand in the file"
+    file = tmp_path/'train.ids'
+    flat_ids([[2,9,4]*100], file, max_ram=10)
+    kw,vocab = dict(tok_tfm=BaseTokenizer(), bs=2, seq_len=8), ['xxunk','xxpad',*'abcdefgh']
+    dls = LMDataLoaders.from_ids(file, str(file), vocab, **kw)
+    assert isinstance(dls.train_ds.flat.ids, np.memmap) and dls.valid_ds.flat.ids.tolist() == [2,9,4]*100
+    with pytest.raises(ValueError, match='ids from 2 to 9 do not fit a vocabulary of 9 tokens'): LMDataLoaders.from_ids(file, [], vocab[:9], **kw)
+    assert np.load(file, mmap_mode='r').tolist() == [2,9,4]*100
+
+def test_empty_ids(tmp_path):
+    "Texts without a token, beside those that spill"
+    file = tmp_path/'train.ids'
+    for lists in ([[1,2,3],[],[],[4]], [[],[5]*9]):
+        want = flat_ids(lists, file, max_ram=2)
+        assert [o.tolist() for o in read_ids(file)] == [o.tolist() for o in want]
+
+# What of the encoder's file is refused
 
 @pytest.fixture(scope='module')
 def encoder(tmp_path_factory, dls):
@@ -153,10 +376,6 @@ def test_truncated(encoder, cut):
     file = path/'short.pth'
     file.write_bytes(whole[:int(len(whole)*cut) if cut < 1 and cut else int(cut)])
     with pytest.raises(ValueError, match='short.pth'): learn.load_encoder(file)
-
-class Bomb:
-    "Pickled by others, to run code where it is read"
-    def __reduce__(self): return os.system, ('touch exploded',)
 
 @pytest.mark.parametrize('what', [lambda: [1,2], lambda: dict(config={}), lambda: Bomb(), lambda: torch.nn.Linear(2, 2)])
 def test_foreign_files(encoder, what, monkeypatch):

@@ -744,7 +744,7 @@ def test_load_encoder_freezes(make, capsys):
 # What is said in time
 
 def test_rate_beyond_the_width(make):
-    "A warning that names a fitting rate before anything is trained; none for the head alone, for `lr_find`, for SGD"
+    "A warning that names a fitting rate before anything is trained; later for the head alone, none for `lr_find`, for SGD"
     with pytest.warns(UserWarning, match='0.1 is far beyond.*d_model=16.*about 0.01'): make().fit_one_cycle(1, 0.1)
     with pytest.warns(UserWarning, match='far beyond'): make().fit(1, slice(0.01, 0.1))
     with warnings.catch_warnings():

@@ -12,6 +12,7 @@ from fastai_txf.all import (
     Seq2SeqDataLoaders, SelfAttention, stream_tokens, transformer_classifier_learner, transformer_lm_learner,
     transformer_mlm_learner, transformer_seq2seq_learner, TransformerBlock, TransformerClassifier, TransformerDataLoaders)
 from fastai_txf.base import plain
+from fastai_txf.text.tokens import leading_space
 from fastai_txf.share.bundle import FILES, json_text, seal
 from fastai_txf.share.publish import bundle_files, write_folder
 from fastai_txf.text.special import RULES
@@ -137,6 +138,17 @@ def test_classifier_thousand(made, task, preset):
     "1,000 texts, one of them of 50,000 words"
     learn,folder = made(task, config=preset)
     same_logits(learn, load_published(folder), odd_texts(1000, 50_000))
+
+def test_wide(tmp_path):
+    "Counted words beside the transformer, and several members, come along"
+    learn = quiet(transformer_classifier_learner(clf_dls('pieces', rules=[leading_space]), wide=1024, members=2, wide_words=True, **SMALL))
+    learn.fit(1, 1e-3)
+    assert learn.model.wide.counted
+    p = load_published(learn.publish(tmp_path/'b'))
+    same_logits(learn, p, odd_texts(12, 100))
+    assert p.model.wide.table.equal(learn.model.wide.table) and len(p.model.others) == 1
+    again = learner_from(tmp_path/'b', learn.dls)
+    assert again.predict('warm film')[2].allclose(learn.predict('warm film')[2], atol=1e-6)
 
 def test_given(made):
     "Texts as strings, rows, dictionaries, lists, series and frames"

@@ -3,14 +3,16 @@ import sys; sys.modules.setdefault('torchvision', None) # `transformers` would i
 import dataclasses, math, random
 import matplotlib.pyplot as plt, pandas as pd, pytest, torch
 import torch.nn as nn, torch.nn.functional as F
-from fastai.text.all import (BaseTokenizer, CrossEntropyLossFlat, Learner, Perplexity,
-                             RegressionBlock, accuracy, accuracy_multi, mse)
+from fastai.text.all import (BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException,
+                             CrossEntropyLossFlat, Learner,
+                             MSELossFlat, Perplexity, RegressionBlock, accuracy, accuracy_multi, mse)
 from fastai_txf.all import (
     CharTokenizer, KVCache, LMDataLoaders, LearnedPositions, Seq2SeqDataLoaders, Seq2SeqTransformer,
     SoftCrossEntropy, TransformerDataLoaders, TransformerLM, beam_search,
     chunked_cross_entropy, compile_for_training, from_hf, generate, predict, text_vocab,
     transformer_classifier_learner, transformer_lm_learner, transformer_mlm_learner,
     transformer_seq2seq_learner)
+from fastai_txf.train.losses import in_full
 from fixtures import SMALL, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet, texts_df
 
 TEXT = 'music warm clever dull film'
@@ -206,6 +208,42 @@ def test_soft_cross_entropy(dtype, n, smoothing):
     "Targets that are probabilities, given in fp32 as pseudo-labels are"
     targ = torch.randn(n, 8).softmax(-1)
     against_float64(SoftCrossEntropy(label_smoothing=smoothing), [3*torch.randn(n, 8)], targ, dtype)
+
+@each_dtype
+@each_n
+@pytest.mark.parametrize('n_out', [1,8])
+@pytest.mark.parametrize('cls', [BCEWithLogitsLossFlat,MSELossFlat])
+def test_losses_of_several_labels_and_of_numbers(dtype, n, n_out, cls):
+    "As learners compute them: of outputs in fp32, whatever the model's own dtype"
+    targ = torch.randn(n, n_out) if cls is MSELossFlat else torch.randint(2, (n,n_out)).float()
+    against_float64(lambda x, y: cls()(in_full(x), y), [3*torch.randn(n, n_out)], targ, dtype)
+
+@pytest.mark.parametrize('n', [129,32_768])
+@pytest.mark.parametrize('soft', [False,True])
+def test_soft_cross_entropy_in_fp16(n, soft):
+    "The sum over 32,768 texts is beyond fp16"
+    x = torch.randn(n, 8).half()
+    targ = torch.randn(n, 8).softmax(-1) if soft else torch.randint(8, (n,))
+    want = SoftCrossEntropy()(x.double(), targ)
+    assert gap(SoftCrossEntropy()(x, targ), want) <= 1e-2
+
+class Keep(Callback):
+    "The loss of a batch in float64, beside the one that is trained on"
+    run_valid = False
+    def after_loss(self):
+        y = self.y.double() if self.y.is_floating_point() else self.y
+        self.want = self.loss_func(self.model(*self.xb).detach().double(), y)
+        self.got = self.loss.detach()
+        raise CancelFitException()
+
+@pytest.mark.parametrize('kind', ['clf','multi','reg','lm','mlm','s2s'])
+@pytest.mark.parametrize('dtype', [torch.float32,torch.bfloat16,torch.float16])
+def test_loss_of_each_learner(any_learner, kind, dtype):
+    "A model wholly in one dtype: the loss of what it says, in fp32"
+    learn = any_learner(kind, p=0., emb_p=0., **(dict(head_p=0.) if kind in ('clf','multi','reg') else {}))
+    rough(learn.model).to(dtype)
+    learn.fit(1, 0., cbs=(keep := Keep()))
+    assert keep.got.dtype == torch.float32 and gap(keep.got, keep.want) <= 1e-5
 
 # Models of Hugging Face that were changed by hand
 

@@ -5,7 +5,8 @@ from hypothesis import assume, given, strategies as st
 from fixtures import SMALL, quiet, texts_df
 from fastai_txf.learn.classifier import transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
-from fastai_txf.text.stream import flat_ids, FlatIds, FlatLMDataLoader, FlatTexts, LMDataLoaders
+from fastai_txf.base.ids import flat_ids, FlatIds, read_ids
+from fastai_txf.text.stream import FlatLMDataLoader, FlatTexts, LMDataLoaders
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 
 lists = st.lists(st.lists(st.integers(0, 99), max_size=12), min_size=1, max_size=12)
@@ -206,7 +207,7 @@ def test_file_in_use(tmp_path, monkeypatch, vocab):
     kw = dict(tok_tfm=CharTokenizer(), text_vocab=vocab, folder=tmp_path, bs=1, seq_len=2, windows='random')
     first = LMDataLoaders.from_texts(['abc abc']*9, ['abc'], **kw)
     old,kept = first.train_ds.flat.ids, (tmp_path/'train.ids').read_bytes()
-    assert np.frombuffer(kept, np.int32).tolist() == old.tolist()
+    assert read_ids(tmp_path/'train.ids').ids.tolist() == old.tolist()
     def texts():
         yield 'a'*50
         raise OSError('no more')
@@ -214,5 +215,5 @@ def test_file_in_use(tmp_path, monkeypatch, vocab):
     assert (tmp_path/'train.ids').read_bytes() == kept
     want = old.tolist()
     new = LMDataLoaders.from_texts(['b'*4]*3, ['abc'], **kw).train_ds.flat.ids
-    assert old.tolist() == want and np.fromfile(tmp_path/'train.ids', np.int32).tolist() == new.tolist() != want
+    assert old.tolist() == want and read_ids(tmp_path/'train.ids').ids.tolist() == new.tolist() != want
     assert sorted(o.name for o in tmp_path.iterdir()) == ['train.ids','valid.ids']

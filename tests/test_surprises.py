@@ -1,10 +1,11 @@
 "Crashes and surprises: what a user meets in a day, each mended or said in time"
 import sys; sys.modules.setdefault('torchvision', None) # `transformers` would import it
-import configparser, copy, math, random, re, subprocess, textwrap, warnings
+import configparser, copy, math, os, random, re, subprocess, textwrap, warnings
 import matplotlib.pyplot as plt, pandas as pd, pytest, torch, torch.nn as nn
+from functools import partial
 from pathlib import Path
 from fastai.text.all import (AWD_LSTM, BaseTokenizer, Callback, ClassificationInterpretation, MixUp,
-                             load_learner)
+                             Perplexity, TextDataLoaders, accuracy, load_learner)
 from fastai_txf.all import (
     CharTokenizer, KVCache, Seq2SeqDataLoaders, Seq2SeqTransformer, TransformerClassifier,
     TransformerDataLoaders, TransformerEncoder, TransformerLM, TransformerMLM, add_pseudo_labels,
@@ -216,6 +217,68 @@ def test_mixup(make, kind):
     with pytest.raises(REFUSED, match='MixUp'): make(kind, cbs=MixUp()).fit(1)
 
 # What is said
+
+def said_of_rates(fit):
+    "What is said of the learning rate, and in which file"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always', UserWarning)
+        fit()
+    return [(str(w.message), Path(w.filename).name) for w in said if 'learning rate' in str(w.message)]
+
+def test_rates_of_fastais_tutorial(make, tmp_path):
+    "Before each fit that is too fast, the first one with all but the last group frozen among them; not before others"
+    mult,wide = 2.6**4, dict(d_model=128)
+    lm = make('lm', **wide)
+    (said,file), = said_of_rates(lambda: lm.fit_one_cycle(1, 1e-2))
+    assert re.search('0.01 is far beyond what a transformer of d_model=128 bears.*take about 0.002', said)
+    assert file == 'test_surprises.py'
+    learn = make(**wide).load_encoder(lm.save_encoder('enc'))
+    (said,file), = said_of_rates(lambda: learn.fit_one_cycle(1, 2e-2))
+    assert re.search('0.02 is far beyond what the output layer .* while the rest is frozen.*take about 0.003', said)
+    assert file == 'test_surprises.py'
+    learn.freeze_to(-2)
+    assert said_of_rates(lambda: learn.fit_one_cycle(1, slice(1e-2/mult, 1e-2)))
+    learn.unfreeze()
+    assert not said_of_rates(lambda: learn.fit_one_cycle(1, slice(1e-3/mult, 1e-3)))
+
+def reviews(n_train, n_valid):
+    "Reviews of IMDB's training set; a skip where fastai has not unpacked it"
+    path = Path(os.environ.get('FASTAI_HOME', '~/.fastai')).expanduser()/'data'/'imdb'/'train'
+    if not path.exists(): pytest.skip(f'IMDB is not at {path}: untar_data(URLs.IMDB) puts it there')
+    files = [(f, kind) for kind in ('neg','pos') for f in sorted((path/kind).glob('*.txt'))]
+    files = random.Random(0).sample(files, n_train+n_valid)
+    rows = [(f.read_text(), kind, i >= n_train) for i,(f,kind) in enumerate(files)]
+    return pd.DataFrame(rows, columns=['text','label','is_valid'])
+
+@pytest.mark.slow
+def test_fastais_tutorial_ends_well(tmp_path):
+    """Tokenize, language model (of few reviews: it has to be made, not good), encoder, classifier, gradual
+    unfreezing, at fastai's rates and with the learners' names changed alone: 1,200 reviews"""
+    df,mult = reviews(1200, 600), 2.6**4
+    loaders = partial(TextDataLoaders.from_df, text_col='text', path=tmp_path, n_workers=0, num_workers=0)
+    dls_lm = loaders(df[~df.is_valid][:300], is_lm=True, valid_pct=0.1, seed=0)
+    lm = quiet(transformer_lm_learner(dls_lm, metrics=[accuracy,Perplexity()], path=tmp_path, wd=0.1))
+    lm.fit_one_cycle(1, 1e-2)
+    lm.save_encoder('finetuned')
+    dls = loaders(df, label_col='label', valid_col='is_valid', text_vocab=dls_lm.vocab)
+    learn = quiet(transformer_classifier_learner(dls, drop_mult=0.5, metrics=accuracy))
+    learn = learn.load_encoder('finetuned')
+    learn.fit_one_cycle(1, 2e-2)
+    learn.freeze_to(-2)
+    learn.fit_one_cycle(1, slice(1e-2/mult, 1e-2))
+    learn.freeze_to(-3)
+    learn.fit_one_cycle(1, slice(5e-3/mult, 5e-3))
+    learn.unfreeze()
+    learn.fit_one_cycle(2, slice(1e-3/mult, 1e-3))
+    assert learn.recorder.values[-1][-1] > 0.75
+
+def test_rates_that_are_said_are_not_said_again(make):
+    "The fit that a warning proposes, frozen or not, is silent"
+    learn = make(d_model=128)
+    learn.freeze()
+    assert not said_of_rates(lambda: learn.fit_one_cycle(1, 3e-3))
+    learn.unfreeze()
+    assert not said_of_rates(lambda: learn.fit_one_cycle(1, 2e-3)) and not said_of_rates(lambda: learn.fine_tune(1))
 
 def one_class(make, bias):
     "A learner that always says the same, and one epoch without a step"

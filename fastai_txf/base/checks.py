@@ -46,6 +46,35 @@ def check_values(**values):
         except TypeError: fits = False
         if not fits: raise ValueError(f'{k}={v!r} is out of range: {remedy}')
 
+# %% ../../nbs/0_base/01_checks.ipynb #7d3c90e1
+def check_ids(
+    ids, # whole numbers: a tensor, a list or one of them
+    n:int, # tokens of the vocabulary
+    what:str='token id', # what they are, for the error
+):
+    "A ValueError that names an id that is none of `n` tokens."
+    ids = torch.as_tensor(ids)
+    if not ids.numel(): return
+    low,high = [o.item() for o in ids.aminmax()]
+    if 0 <= low and high < n: return
+    raise ValueError(f'{what} {low if low < 0 else high} is none of the {n} tokens '
+                     f'(0 to {n-1}): number texts with the vocabulary of the model')
+
+# %% ../../nbs/0_base/01_checks.ipynb #5b1e84f7
+def check_rates(
+    lr, # learning rate: a number, one for each group, a slice, or None
+    n_groups:int, # groups of parameters
+):
+    "A ValueError for a rate below 0, one that is no number, or another number of them."
+    if isinstance(lr, slice): rates = [o for o in (lr.start, lr.stop) if o is not None]
+    else: rates = [lr] if lr is None or isinstance(lr, numbers.Real) else list(lr)
+    for o in rates:
+        if o is None or 0 <= o < math.inf: continue
+        raise ValueError(f'a learning rate of {o}: give 0 or more, finite')
+    if isinstance(lr, slice) or len(rates) in (1,n_groups): return
+    raise ValueError(f'{len(rates)} learning rates for {n_groups} groups of parameters: '
+                     'give one, one for each, or slice(first, last)')
+
 # %% ../../nbs/0_base/01_checks.ipynb #51a4df6d
 def check_batch_size(**sizes):
     "A TypeError or ValueError for what is no batch size"

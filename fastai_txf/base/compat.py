@@ -150,6 +150,13 @@ def has_vnni()->bool:
     "Whether this processor multiplies eight-bit numbers without overflow."
     return bool(torch.cpu._is_vnni_supported())
 
+def show_error_as(
+    e, # an exception
+    lines, # a function that gives a list of lines
+):
+    "Let IPython show these lines for `e` instead of its traceback."
+    e._render_traceback_ = lines
+
 # %% ../../nbs/0_base/00_compat.ipynb #9a36aae5
 CHANGES = {
     'Learner.fit_minutes': 'added: a fit that ends on time',

@@ -69,6 +69,20 @@ def read_text(
         raise ValueError(f'{path} is no text in {encoding} (byte {e.start}: {e.reason}): '
                          'convert it, or leave it out') from e
 
+@contextmanager
+def naming(
+    path, # a file that is read in the block
+    what:str, # what it should be
+    remedy:str, # what to do if it is not
+):
+    "Errors of the block name the file: FileNotFoundError, other OSErrors, ValueError for the rest."
+    if not path.exists(): raise FileNotFoundError(f'there is no {what} at {path}: {remedy}')
+    try: yield
+    except OSError as e: raise _cannot(e, 'read', path) from e
+    except Exception as e:
+        why = f'{type(e).__name__}: {str(e)[:120]}'
+        raise ValueError(f'{path} cannot be read as {what} ({why}): {remedy}') from e
+
 def load_tensors(
     path, # the file
     what:str, # what it should be, for the error
@@ -77,16 +91,11 @@ def load_tensors(
 ):
     "What `save_tensors` has written, on the CPU. FileNotFoundError, ValueError name the file."
     path = Path(path)
-    if not path.exists(): raise FileNotFoundError(f'there is no {what} at {path}: {remedy}')
-    try:
+    with naming(path, what, remedy):
         with zipfile.ZipFile(path) as z: bad = z.testzip()
         if bad is not None:
             raise zipfile.BadZipFile(f'its record {bad!r} has changed since it was written')
         res = torch.load(path, map_location='cpu', weights_only=True)
-    except OSError as e: raise _cannot(e, 'read', path) from e
-    except Exception as e:
-        why = f'{type(e).__name__}: {str(e)[:120]}'
-        raise ValueError(f'{path} cannot be read as {what} ({why}): {remedy}') from e
     if not isinstance(res, dict) or {*keys} - res.keys():
         raise ValueError(f'{path} is no {what}: {remedy}')
     return res

@@ -9,7 +9,7 @@ __all__ = []
 import copy, threading, torch, torch.nn as nn
 from functools import partial
 from operator import is_
-from types import CellType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from weakref import WeakKeyDictionary, ref
 from .compat import COMPILED, HOOKS, copy_shell, parts_of
 
@@ -27,9 +27,11 @@ def _move(o, made):
         kwargs = zip(o.keywords, _all(o.keywords.values()))
         return partial(_move(o.func, made), *_all(o.args), **dict(kwargs))
     if isinstance(o, FunctionType): return _move_function(o, made)
-    if type(o) in (list,tuple) and any(issubclass(t, _holders) for t in {*map(type, o)}):
-        return type(o)(_all(o))
-    return o
+    return type(o)(_all(o)) if _holds(o) else o
+
+def _holds(o):
+    "Whether `o` is a list or a tuple with something in it that may be or hold a module."
+    return type(o) in (list,tuple) and any(issubclass(t, _holders) for t in {*map(type, o)})
 
 def _move_cell(cell, made):
     try: old = cell.cell_contents
@@ -37,15 +39,21 @@ def _move_cell(cell, made):
     new = _move(old, made)
     return cell if new is old else CellType(new)
 
+def _names(code):
+    "The global names in a function's code and in that of the functions inside it."
+    inner = [_names(c) for c in code.co_consts if isinstance(c, CodeType)]
+    return {*code.co_names}.union(*inner)
+
 def _move_function(f, made):
     "`f`, with the copies in place of the modules that it remembers or calls by a global name."
     made[id(f)] = f                                                   # it may remember itself
     cells = tuple(_move_cell(c, made) for c in f.__closure__ or ())
-    named = {k:f.__globals__[k] for k in f.__code__.co_names if k in f.__globals__}
+    names = {'__builtins__','__name__'} | _names(f.__code__)
+    named = {k:f.__globals__[k] for k in names if k in f.__globals__}
     moved = {k:_move(v, made) for k,v in named.items() if isinstance(v, (nn.Module,MethodType))}
     moved = {k:v for k,v in moved.items() if v is not named[k]}
     if not moved and all(map(is_, cells, f.__closure__ or ())): return f
-    scope = {**f.__globals__, **moved} if moved else f.__globals__
+    scope = {**named, **moved} if moved else f.__globals__
     made[id(f)] = new = FunctionType(f.__code__, scope, f.__name__, f.__defaults__, cells or None)
     new.__kwdefaults__ = f.__kwdefaults__
     return new
@@ -79,30 +87,43 @@ def shadow(
 # %% ../../nbs/0_base/03_shadow.ipynb #31cb756d
 _not_compared = {'training', '_modules', COMPILED, *HOOKS}
 
+def _mark(v):
+    "A function that knows `v` again, and does not keep it where it could hold a model."
+    if _holds(v):
+        marks = [*map(_mark, v)]
+        return lambda o: type(o) in (list,tuple) and len(o) == len(marks) and all(
+            f(i) for f,i in zip(marks, o))
+    try: r = ref(v)
+    except TypeError: return lambda o: o is v
+    return lambda o: o is not None and r() is o
+
 def _look(m):
     "What a shadow of `m` depends on, besides its weights."
-    own = vars(m)
-    hooks = [tuple(own[k].items()) for k in HOOKS if own[k]]
-    attrs = {k:v for k,v in own.items() if k not in _not_compared}
-    return {**attrs, '__class__':type(m)}, hooks, dict(parts_of(m))
+    attrs = {k:v for k,v in vars(m).items() if k not in _not_compared}
+    return attrs, {**parts_of(m), '':type(m)}
 
-def _same(a, b): return a.keys() == b.keys() and all(v is b[k] for k,v in a.items())
+def _marks(m): return [{k:_mark(v) for k,v in o.items()} for o in _look(m)]
 
-def _unchanged(m, look):
-    "Whether `m` looks as it did."
-    if m is None: return False
-    (attrs,hooks,parts),now = look, _look(m)
-    return _same(attrs, now[0]) and hooks == now[1] and _same(parts, now[2])
+def _same(marks, now):
+    return marks.keys() == now.keys() and all(f(now[k]) for k,f in marks.items())
+
+def _has_hooks(m): return any(vars(m)[k] for k in HOOKS)
+
+def _unchanged(m, marks):
+    "Whether `m` looks as it did and has no hooks."
+    return m is not None and not _has_hooks(m) and all(map(_same, marks, _look(m)))
 
 _kept,_lock = WeakKeyDictionary(), threading.Lock()
 
 def kept_shadow(
     model, # a module
 ): # a module in evaluation mode that nobody may change
-    "A `shadow` of `model`, made once and kept while the modules of `model` are what they were."
+    """A `shadow` of `model`, made once and kept while the modules of `model` are what they were
+    (and without hooks, which may hold the model)."""
     with _lock: shade,looks = _kept.get(model, (None,()))
-    if shade is not None and all(_unchanged(m(), look) for m,look in looks): return shade
-    looks = [(ref(m), _look(m)) for m in model.modules()]
+    if shade is not None and all(_unchanged(m(), marks) for m,marks in looks): return shade
+    looks = [(ref(m), _marks(m)) for m in model.modules()]
     shade = shadow(model, follow=True)
+    if any(map(_has_hooks, model.modules())): return shade
     with _lock: _kept[model] = shade,looks
     return shade

@@ -10,7 +10,7 @@ import math, torch
 from ..base.plain import listify
 from ..base.checks import check_values
 from .sampling import checked_logits, filter_logits
-from .decode import make_reader
+from .decode import check_known, make_reader
 
 # %% ../../nbs/3_generate/04_beam.ipynb #a768439f
 def _part(scores, texts, judge, num_beams):
@@ -89,6 +89,7 @@ def beam_search(
     "The likeliest continuations that a search over `num_beams` beginnings finds."
     opts = dict(rep_penalty=rep_penalty, barred=barred)
     check_values(n=n, num_beams=num_beams, length_penalty=length_penalty, max_len=max_len, **opts)
+    check_known(model, stop_idx=stop_idx, barred=barred)
     reader = make_reader(model, idxs, max_len, cache, n=n, src=src, n_samples=num_beams, alone=True)
     if len(reader.idxs) != 1:
         raise ValueError(f'{len(reader.idxs)} texts: beam search takes one, e.g. `idxs[:1]`')

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from numbers import Integral
 from ..base.plain import delegates, first, ifnone, listify, store_attr
-from ..base.checks import check_values
+from ..base.checks import check_ids, check_values
 from ..base.shadow import kept_shadow, shadow
 from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
 from .sampling import (
@@ -198,9 +198,16 @@ def as_generator(seed, device):
 # %% ../../nbs/3_generate/03_decode.ipynb #278d90c5
 def _device(model, other=None): return getattr(first(model.parameters()), 'device', other)
 
+def _check_known(model, ids, part='decoder', what='token id'):
+    "A ValueError for ids that the embeddings of this library's models have no row for."
+    emb = getattr(model, part).emb if isinstance(model, tuple(_own)) else None
+    if isinstance(emb, torch.nn.Embedding): check_ids(ids, emb.num_embeddings, what)
+
 def _place(model, idxs):
     "`_flush_right`, beside the model."
-    return [t.to(_device(model, t.device)) for t in _flush_right(idxs)]
+    idxs,start = _flush_right(idxs)
+    _check_known(model, idxs)
+    return [t.to(_device(model, t.device)) for t in (idxs, start)]
 
 def _max_len(model, max_len):
     "How many tokens `model` may see at once: as given or configured, if it has the positions."
@@ -220,7 +227,9 @@ def _check_source(model, n_texts, src):
         raise ValueError(f'{name} {wrong} src')
     if src is None: return None
     src = torch.as_tensor(src, device=_device(model)).as_subclass(torch.Tensor).long()
-    if src.ndim == 2 and len(src) == n_texts: return src
+    if src.ndim == 2 and len(src) == n_texts:
+        if own: _check_known(model, src, 'encoder')
+        return src
     raise ValueError(f'src of shape {tuple(src.shape)} for {n_texts} texts: '
                      f'give ({n_texts}, src_len)')
 
@@ -276,11 +285,21 @@ def _tokens(reader, n, n_samples, stop, generator, opts):
         if done.all(): return
 
 # %% ../../nbs/3_generate/03_decode.ipynb #28ffebb7
+def check_known(
+    model, # as in `stream_tokens`
+    **options, # ids by the name of an option, or None
+):
+    "A ValueError that names an id among `options` that is no token of the model."
+    for k,v in options.items():
+        ids = v if isinstance(v, torch.Tensor) else listify(v)
+        _check_known(model, ids, what=f'{k}: id')
+
 def new_tokens(model, idxs, n, alone=True, src=None, n_samples=1, stop_idx=None, max_len=None,
                cache=True, compile=False, seed=None, **kwargs):
     "`stream_tokens`; `alone`: nobody trains the model between two tokens."
     check_options(stream_tokens, **kwargs)
     check_values(n=n, n_samples=n_samples, max_len=max_len, **kwargs)
+    check_known(model, stop_idx=stop_idx, barred=kwargs.get('barred'))
     reader = make_reader(model, idxs, max_len, cache, compile, n, src, n_samples, alone)
     device = reader.idxs.device
     stop = torch.as_tensor(listify(stop_idx), dtype=torch.long, device=device)

@@ -8,7 +8,7 @@ __all__ = ['apply_temperature', 'filter_top_k', 'filter_top_p', 'filter_min_p', 
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #15649d4a
 import inspect, math, torch
-from ..base.checks import check_values, nearest_words
+from ..base.checks import check_ids, check_values, nearest_words
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #bcf4aa77
 def apply_temperature(
@@ -83,6 +83,7 @@ def bar_tokens(
     "Take out the tokens `barred`."
     barred = torch.as_tensor(barred, dtype=torch.long, device=logits.device)
     n = logits.shape[-1]
+    check_ids(barred, n, 'barred id')
     if len(barred.unique()) >= n: raise ValueError(f'all {n} tokens are barred: leave at least one')
     return logits.index_fill(-1, barred, -math.inf)
 

@@ -16,9 +16,9 @@ from ..base.checks import check_values
 from ..base.files import load_tensors, save_tensors
 from ..model.config import make_config
 from ..model.wide import WidePath
-from ..text.special import pad_index, text_vocab
+from ..text.special import leading_space, pad_index, text_vocab
 from ..text.frames import as_frame, check_df, one_column, valid_mask
-from ..text.tokens import BPETokenizer, leading_space
+from ..text.tokens import BPETokenizer
 from ..text.target import Target
 from ..text.loaders import TransformerDataLoaders
 from ..generate.sampling import DIVERGED
@@ -167,7 +167,8 @@ class _Towers:
             return self._keep(kept['state'], kept['out'], held)
         with no_random(self.seed+k):
             learn = self.learner(k)
-            with learn.no_bar(), learn.no_logging():
+            with learn.no_bar(), learn.no_logging(), warnings.catch_warnings():
+                warnings.filterwarnings('ignore', message='all .* are one class') # the table tells
                 if minutes is None: learn.fit_one_cycle(self.epochs)
                 else: learn.fit_minutes(minutes)
         out = learn.outputs([self.text.ids[i] for i in held])
@@ -240,6 +241,12 @@ class BestReport:
     def __repr__(self):
         table = self.results.to_string(index=False, float_format='{:.4g}'.format)
         return '\n'.join([table, *self.notes])
+
+    def measured(self):
+        "What the returned model has reached on texts that it had not seen, name to number."
+        row = self.results[self.results.returned].iloc[0]
+        return {f'{self.results.columns[1]}, held out':float(row.iloc[1]),
+                'loss, held out':float(row.loss)}
 
     def _repr_html_(self):
         table = self.results.to_html(index=False, border=0, float_format='{:.4g}'.format)

@@ -164,7 +164,8 @@ def measured(
 )->dict: # name to number, of the last epoch; empty where it was not trained
     "What the recorder has measured."
     rec = getattr(learn, 'recorder', None)
-    values = [*getattr(rec, 'values', [])]
+    values,report = [*getattr(rec, 'values', [])], getattr(learn, 'report', None)
+    if report is not None: return report.measured()
     if not values: return {}
     return dict(zip([*rec.metric_names][1:], map(float, values[-1])))
 

@@ -171,10 +171,21 @@ class ChunkedLoss(Callback):
         return h.detach(), chunked_cross_entropy(h, model.head.weight, targ, model.head.bias,
                                                  chunk=self.chunk, **self._options)
 
+# %% ../../nbs/4_train/00_losses.ipynb #6b0f5d3e
+_half = torch.float16, torch.bfloat16
+
+def in_full(
+    pred, # what a model returns
+):
+    "Predictions in 16 bits as fp32, in which a loss of many tokens is no rounding error."
+    low = isinstance(pred, torch.Tensor) and pred.dtype in _half
+    return pred.float() if low else pred
+
 # %% ../../nbs/4_train/00_losses.ipynb #4b7e839d
 class SoftCrossEntropy(CrossEntropyLossFlat):
     "`CrossEntropyLossFlat`; targets may also be probabilities, `(bs, n_out)` like activations."
     def __call__(self, inp, targ, **kwargs):
+        inp = in_full(inp)
         if targ.shape != inp.shape: return super().__call__(inp, targ, **kwargs)
         return self.func(inp, targ.to(inp.dtype))
 

@@ -6,11 +6,14 @@
 __all__ = []
 
 # %% ../../nbs/4_train/07_rates.ipynb #1c9a40d3
-import numpy as np, warnings
+import inspect, numpy as np, warnings
 from fastai.callback.mixup import MixHandler
 from fastai.callback.schedule import LRFinder, ParamScheduler
+from fastai.learner import Learner
 from fastcore.basics import ifnone
 from fastcore.foundation import L
+from fastcore.meta import delegates
+from ..base.checks import check_rates
 
 # %% ../../nbs/4_train/07_rates.ipynb #3f0b6d21
 def width_lr(
@@ -20,6 +23,13 @@ def width_lr(
     return round(0.192/d_model, 6)
 
 _much = 4 # times what suits: from here on trainings fail
+_much_alone = 10 # the same where the last group is trained alone
+_libraries = 'fastai','fastai_txf','fastcore'
+
+def _callers_level():
+    "Where a warning belongs: frames from the caller of this up to code that is no library's."
+    names = [f.frame.f_globals.get('__name__', '') for f in inspect.stack(0)[1:]]
+    return next((i for i,n in enumerate(names, 1) if n.split('.')[0] not in _libraries), 1)
 
 def _top_rates(lr, cbs):
     "The largest learning rate that each group will get, or one for all."
@@ -28,7 +38,7 @@ def _top_rates(lr, cbs):
     rates = [np.atleast_1d(f(pct)) for f in scheds for pct in np.linspace(0, 1, 21)]
     return np.max(rates, axis=0)
 
-def check_rate(
+def warn_of_rate(
     learn, # before a fit, its optimizer made
     lr, # number, or one for each group, or a slice
     cbs, # more callbacks of the fit
@@ -39,13 +49,15 @@ def check_rate(
     finds = any(isinstance(cb, LRFinder) for cb in cbs)
     if d_model is None or finds or getattr(learn.opt_func, '__name__', '') == 'SGD': return
     n,frozen = len(learn.opt.param_lists), learn.opt.frozen_idx
-    if n > 1 and frozen == n-1: return
+    alone = n > 1 and frozen == n-1
     rates,fits = _top_rates(ifnone(lr, learn.lr), cbs), width_lr(d_model)
     top = float(rates.max() if len(rates) < n else rates[frozen:].max())
-    if top <= _much*fits: return
-    warnings.warn(f'a learning rate of {top:.2g} is far beyond what a transformer of {d_model=} '
-                  f'bears, and may leave it where it gives one answer to all texts: take about '
-                  f'{fits:.1g}, or what lr_find suggests', stacklevel=4)
+    if top <= (_much_alone if alone else _much)*fits: return
+    what = f'the output layer of a transformer of {d_model=} bears, while the rest is frozen' \
+        if alone else f'a transformer of {d_model=} bears'
+    warnings.warn(f'a learning rate of {top:.2g} is far beyond what {what}, and may leave it where '
+                  f'it gives one answer to all texts: take about {(1+alone)*fits:.1g}, or what '
+                  'lr_find suggests', stacklevel=_callers_level())
 
 def check_callbacks(
     cbs, # of a fit
@@ -56,3 +68,57 @@ def check_callbacks(
             raise ValueError(f'{type(cb).__name__} mixes inputs, and these are numbers of tokens, '
                              'which cannot be mixed: leave it out, and use token_p and word_p, '
                              'which leave tokens out, for a classifier')
+
+# %% ../../nbs/4_train/07_rates.ipynb #c40f7a92
+class RatedLearner(Learner):
+    "A `Learner` that looks at learning rates before it works with them."
+    def check_rates(self,
+        lr, # a number, one for each group, a slice, or None for the learner's own
+    ):
+        "A ValueError for rates that are none, or as many as no groups."
+        if self.opt is None: self.create_opt()
+        check_rates(ifnone(lr, self.lr), len(self.opt.param_lists))
+
+    @delegates(Learner.fit_one_cycle)
+    def fit_one_cycle(self,
+        n_epoch:int, # epochs
+        lr_max=None, # largest learning rate; default: the learner's
+        **kwargs
+    ):
+        "As in `Learner`. A ValueError for rates that do not fit the groups."
+        self.check_rates(lr_max)
+        super().fit_one_cycle(n_epoch, lr_max, **kwargs)
+
+    @delegates(Learner.fit_flat_cos)
+    def fit_flat_cos(self,
+        n_epoch:int, # epochs
+        lr=None, # learning rate before it falls; default: the learner's
+        **kwargs
+    ):
+        "As in `Learner`. A ValueError for rates that do not fit the groups."
+        self.check_rates(lr)
+        super().fit_flat_cos(n_epoch, lr, **kwargs)
+
+    @delegates(Learner.fit_sgdr)
+    def fit_sgdr(self,
+        n_cycles:int, # falls of the rate
+        cycle_len:int, # epochs of the first
+        lr_max=None, # rate at the start of each; default: the learner's
+        **kwargs
+    ):
+        "As in `Learner`. A ValueError for rates that do not fit the groups."
+        self.check_rates(lr_max)
+        super().fit_sgdr(n_cycles, cycle_len, lr_max, **kwargs)
+
+    @delegates(Learner.fine_tune)
+    def fine_tune(self,
+        epochs:int, # with all groups
+        base_lr:float=None, # rate of the frozen epochs, half of it later; default: `2*width_lr`
+        lr_mult:float=10, # the first group's rate is the last one's by this (fastai: 100)
+        **kwargs
+    ):
+        "As in `Learner`, with rates that suit a transformer of this width."
+        if not lr_mult > 0: raise ValueError(f'{lr_mult=}: a number above 0')
+        d_model = getattr(getattr(self.model, 'config', None), 'd_model', 128)
+        base_lr = ifnone(base_lr, 2*width_lr(d_model))
+        return super().fine_tune(epochs, base_lr, lr_mult=lr_mult, **kwargs)

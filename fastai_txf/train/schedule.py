@@ -13,7 +13,7 @@ from fastai.learner import Learner
 from fastcore.basics import ifnone, patch, store_attr
 from fastcore.foundation import L
 from fastcore.meta import delegates
-from ..base.checks import check_values
+from ..base.checks import check_rates, check_values
 
 # %% ../../nbs/4_train/03_schedule.ipynb #03070ac6
 class TimeBudget(Callback):
@@ -73,6 +73,7 @@ def fit_warmup(self:Learner,
     "Fit with the schedule of the paper: linear warm-up, then the inverse square root."
     if warmup < 1: raise ValueError(f'{warmup=}: at least 1 step')
     if self.opt is None: self.create_opt()
+    check_rates(lr_max, len(self.opt.param_lists))
     d_model = getattr(getattr(self.model, 'config', None), 'd_model', None)
     self.opt.set_hyper('lr', ifnone(lr_max, self.lr if d_model is None else (d_model*warmup)**-0.5))
     lrs = np.array([h['lr'] for h in self.opt.hypers])
