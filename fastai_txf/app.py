@@ -34,7 +34,8 @@ form.addEventListener('submit', async e => {
 '''
 _hash = base64.b64encode(hashlib.sha256(_script.encode()).digest()).decode()
 HEADERS = {
-    'Content-Security-Policy': f"default-src 'none'; style-src 'unsafe-inline'; connect-src 'self'; "
+    'Content-Security-Policy': f"default-src 'none'; style-src 'unsafe-inline'; "
+    f"connect-src 'self'; "
     f"script-src 'sha256-{_hash}'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     'X-Content-Type-Options':'nosniff', 'Referrer-Policy':'no-referrer', 'Cache-Control':'no-store'}
 
@@ -51,7 +52,8 @@ _what = dict(classifier='What is it?', lm='Go on with', mlm='Fill the gaps (___)
              seq2seq='From text to text')
 _buttons = dict(classifier='Classify', lm='Write', mlm='Fill', seq2seq='Translate')
 CONTROLS = dict(n_words=(int, 40, 'words, 1 to 1000'), temperature=(float, 0.8, '0 is greedy'),
-                top_k=(int, None, 'likeliest tokens, or empty'), top_p=(float, None, 'share, or empty'),
+                top_k=(int, None, 'likeliest tokens, or empty'),
+                top_p=(float, None, 'share, or empty'),
                 rep_penalty=(float, None, 'above 1: fewer repetitions'),
                 seed=(int, None, 'or empty'))
 
@@ -151,7 +153,8 @@ MOST = 2_000_000 # bytes of a request
 async def _given(request):
     "The fields of a form, as strings. A ValueError for too much, or for another page's."
     size,origin = request.headers.get('content-length', ''), request.headers.get('origin')
-    if not size.isdigit() or int(size) > MOST: raise ValueError(f'give a text of at most {MOST:,} bytes')
+    if not size.isdigit() or int(size) > MOST:
+        raise ValueError(f'give a text of at most {MOST:,} bytes')
     if origin not in (None, 'null', f'http://{request.headers["host"]}'):
         raise ValueError('this form belongs to another page')
     form = await request.form()

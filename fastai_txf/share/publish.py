@@ -13,7 +13,7 @@ from fastai.data.transforms import ColReader
 from fastai.text.core import Tokenizer
 from fastai.text.data import Numericalize
 from fastcore.basics import getcallable, patch
-from .. import __version__
+import fastai_txf
 from ..base.shadow import shadow
 from ..model.models import SigmoidRange
 from ..text.target import Target
@@ -74,7 +74,8 @@ def checked_model(
     res = build_model(kind, model.config, _model_options(model))
     _same_parts(own, res)
     mine,new = unique_weights(own), unique_weights(res)
-    for k in {*mine} ^ {*new}: _refuse(f'{k} is shared otherwise than the configuration says', _keep)
+    for k in {*mine} ^ {*new}:
+        _refuse(f'{k} is shared otherwise than the configuration says', _keep)
     with torch.no_grad():
         for k,t in new.items():
             if t.shape != mine[k].shape: _refuse(f'{k} is {tuple(mine[k].shape)}, where the '
@@ -204,12 +205,13 @@ def model_card(
     parts = [
         f'---\nlibrary_name: fastai_txf\npipeline_tag: {_tasks[kind]}\ntags:\n- fastai_txf\n---',
         f'# {type(learn.model).__name__}',
-        f'{n:,} weights, trained with fastai_txf {__version__}.\n{shown}', '## How to load',
+        f'{n:,} weights, trained with fastai_txf {fastai_txf.__version__}.\n{shown}', '## How to load',
         "```python\nfrom fastai_txf.share.bundle import load_published\n"
         f"predictor = load_published('this folder')\n{_calls[kind]}\n```",
-        'It needs torch and safetensors, and the package that cuts its texts; fastai is not needed.',
+        'It needs torch and safetensors, and the package that cuts its texts. It needs no fastai.',
         '## Data', _about_data(learn), '## Measured', _about_scores(learn, baseline),
-        '## Configuration', 'Fields that differ from the default:\n\n' + _table(fields, 'field', 'value'),
+        '## Configuration',
+        'Fields that differ from the default:\n\n' + _table(fields, 'field', 'value'),
         '## Versions', _table(versions.items(), 'package', 'version')]
     return '\n\n'.join(parts) + '\n'
 
@@ -269,7 +271,7 @@ def _versions(texts):
     kinds = {t['tokenizer']['kind'] for t in texts}
     packages = ['torch','fastai','fastcore','safetensors']
     packages += ['tokenizers']*('pieces' in kinds) + ['spacy']*('words' in kinds)
-    return dict(fastai_txf=__version__, python=platform.python_version(),
+    return dict(fastai_txf=fastai_txf.__version__, python=platform.python_version(),
                 **{k:version(k) for k in packages})
 
 def _fields(config):
@@ -305,7 +307,7 @@ def publish(self:TransformerLearner,
     folder, # to write; it must not exist
     replace:bool=False, # unless this says so: it stays whole until the new one is
     baseline=None, # frame of `baseline(dls)`, for the model card
-    trained:bool=None, # the weights come from elsewhere (`load`, `from_hf`); default: ask the recorder
+    trained:bool=None, # the weights come from elsewhere (`load`); default: ask the recorder
 ): # the folder's path
     """Write a model as plain files that `load_published` reads; nothing in them is code.
     A ValueError, TypeError or FileExistsError before anything is written where that cannot be."""

@@ -129,5 +129,5 @@ def make_codec(
     "The codec that `data` describe. A ValueError for what describes none."
     _check_codec(data)
     rest = {k:v for k,v in data.items() if k not in ('tokenizer','rules')}
-    return cls(tok=make_tokenizer(data['tokenizer']), rules=[_known_rules[r] for r in data['rules']],
-               **rest)
+    rules = [_known_rules[r] for r in data['rules']]
+    return cls(tok=make_tokenizer(data['tokenizer']), rules=rules, **rest)
