@@ -34,7 +34,8 @@ form.addEventListener('submit', async e => {
 '''
 _hash = base64.b64encode(hashlib.sha256(_script.encode()).digest()).decode()
 HEADERS = {
-    'Content-Security-Policy': "default-src 'none'; style-src 'unsafe-inline'; connect-src 'self'; "
+    'Content-Security-Policy': f"default-src 'none'; style-src 'unsafe-inline'; "
+    f"connect-src 'self'; "
     f"script-src 'sha256-{_hash}'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     'X-Content-Type-Options':'nosniff', 'Referrer-Policy':'no-referrer', 'Cache-Control':'no-store'}
 

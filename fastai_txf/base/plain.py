@@ -20,9 +20,7 @@ def first(items):
     "The first of `items`, None where there is none."
     return next(iter(items), None)
 
-def _lists():
-    modules = [*sys.modules.items()]
-    return tuple(vars(m)['L'] for k,m in modules if k == 'fastcore.foundation')
+def _lists(): return getattr(sys.modules.get('fastcore.foundation'), 'L', ())
 
 def is_listy(o):
     "Whether `o` is many: a list, a tuple, fastcore's `L`, a slice or a generator."

@@ -9,7 +9,7 @@ __all__ = ['load_published']
 import dataclasses, hashlib, json, torch
 from contextlib import contextmanager
 from pathlib import Path
-from .. import __version__
+import fastai_txf
 from ..base.plain import ifnone
 from ..model.config import TransformerConfig
 from ..model.models import (
@@ -72,7 +72,7 @@ def _checked_config(data):
         raise ValueError('it has changed since it was written (its checksum is another)')
     if res.get('format') != FORMAT:
         raise ValueError(f"it is of format {res.get('format')!r}, and this is fastai_txf "
-                         f'{__version__}, which reads format {FORMAT}')
+                         f'{fastai_txf.__version__}, which reads format {FORMAT}')
     for k,t in dict(kind=str, files=dict, config=dict, versions=dict, options=dict).items():
         if not isinstance(res.get(k), t): raise ValueError(f'the field {k!r} is missing')
     if res['kind'] not in MODELS: raise ValueError(f"{res['kind']!r} is none of {[*MODELS]}")
@@ -107,10 +107,10 @@ def make_model_config(
 )->TransformerConfig:
     "The configuration. A ValueError for a field that is missing or unknown."
     known = [f.name for f in dataclasses.fields(TransformerConfig)]
-    lost = [k for k in known if k not in fields] if version == __version__ else []
+    lost = [k for k in known if k not in fields] if version == fastai_txf.__version__ else []
     if lost: raise ValueError(f'the field {lost[0]!r} of the configuration is missing')
     if odd := [k for k in fields if k not in known]:
-        raise ValueError(f'{odd[0]!r} is no field of TransformerConfig in {__version__} '
+        raise ValueError(f'{odd[0]!r} is no field of TransformerConfig in {fastai_txf.__version__} '
                          f'(it was written by {version})')
     given = {k:tuple(v) if isinstance(v, list) else v for k,v in fields.items()}
     return TransformerConfig(**given)

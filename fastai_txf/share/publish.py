@@ -13,7 +13,7 @@ from fastai.data.transforms import ColReader
 from fastai.text.core import Tokenizer
 from fastai.text.data import Numericalize
 from fastcore.basics import getcallable, patch
-from .. import __version__
+import fastai_txf
 from ..base.shadow import shadow
 from ..model.models import SigmoidRange
 from ..text.target import Target
@@ -206,11 +206,10 @@ def model_card(
     parts = [
         f'---\nlibrary_name: fastai_txf\npipeline_tag: {_tasks[kind]}\ntags:\n- fastai_txf\n---',
         f'# {type(learn.model).__name__}',
-        f'{n:,} weights, trained with fastai_txf {__version__}.\n{shown}', '## How to load',
+        f'{n:,} weights, trained with fastai_txf {fastai_txf.__version__}.\n{shown}', '## How to load',
         "```python\nfrom fastai_txf.share.bundle import load_published\n"
         f"predictor = load_published('this folder')\n{_calls[kind]}\n```",
-        'It needs torch and safetensors, and the package that cuts its texts; '
-        'fastai is not needed.',
+        'It needs torch and safetensors, and the package that cuts its texts. It needs no fastai.',
         '## Data', _about_data(learn), '## Measured', _about_scores(learn, baseline),
         '## Configuration',
         'Fields that differ from the default:\n\n' + _table(fields, 'field', 'value'),
@@ -273,7 +272,7 @@ def _versions(texts):
     kinds = {t['tokenizer']['kind'] for t in texts}
     packages = ['torch','fastai','fastcore','safetensors']
     packages += ['tokenizers']*('pieces' in kinds) + ['spacy']*('words' in kinds)
-    return dict(fastai_txf=__version__, python=platform.python_version(),
+    return dict(fastai_txf=fastai_txf.__version__, python=platform.python_version(),
                 **{k:version(k) for k in packages})
 
 def _fields(config):

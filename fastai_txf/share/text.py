@@ -130,5 +130,4 @@ def make_codec(
     _check_codec(data)
     rest = {k:v for k,v in data.items() if k not in ('tokenizer','rules')}
     rules = [_known_rules[r] for r in data['rules']]
-    return cls(tok=make_tokenizer(data['tokenizer']), rules=rules,
-               **rest)
+    return cls(tok=make_tokenizer(data['tokenizer']), rules=rules, **rest)

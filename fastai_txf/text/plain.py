@@ -171,9 +171,10 @@ class PlainCodec:
         marks = [f'{FLD} {i+1}' for i in range(len(self.text_cols))] if self.marked else []
         for t in texts:
             if all(m in t for m in marks): continue
-            raise ValueError(f'{t[:40]!r} does not say where the columns {self.text_cols} begin, as '
-                             'every text of training did: give a row, a dictionary or a data frame '
-                             f'with these columns, or write {marks[0]!r} before the first, and so on')
+            raise ValueError(f'{t[:40]!r} does not say where the columns {self.text_cols} begin, '
+                             'as every text of training did: give a row, a dictionary or a data frame '
+                             f'with these columns, or write {marks[0]!r} before the first, '
+                             'and so on')
         return texts
 
     def check_tokenizer(self):

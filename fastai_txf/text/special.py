@@ -116,8 +116,8 @@ def leading_space(
 # %% ../../nbs/2_text/00_special.ipynb #c25a0102
 _in_html = (
     ('#39;',"'"), ('amp;','&'), ('#146;',"'"), ('nbsp;',' '), ('#36;','$'), ('\\n','\n'),
-    ('quot;',"'"), ('<br />','\n'), ('\\"','"'), ('<unk>',UNK), (' @.@ ','.'),
-    (' @-@ ','-'), ('...',' …'))
+    ('quot;',"'"), ('<br />','\n'), ('\\"','"'), ('<unk>',UNK),
+    (' @.@ ','.'), (' @-@ ','-'), ('...',' …'))
 
 def fix_html(t):
     "What is left of HTML, and of the signs of other tokenizers."
