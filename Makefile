@@ -9,7 +9,7 @@ LOWEST     := .venv-lowest
 MIN_PYTHON := $(shell sed -n 's/^min_python *= *//p' settings.ini)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-lowest bench clean
+.PHONY: help setup demo test test-all test-lowest bench docs clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "%-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,7 +40,7 @@ test: $(READY) ## every check: export and clean, the notebooks, pytest
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not slow' --durations=10 --ignore=tests/test_in_step.py
 	@echo '==> all checks passed'
 
-test-all: test ## every check, and the tests that take minutes
+test-all: test $(VENV)/.docs ## every check, and the tests that take minutes
 	@$(BIN)/python -m pytest -q -m slow
 	@echo '==> all checks passed, slow ones too'
 
@@ -63,13 +63,22 @@ $(VENV)/.bench: $(READY)
 	@$(BIN)/python -m pip install -c constraints.txt -e '.[bench]'
 	@touch $@
 
+$(VENV)/.docs: $(READY)
+	@echo '==> what the site is built with'
+	@$(BIN)/python -m pip install -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs ## build the site into _docs: workshop, course, tutorials, how-to, API, results
+	@$(BIN)/python docs/build.py
+
 BENCHES := train epoch scale generate tokenizing
 
 bench: $(VENV)/.bench ## measure beside the peers: tables and a plot in benchmarks/results (two hours; leave the machine alone)
 	@for o in $(BENCHES); do echo "==> benchmarks/$$o.py"; $(BIN)/python benchmarks/$$o.py || exit; done
 	@$(BIN)/python benchmarks/plot.py
-	@echo '==> benchmarks/results/*.md and benchmarks/results/bench.png'
+	@$(BIN)/python benchmarks/page.py
+	@echo '==> benchmarks/README.md, benchmarks/results/*.md and their pictures'
 
 clean: ## remove build products and caches (the environments stay: rm -rf .venv .venv-lowest)
-	rm -rf build dist *.egg-info .pytest_cache .hypothesis
+	rm -rf build dist *.egg-info .pytest_cache .hypothesis _proc _docs
 	find . \( -path ./$(VENV) -o -path ./$(LOWEST) \) -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -10,6 +10,7 @@ from .model.config import *
 from .model.wide import *
 from .model.stack import *
 from .model.models import *
+from .model.int8 import *
 from .text.special import *
 from .text.tokens import *
 from .text.frames import *
@@ -39,6 +40,7 @@ from .learn.classifier import *
 from .learn.lm import *
 from .learn.mlm import *
 from .learn.seq2seq import *
+from .explain.spans import *
 from .explain.colours import *
 from .explain.attention_maps import *
 from .explain.attribution import *
@@ -53,3 +55,9 @@ from .recipes.heldout import *
 from .recipes.best import *
 from .share.torch import *
 from .share.hf import *
+from .share.bundle import *
+from .share.publish import *
+from .share.onnx import *
+from .share.hf_tokens import *
+from .share.to_hf import *
+from .share.gguf import *

@@ -7,19 +7,22 @@ __all__ = ['WrongAnswer', 'check_dot_products', 'check_softmax', 'check_self_att
            'check_dot_std', 'check_scaled_dots', 'check_split_heads', 'check_merge_heads', 'check_multi_head',
            'check_narrow', 'check_block_parts', 'check_block', 'check_embeddings', 'check_sinusoids', 'check_stack',
            'check_log_probs', 'check_classifier', 'check_mask', 'check_may_see', 'check_causal', 'check_language_model',
-           'check_shift', 'check_sample', 'check_generate', 'check_cross_attention', 'check_decoder_block',
-           'check_fastai_classifier', 'earlier', 'exercise_source', 'exercise_notebook', 'write_exercises', 'main']
+           'check_bigram', 'check_shift', 'check_sample', 'check_generate', 'check_cross_attention',
+           'check_decoder_block', 'check_fastai_classifier', 'earlier', 'exercise_source', 'exercise_notebook',
+           'write_exercises', 'main']
 
 # %% ../nbs/9_roof/01_workshop.ipynb #33bbf343
-import argparse, ast, functools, json, math, os, re, sys, torch, torch.nn as nn
+import argparse, ast, functools, io, itertools, json, linecache, math, os, re, sys, sysconfig
+import torch, torch.nn as nn
 import torch.nn.functional as F
-from contextlib import chdir
+from contextlib import chdir, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from .base.files import replacing
 from fastai_txf.model.attention import (
     causal_mask, concat_heads, MultiHeadAttention, PerHeadLinear, self_attention, SelfAttention,
     split_heads)
+from .base.compat import show_error_as
 from .model.positions import sinusoids
 from .model.layers import FeedForward, PostNorm, TransformerBlock
 from .model.windows import compact
@@ -33,6 +36,70 @@ class WrongAnswer(AssertionError):
 def _same(a, b):
     return a.shape == b.shape and torch.allclose(a, b, atol=1e-5, rtol=1e-4, equal_nan=True)
 
+def _reshaped(got, want):
+    "What was done to the shape of `want`, in words; None if nothing simple was."
+    dims = range(want.ndim)
+    if got.numel() == want.numel():
+        for order in itertools.permutations(dims):
+            if _same(got, want.permute(order)):
+                return f'the numbers are right, but the dimensions stand in the order {list(order)}'
+        if _same(got.flatten(), want.flatten()):
+            return f'the numbers are right: only the shape should be {tuple(want.shape)}'
+        for order in itertools.permutations(dims):
+            if _same(got.flatten(), want.permute(order).flatten()):
+                return f'the numbers are right, but they are counted off in the order {list(order)}'
+    for d in dims:
+        for name,short in (('mean',want.mean(d)), ('sum',want.sum(d)), ('maximum',want.amax(d)),
+                           ('first',want.select(d, 0)), ('last',want.select(d, -1))):
+            if _same(got.squeeze(), short.squeeze()):
+                return f'of dimension {d} only the {name} is left: all of it is wanted'
+
+def _moved(got, want):
+    "How the places of `want` were changed, in words; None if that is not what happened."
+    for d in range(want.ndim):
+        if _same(got, want.flip(d)): return f'dimension {d} is in reverse order'
+        for n in (1, -1):
+            if _same(got, want.roll(n, d)): return f'dimension {d} is moved by one place'
+
+def _changed(got, want):
+    "What was done to the numbers of `want`, in words; None if nothing simple was."
+    factor = ((got*want).sum() / want.square().sum()).item()
+    if math.isfinite(factor) and factor and _same(got, factor*want):
+        if abs(factor+1) < 1e-4: return 'every number has the wrong sign'
+        return f'every number is {factor:.4g} times what it should be: what is it scaled by?'
+    if _same(got-want, (got-want).flatten()[:1].expand_as(want)):
+        return f'every number is larger by {(got-want).flatten()[0]:.4g}: what is added to it?'
+    last = want.ndim-1
+    done = {'a softmax too many': want.softmax(last), 'an exponential too many': want.exp(),
+            'a logarithm too many': want.log(), 'a square too many': want.square(),
+            'a log-softmax too many': want.log_softmax(last), 'a ReLU too many': want.relu(),
+            'the sign taken away': want.abs()}
+    for name,other in done.items():
+        if _same(got, other): return f'the result is right up to the last step: there is {name}'
+    for d in range(want.ndim):
+        right = [_same(g, w) for g,w in zip(got.unbind(d), want.unbind(d))]
+        if len(right)/2 <= sum(right) < len(right):
+            places = [i for i,o in enumerate(right) if not o]
+            return (f'along dimension {d} only the places {places} are wrong: '
+                    'what is special about them?')
+
+def _difference(got, want):
+    "What stands between `got` and `want`, in words."
+    if got.shape != want.shape:
+        told = f'has the shape {tuple(got.shape)}, but should have {tuple(want.shape)}'
+        return told + (f': {why}' if (why := _reshaped(got, want)) else '')
+    if (new := got.isnan() & ~want.isnan()).any():
+        return (f'holds NaN in {int(new.sum())} of {got.numel()} places: 0·∞ and ∞−∞ are NaN, '
+                'and so is the softmax of −∞ alone')
+    why = _moved(got, want) or _reshaped(got, want) or _changed(got, want)
+    if not why and _same(got.flatten().sort()[0], want.flatten().sort()[0]):
+        why = 'the right numbers stand in other places than expected'
+    far = (got-want).abs().nan_to_num(math.inf).gt(1e-5)
+    at = tuple(((got != want) & far).nonzero()[0].tolist())
+    told = f'at {list(at)} it is {got[at]:.4g} instead of {want[at]:.4g}'
+    return 'has the right shape, but ' + (
+        f'{why} ({told})' if why else f'other numbers than expected: {told}')
+
 def _compare(got, want, mistakes={}, what='the result'):
     """Nothing if `got` is `want`; otherwise a `WrongAnswer` with the sentence of the mistake
     that gives `got`, or with how the two differ."""
@@ -43,15 +110,7 @@ def _compare(got, want, mistakes={}, what='the result'):
     if _same(got, want): return
     for sentence,wrong in mistakes.items():
         if _same(got, wrong.float()): raise WrongAnswer(sentence)
-    if got.shape != want.shape:
-        raise WrongAnswer(f'{what} has the shape {tuple(got.shape)}, '
-                          f'but should have {tuple(want.shape)}')
-    if (new := got.isnan() & ~want.isnan()).any():
-        raise WrongAnswer(f'{what} holds NaN in {int(new.sum())} of {got.numel()} places')
-    far = (got-want).abs().nan_to_num(math.inf).gt(1e-5)
-    at = tuple(((got != want) & far).nonzero()[0].tolist())
-    raise WrongAnswer(f'{what} has the right shape, but other numbers than expected: '
-                      f'at {list(at)} it is {got[at]:.4g} instead of {want[at]:.4g}')
+    raise WrongAnswer(f'{what} {_difference(got, want)}')
 
 # %% ../nbs/9_roof/01_workshop.ipynb #234b1e0a
 def _run(f, *args, hint=''):
@@ -62,9 +121,42 @@ def _run(f, *args, hint=''):
         told = f'the code stops with {type(e).__name__}: {e}'
         raise WrongAnswer(f'{told}\n{hint}' if hint else told) from e
 
+_not_theirs = [str(Path(o).resolve()) for o in
+               (__file__ if '__file__' in globals() else 'workshop.py', Path(torch.__file__).parent,
+                sysconfig.get_path('stdlib'))]
+
+def _own_lines(e):
+    "The learner's lines on the way to the error `e`, innermost last."
+    tb,lines = e.__traceback__, []
+    while tb:
+        code,n = tb.tb_frame.f_code, tb.tb_lineno
+        if not str(Path(code.co_filename).resolve()).startswith(tuple(_not_theirs)):
+            src = linecache.getline(code.co_filename, n).strip()
+            where = code.co_filename if '.ipynb' in code.co_filename else 'this cell'
+            lines.append(f'  {where}, line {n}, in {code.co_name}: {src}')
+        tb = tb.tb_next
+    return lines
+
+def _told(e):
+    "What IPython shows of `e`: the learner's own lines and the message, none of a check's."
+    lines = _own_lines(e)
+    if e.__cause__: lines += [o for o in _own_lines(e.__cause__) if o not in lines]
+    return [f'{type(e).__name__}: {e}', '', *lines]
+
+def _private(f):
+    "Decorator: errors of `f` come without its source, in which a check's answers stand."
+    @functools.wraps(f)
+    def _inner(*args, **kwargs):
+        try: return f(*args, **kwargs)
+        except Exception as e:
+            show_error_as(e, functools.partial(_told, e))
+            raise
+    return _inner
+
 def _check(f):
     """Decorator of a check: the same random numbers every time, torch's own left alone,
-    no gradients, and a word when all is right."""
+    no gradients, a word when all is right, and no look at the check's source."""
+    @_private
     @functools.wraps(f)
     def _inner(*args, **kwargs):
         with torch.random.fork_rng(), torch.no_grad():
@@ -122,17 +214,19 @@ def check_dot_products(
         'this is x times x: the second factor is not transposed': x @ x,
         'this is xᵀx, which compares features: the transposed factor stands second': x.mT @ x,
         'this multiplies place by place: a matrix product is wanted': x * x,
-        'this is divided by √k, which comes in step 3': x @ x.mT / 2})
+        'this is divided by √k, which comes in step 3': x @ x.mT / 2,
+        'this is divided by k: a dot product is the sum of the products, not their mean':
+            x @ x.mT / 4,
+        'these are cosines: the vectors keep their lengths':
+            F.cosine_similarity(x[:,:,None], x[:,None], -1),
+        'these are distances: a dot product is large where vectors are alike': torch.cdist(x, x),
+        'the softmax is taken already: it has an exercise of its own': (x @ x.mT).softmax(-1)})
     x = torch.randn(3, 5, 2)
     _compare(_run(fn, x, hint=hint), x @ x.mT)
 
-@_check
-def check_softmax(
-    fn, # from dot products `(b, t, t)` to weights of the same shape
-):
-    "Are these weights, all positive, that sum to 1 for each token that attends?"
-    dots = torch.randn(3, 3, 3)
-    _compare(_run(fn, dots), dots.softmax(2), {
+def _softmax_mistakes(dots):
+    "What is no softmax along the rows."
+    return {
         'the columns sum to 1, not the rows: the softmax runs over the tokens that attend. '
         'It should run over those attended to, the last dimension':
             dots.softmax(1),
@@ -146,7 +240,25 @@ def check_softmax(
         'the dot products are divided by their sum, without an exponential: '
         'weights must not be negative':
             dots / dots.sum(2, keepdim=True),
-        'this is the logarithm of the weights': dots.log_softmax(2)})
+        'this is the logarithm of the weights': dots.log_softmax(2),
+        'this is a sigmoid: every weight lies between 0 and 1, but rows do not sum to 1':
+            dots.sigmoid(),
+        'the sign is turned round: the largest dot product should get the largest weight':
+            dots.neg().softmax(2),
+        'all weight is on the largest dot product: softmax, not argmax':
+            F.one_hot(dots.argmax(2), 3),
+        'what is negative gets no weight: the exponential makes every weight positive':
+            (pos := dots.relu()) / pos.sum(2, keepdim=True),
+        'the weights are transposed: row i belongs to the token that attends':
+            dots.softmax(2).mT}
+
+@_check
+def check_softmax(
+    fn, # from dot products `(b, t, t)` to weights of the same shape
+):
+    "Are these weights, all positive, that sum to 1 for each token that attends?"
+    dots = torch.randn(3, 3, 3)
+    _compare(_run(fn, dots), dots.softmax(2), _softmax_mistakes(dots))
 
 @_check
 def check_self_attention(
@@ -162,7 +274,15 @@ def check_self_attention(
         'the softmax runs over the wrong axis, or the weights are transposed':
             w.mT @ x,
         'x stands before the weights: the weights come first': x @ w,
-        'there are two softmaxes: `weights` has one already': w.softmax(2) @ x})
+        'there are two softmaxes: `weights` has one already': w.softmax(2) @ x,
+        'x is added to the result: residual sums come in step 5': w @ x + x,
+        'the weights are those of x itself: give `weights` the dot products': x.softmax(-1) @ x,
+        'the dot products are scaled too early: that comes in step 3':
+            (x @ x.mT / 2).softmax(-1) @ x,
+        'the weighted mean is taken twice': w @ w @ x,
+        'x is transposed in the second product: weights (b, t, t) times x (b, t, k)': w @ x.mT,
+        'all tokens have the same weight: that is a plain mean':
+            x.mean(1, keepdim=True).expand(2, 4, 4)})
     x = torch.randn(3, 5, 2)
     _compare(_run(fn, x), self_attention(x))
 
@@ -185,24 +305,47 @@ def check_projections(
     "Are there three bias-free maps from k to heads·k?"
     _check_projections(_make(cls, 6, 3), 6, 3)
 
+_roles = dict(q='queries', k='keys', v='values')
+
+def _misplaced(turn):
+    """Sentences and `turn` of three letters, for queries, keys and values
+    in every place where they do not belong."""
+    known = {
+        'kqv':'queries and keys are swapped: rows belong to the queries, columns to the keys',
+        'qkk':'the weights fetch the keys: the values are what is handed out',
+        'qkq':'the weights fetch the queries: the values are what is handed out',
+        'qvv':'queries meet values: they should be compared with the keys',
+        'qvk':'keys and values are swapped: queries meet keys, and the weights fetch values',
+        'vkq':'queries and values are swapped: queries meet keys, and the weights fetch values'}
+    other = '{} meet {}, and the weights fetch {}: queries should meet keys, and fetch values'
+    for abc in map(''.join, itertools.product('qkv', repeat=3)):
+        if abc != 'qkv':
+            yield known.get(abc, other.format(*[_roles[o] for o in abc])), turn(*abc)
+
 @_check
 def check_attention(
     fn, # from queries, keys and values, each `(b, t, k)`, to `(b, t, k)`
 ):
     "Do queries meet keys, and do the weights fetch values?"
-    q,k,v = torch.randn(3, 2, 4, 4).unbind()
-    _compare(_run(fn, q, k, v), (q @ k.mT).softmax(-1) @ v, {
-        'queries and keys are swapped: rows belong to the queries, columns to the keys':
-            (k @ q.mT).softmax(-1) @ v,
-        'the weights fetch the keys: the values are what is handed out': (q @ k.mT).softmax(-1) @ k,
-        'the weights fetch the queries: the values are what is handed out':
-            (q @ k.mT).softmax(-1) @ q,
-        'queries meet values: they should be compared with the keys': (q @ v.mT).softmax(-1) @ v,
+    given = dict(zip('qkv', torch.randn(3, 2, 4, 4)))
+    q,k,v = given.values()
+    dots = q @ k.mT
+    def turn(a, b, c): return (given[a] @ given[b].mT).softmax(-1) @ given[c]
+    w = dots.softmax(-1)
+    _compare(_run(fn, q, k, v), w @ v, {
+        **dict(_misplaced(turn)),
         'the softmax runs over the queries: '
         'each query spreads its weight over the keys, so use the last dimension':
-            (q @ k.mT).softmax(1) @ v,
-        'there is no softmax': q @ k.mT @ v,
-        'the keys are not transposed': (q @ k).softmax(-1) @ v})
+            dots.softmax(1) @ v,
+        'there is no softmax': dots @ v,
+        'the keys are not transposed': (q @ k).softmax(-1) @ v,
+        'the dot products are scaled too early: that comes in step 3': (dots/2).softmax(-1) @ v,
+        'the weights are transposed: each query has a row of them': w.mT @ v,
+        'the values stand before the weights: the weights come first': v @ w,
+        'there are two softmaxes: `weights` has one already': w.softmax(-1) @ v,
+        'these are the weights: they have still to be multiplied with the values': w,
+        'the queries are added to the result: residual sums come in step 5': w @ v + q,
+        'the values are added to the result: residual sums come in step 5': w @ v + v})
 
 # %% ../nbs/9_roof/01_workshop.ipynb #e153c7ed
 @_check
@@ -221,6 +364,11 @@ def check_dot_std(
             ks**0.25,
         'this is what the dot product is multiplied by afterwards: its own spread is the inverse':
             ks**-0.5,
+        '`k**1/2` is (k**1)/2, for powers come first: write k**(1/2) or k**0.5': ks/2,
+        '`k**1/4` is (k**1)/4, for powers come first; and the root wanted is the square root': ks/4,
+        'variances add up, and there are k of them: not 2k': (2*ks)**0.5,
+        'this is the logarithm: k variances of 1 add up to k': ks.log(),
+        'this is the square of the variance: take its root': ks**2,
         'the spread does not stay 1: every further feature adds variance':
             torch.ones(4)}, 'the list of standard deviations')
 
@@ -238,7 +386,13 @@ def check_scaled_dots(
         'only one of the two is divided by the fourth root of k': dots/9**0.25,
         'queries and keys are multiplied by the fourth root: divide': dots*3,
         '`k**1/4` is (k**1)/4, for powers come first: write k**(1/4)': dots/(9/4)**2,
-        'this uses the number of tokens: k is the width, the last dimension': dots/5**0.5})
+        '`k**1/4` is (k**1)/4, for powers come first, and both factors are divided':
+            dots/(9/4),
+        '`k**1/2` is (k**1)/2, for powers come first; and each factor takes the fourth root':
+            dots/(9/2)**2,
+        'this uses the number of tokens: k is the width, the last dimension': dots/5**0.5,
+        'the softmax is taken already: the dot products alone are wanted': (dots/3).softmax(-1),
+        'queries and keys are swapped: rows belong to the queries': dots.mT/3})
 
 # %% ../nbs/9_roof/01_workshop.ipynb #cb7c2be5
 def _fold(x, h): return split_heads(x, h).flatten(0, 1)          # (b, t, h*k) to (b*h, t, k)
@@ -261,7 +415,10 @@ def check_split_heads(
             x.unflatten(-1, (3,h)).permute(0,3,1,2).flatten(0, 1),
         'the heads come before the texts: fold (b, heads) in this order':
             _fold(x, h).unflatten(0, (2,h)).transpose(0, 1).flatten(0, 1),
-        'the heads are split off, but not folded into the batch': split_heads(x, h)})
+        'the heads are split off, but not folded into the batch': split_heads(x, h),
+        'the heads are cut off, but not swapped with the tokens': x.unflatten(-1, (h,3)),
+        'the heads are not split: each gets the whole vector': x.repeat_interleave(h, 0),
+        'the heads are averaged: each stays on its own': x.unflatten(-1, (h,3)).mean(2)})
     x = torch.randn(2, 4, 5*h)
     _compare(_run(fn, x, h), _fold(x, h), {viewed: x.reshape(2*h, 4, 5)})
 
@@ -294,34 +451,59 @@ def _library_attention(m, k, h, **kwargs):
     return res
 
 def _by_hand(m, x, h, context=None, names=_projections, sources='xcc', dim=-1, div=None,
-             fold=_fold, unfold=_unfold, hide=None, forget=None):
+             fold=_fold, unfold=_unfold, hide=None, forget=None, soften=None):
     """Wide attention from `x` to `context` (default: `x`), as the arguments say:
-    `hide` is a mask before the softmax, `forget` one after it."""
+    `hide` is a mask before the softmax, `forget` one after it, `soften` takes its place."""
     given = dict(x=x, c=x if context is None else context)
     def mapped(name, source): return fold(getattr(m, name)(given[source]), h)
     q,k,v = map(mapped, names, sources)
     dots = q @ k.mT / (div or x.shape[-1]**0.5)
     if hide is not None: dots = dots.masked_fill(hide, -math.inf)
-    w = dots.softmax(dim)
+    w = soften(dots) if soften else dots.softmax(dim)
     if forget is not None: w = w.masked_fill(forget, 0.)
     return unfold(w @ v, h)
 
-def _attention_mistakes(m, x, h):
-    "What self-attention gives that has one thing wrong, before its heads are united."
-    k = x.shape[-1]
+def _scale_mistakes(turn, k, h, t):
+    "Scales that are not √k, or not where they belong."
     return {
-        'the dot products are not scaled': _by_hand(m, x, h, div=1),
+        'the dot products are not scaled': turn(div=1),
         'the dot products are divided by k: by √k in all, so each factor by the fourth root':
-            _by_hand(m, x, h, div=k),
+            turn(div=k),
         'the scale uses the width of all heads together: k is the width of one':
-            _by_hand(m, x, h, div=(h*k)**0.5),
-        'the softmax runs over the queries: each query spreads its weight over the keys':
-            _by_hand(m, x, h, dim=1),
+            turn(div=(h*k)**0.5),
+        'the scale uses the number of heads: k is the width of one head': turn(div=h**0.5),
+        'the scale uses the number of tokens: k is the width of one head': turn(div=t**0.5),
+        '`k**1/4` is (k**1)/4, for powers come first: write k**(1/4)': turn(div=(k/4)**2),
+        'only one of queries and keys is divided by the fourth root of k': turn(div=k**0.25),
+        'the scale is used twice': turn(div=k**1.5),
+        'the values are divided too: only queries and keys are': turn()/k**0.25,
+        'the weights are divided by √k: divide before the softmax':
+            turn(div=1, soften=lambda dots: dots.softmax(-1)/k**0.5)}
+
+def _head_mistakes(turn, k, h):
+    "Heads that are not split or joined as they should be."
+    whole = functools.partial(turn, fold=lambda t,h: t, unfold=lambda t,h: t)
+    return {
+        'the heads are not split: all of them together make one set of weights': whole(),
+        'the heads are not split, and the scale uses their width together': whole(div=(h*k)**0.5),
         'the heads were cut with a view alone: tokens and heads have to be swapped':
-            _by_hand(m, x, h, fold=lambda t,h: t.reshape(-1, t.shape[1], t.shape[2]//h)),
+            turn(fold=lambda t,h: t.reshape(-1, t.shape[1], t.shape[2]//h)),
         'the heads were joined with a reshape alone: heads and tokens have to be swapped back':
-            _by_hand(m, x, h, unfold=lambda t,h: t.reshape(len(t)//h, t.shape[1], -1)),
-        'queries and keys are swapped': _by_hand(m, x, h, names=('tokeys','toqueries','tovalues'))}
+            turn(unfold=lambda t,h: t.reshape(len(t)//h, t.shape[1], -1))}
+
+def _attention_mistakes(m, x, h, context=None, sources='xcc', **kwargs):
+    "What attention gives that has one thing wrong, before its heads are united."
+    turn = functools.partial(_by_hand, m, x, h, context, sources=sources, **kwargs)
+    letters = dict(zip('qkv', _projections))
+    def roles(*abc): return turn(names=[letters[o] for o in abc])
+    return {
+        **_scale_mistakes(turn, x.shape[-1], h, x.shape[1]),
+        **_head_mistakes(turn, x.shape[-1], h),
+        'there is no softmax': turn(soften=lambda dots: dots.nan_to_num(neginf=0.)),
+        'there are two softmaxes': turn(soften=lambda dots: dots.softmax(-1).softmax(-1)),
+        'the softmax runs over the queries: each query spreads its weight over the keys':
+            turn(dim=1),
+        **dict(_misplaced(roles))}
 
 def _check_heads(m, k, h):
     "A `WrongAnswer` unless `m` has the maps of wide multi-head attention."
@@ -342,7 +524,9 @@ def check_multi_head(
     _check_heads(m, k, h)
     _compare(_run(m, x), _library_attention(m, k, h)(x), {
         **_united(m, _attention_mistakes(m, x, h)),
-        'the heads are joined, but not united: send them through `unifyheads`': _by_hand(m, x, h)})
+        'the heads are joined, but not united: send them through `unifyheads`': _by_hand(m, x, h),
+        'x is added to the result: residual sums come in step 5':
+            m.unifyheads(_by_hand(m, x, h)) + x})
 
 @_check
 def check_narrow(
@@ -363,7 +547,11 @@ def check_narrow(
         'tokens come before heads in the result: swap them': (parts @ w.mT).transpose(1, 2),
         'matrices and tokens are matched, not matrices and heads: swap tokens and heads first':
             x.unflatten(-1, (h,s)) @ w.mT,
-        'these are the slices: they have still to be mapped': parts})
+        'these are the slices: they have still to be mapped': parts,
+        'the matrices are averaged: head i has weight[i]': parts @ w.mean(0).mT,
+        'the matrices are added up: head i has weight[i]': parts @ w.sum(0).mT,
+        'the heads are joined again: they stay apart here':
+            (parts @ w.mT).transpose(1, 2).flatten(2)})
 
 # %% ../nbs/9_roof/01_workshop.ipynb #aa5c6dd1
 def _library_model(state, h, **kwargs):
@@ -423,19 +611,12 @@ def check_block_parts(
     "Are there attention, two norms and a feed-forward?"
     _check_parts(_make(cls, 6, 3), torch.randn(2, 4, 6), 3)
 
-@_check
-def check_block(
-    cls, # class, called as `cls(k, heads)`; its modules map `(b, t, k)` to `(b, t, k)`
-):
-    "Are both residual sums there, each followed by its norm?"
-    k,h = 6, 3
-    x = torch.randn(2, 4, 6)
-    m = _make(cls, k, h)
-    _check_parts(m, x, h)
+def _wiring_mistakes(m, x):
+    "What a block gives whose sums and norms are not where they belong."
     a,f = m.attention, m.ff
     n1,n2 = m.norm1, m.norm2
     y = n1(a(x) + x)
-    _compare(_run(m, x), _library_block(m, k, h)(x), {
+    return {
         'the first residual sum is missing: what attention returns is added to its input':
             n2(f(z := n1(a(x))) + z),
         'the second residual sum is missing: what the feed-forward returns is added to its input':
@@ -448,12 +629,62 @@ def check_block(
             (z := x + a(n1(x))) + f(n2(z)),
         'the norms are applied inside the sums: add first, then normalise':
             (z := x + n1(a(x))) + n2(f(z)),
-        'the norms are not used': (z := x + a(x)) + f(z)})
+        'the norms are not used': (z := x + a(x)) + f(z)}
+
+def _missing_part_mistakes(m, x):
+    "What a block gives that lacks a part, or has its parts in another order."
+    a,f = m.attention, m.ff
+    n1,n2 = m.norm1, m.norm2
+    y = n1(a(x) + x)
+    return {
+        'the two norms are swapped: norm1 comes after attention': n1(f(z := n2(a(x) + x)) + z),
+        'norm1 is missing: it comes after the first sum': n2(f(z := a(x) + x) + z),
+        'norm2 is missing: it comes after the second sum': f(y) + y,
+        'the feed-forward is missing': y,
+        'the feed-forward is missing, and only its norm is left': n2(y),
+        'attention is missing': n2(f(x) + x),
+        'the feed-forward reads the input of the block: it should read what norm1 returns':
+            n2(f(x) + y),
+        'the feed-forward comes before attention': n2(a(z := n1(f(x) + x)) + z),
+        'both parts read the input of the block: the feed-forward reads what norm1 returns':
+            n2(a(x) + f(x) + x)}
+
+@_check
+def check_block(
+    cls, # class, called as `cls(k, heads)`; its modules map `(b, t, k)` to `(b, t, k)`
+):
+    "Are both residual sums there, each followed by its norm?"
+    k,h = 6, 3
+    x = torch.randn(2, 4, 6)
+    m = _make(cls, k, h)
+    _check_parts(m, x, h)
+    _compare(_run(m, x), _library_block(m, k, h)(x),
+             {**_wiring_mistakes(m, x), **_missing_part_mistakes(m, x)})
 
 # %% ../nbs/9_roof/01_workshop.ipynb #6114747b
 # sizes of the models that are checked
 _k,_heads = 6, 3
 _n_tokens,_seq_length = 11, 7
+
+def _embedding_mistakes(tok, pos, x):
+    "What else than the sum can be made of the vectors of tokens and positions."
+    return {
+        'the position is that of the text in the batch: it should be that of the token in its text':
+            tok + pos[:5,None],
+        'the positions are looked up by token: they depend on the place alone, arange(t)':
+            tok + pos[x],
+        'the positions are missing: the sum of both is wanted': tok,
+        'the tokens are missing: the sum of both is wanted': pos[:5].expand(5, 5, _k),
+        'the positions count from 1: the first is 0': tok + pos[1:6],
+        'every token gets the vector of the last position': tok + pos[4],
+        'every token gets the vector of the first position': tok + pos[0],
+        'the positions count backwards: the first token has position 0': tok + pos[:5].flip(0),
+        'the two vectors are multiplied: add them': tok * pos[:5],
+        'this is the mean of the two vectors: add them': (tok + pos[:5])/2,
+        'the token vectors are multiplied by √k: here they are taken as they are':
+            tok*_k**0.5 + pos[:5],
+        'both vectors stand side by side: add them':
+            torch.cat([tok, pos[:5].expand(5, 5, _k)], -1)}
 
 @_check
 def check_embeddings(
@@ -465,21 +696,46 @@ def check_embeddings(
     _embedding(m, 'pos_emb', _seq_length, _k, 'position')
     x = torch.randint(0, _seq_length, (5,5))
     tok,pos = m.token_emb(x), m.pos_emb.weight
-    _compare(_run(m, x), tok + pos[:5], {
-        'the position is that of the text in the batch: it should be that of the token in its text':
-            tok + pos[:5,None],
-        'the positions are looked up by token: they depend on the place alone, arange(t)':
-            tok + pos[x],
-        'the positions are missing: the sum of both is wanted': tok,
-        'the tokens are missing: the sum of both is wanted': pos[:5].expand(5, 5, _k),
-        'the positions count from 1: the first is 0': tok + pos[1:6],
-        'every token gets the vector of the last position': tok + pos[4],
-        'both vectors stand side by side: add them':
-            torch.cat([tok, pos[:5].expand(5, 5, _k)], -1)})
+    _compare(_run(m, x), tok + pos[:5], _embedding_mistakes(tok, pos, x))
     x = torch.randint(0, _n_tokens, (3,4))
     hint = ('The positions count the tokens, x.shape[1], not the texts of the batch, x.shape[0], '
             'and not all positions that there are.')
     _compare(_run(m, x, hint=hint), m.token_emb(x) + pos[:4])
+
+def _weave(a, b): return torch.stack([a, b], -1).flatten(1)
+def _waves(a): return _weave(a.sin(), a.cos())
+
+def _order_mistakes(t, k):
+    "The right sines and cosines in the wrong columns."
+    pos,col = torch.arange(t)[:,None], torch.arange(k)
+    angles,own = pos / 10_000**(2*torch.arange(k//2)/k), pos / 10_000**(col/k)
+    return {
+        'all sines come first: sine and cosine take turns, in columns 2i and 2i+1':
+            torch.cat([angles.sin(), angles.cos()], 1),
+        'all cosines come first: sine and cosine take turns, and the sine begins':
+            torch.cat([angles.cos(), angles.sin()], 1),
+        'sine and cosine have changed places: the sine has the even columns':
+            _weave(angles.cos(), angles.sin()),
+        'there are only sines: column 2i+1 has the cosine': _weave(angles.sin(), angles.sin()),
+        'positions and width are swapped: each row belongs to a position': _waves(angles).T,
+        'sine and cosine of a pair have different wavelengths: column 2i+1 uses 2i too':
+            torch.where(col%2 == 0, own.sin(), own.cos())}
+
+def _angle_mistakes(t, k):
+    "Sines and cosines of the wrong angles."
+    pos,i = torch.arange(t)[:,None], torch.arange(k//2)
+    return {
+        'the exponent is i/k: it is 2i/k, where i numbers the pairs':
+            _waves(pos / 10_000**(i/k)),
+        'the exponent is 4i/k: `torch.arange(0, k, 2)` is 2i already':
+            _waves(pos / 10_000**(4*i/k)),
+        'the exponent is not divided by k': _waves(pos / 10_000.**(2*i)),
+        'the position is multiplied by the power: '
+        'divide, or the waves get shorter instead of longer':
+            _waves(pos * 10_000**(2*i/k)),
+        'the base is 1,000: it is 10,000': _waves(pos / 1000**(2*i/k)),
+        'the base is 100,000: it is 10,000': _waves(pos / 100_000**(2*i/k)),
+        'the positions count from 1: the first is 0': _waves((pos+1) / 10_000**(2*i/k))}
 
 @_check
 def check_sinusoids(
@@ -487,25 +743,8 @@ def check_sinusoids(
 ):
     "Are these sines and cosines of t, with wavelengths that grow by 10,000 over the width?"
     t,k = 8, 6
-    pos = torch.arange(t)[:,None]
-    i,col = torch.arange(k//2), torch.arange(k)
-    angles = pos / 10_000**(2*i/k)
-    own = pos / 10_000**(col/k)
-    weave = lambda a, b: torch.stack([a, b], -1).flatten(1)
-    _compare(_run(fn, t, k), sinusoids(torch.arange(t), k), {
-        'all sines come first: sine and cosine take turns, in columns 2i and 2i+1':
-            torch.cat([angles.sin(), angles.cos()], 1),
-        'sine and cosine have changed places: the sine has the even columns':
-            weave(angles.cos(), angles.sin()),
-        'the exponent is i/k: it is 2i/k, where i numbers the pairs':
-            weave((a := pos / 10_000**(i/k)).sin(), a.cos()),
-        'the position is multiplied by the power: '
-        'divide, or the waves get shorter instead of longer':
-            weave((a := pos * 10_000**(2*i/k)).sin(), a.cos()),
-        'positions and width are swapped: each row belongs to a position':
-            weave(angles.sin(), angles.cos()).T,
-        'sine and cosine of a pair have different wavelengths: column 2i+1 uses 2i too':
-            torch.where(col%2 == 0, own.sin(), own.cos())})
+    _compare(_run(fn, t, k), sinusoids(torch.arange(t), k),
+             {**_order_mistakes(t, k), **_angle_mistakes(t, k)})
 
 # %% ../nbs/9_roof/01_workshop.ipynb #3b00860d
 def _check_blocks(m, depth):
@@ -543,6 +782,10 @@ def check_stack(
         'every block sees the embeddings, and their outputs are added: '
         'run them one after the other':
             sum(b(emb) for b in blocks),
+        'every block runs twice': blocks(blocks(emb)),
+        'the last block is not run': blocks[:-1](emb),
+        'the first block is not run': blocks[1:](emb),
+        'the embeddings are added once more: the blocks have their own sums': blocks(emb) + emb,
         'the positions are missing: use the embeddings of step 6': blocks(tok)})
 
 def _log_probs_mistakes(h, head):
@@ -560,6 +803,15 @@ def _log_probs_mistakes(h, head):
         'this is the sum over the tokens, not their mean': head(h.sum(1)).log_softmax(-1),
         'only the first token is used: take the mean over all': head(h[:,0]).log_softmax(-1),
         'only the last token is used: take the mean over all': head(h[:,-1]).log_softmax(-1),
+        'the log-softmax is taken of each token: take the mean of the vectors first':
+            head(h).log_softmax(-1).mean(1),
+        'the probabilities of the tokens are averaged: take the mean of the vectors first':
+            head(h).softmax(-1).mean(1).log(),
+        'this is a sigmoid, as for classes that do not exclude each other: F.log_softmax':
+            F.logsigmoid(head(mean)),
+        'there is a minus too many: the loss takes care of the sign':
+            -head(mean).log_softmax(-1),
+        'this is the minimum over the tokens, not their mean': head(h.amin(1)).log_softmax(-1),
         'each token is classified on its own: take the mean over the tokens first':
             head(h).log_softmax(-1)}
 
@@ -596,6 +848,11 @@ def check_mask(
     want = dots.masked_fill(above, -math.inf)
     got = _run(fn, dots.clone())
     if not isinstance(got, torch.Tensor) or got.shape != dots.shape: _compare(got, want)
+    future = got[:,above]
+    if future.isfinite().all() and future.max() == future.min() and future.max() > -50:
+        raise WrongAnswer(f'the future is {future.max():.4g} before the softmax, '
+                          'so it keeps a weight: use −∞')
+    if future.isposinf().all(): raise WrongAnswer('the future is +∞: it should be −∞')
     weights = lambda hidden, value=-math.inf: dots.masked_fill(hidden, value).softmax(-1)
     _compare(got.softmax(-1), want.softmax(-1), {
         'nothing is hidden': dots.softmax(-1),
@@ -605,7 +862,10 @@ def check_mask(
         'the past is hidden, and the future can be seen: hide what stands above the diagonal':
             weights(above.mT),
         'past and diagonal are hidden: hide what stands above the diagonal': weights(~above),
-        'the future is 0 before the softmax, so it keeps a weight: use −∞': weights(above, 0.),
+        'the next token can still be seen: the triangle begins one above the diagonal':
+            weights(above.triu(2)),
+        'the softmax is taken already: hide before it':
+            dots.softmax(-1).masked_fill(above, -math.inf).softmax(-1),
         'all but the diagonal is hidden: the past may be seen':
             weights(~same)}, 'the softmax of the result')
 
@@ -621,6 +881,9 @@ def check_may_see(
         'a token may see itself: j = i is allowed': want & ~same,
         'the whole past may be seen, not only the nearest token': want.triu(-1),
         'everything is allowed: the future is not': torch.ones(4, 4),
+        'nothing is allowed: the past and the token itself are': torch.zeros(4, 4),
+        'the next token may not be seen: it is the answer': torch.ones(4, 4).tril(1),
+        'only the token itself may be seen: the past may be seen, too': same,
         'this is what is forbidden: answer what may be seen': ~want}, 'the table of answers')
 
 @_check
@@ -639,7 +902,8 @@ def check_causal(
         'the past is hidden instead of the future': _by_hand(m, x, h, hide=above.mT),
         'the diagonal is hidden too: a token may see itself':
             _by_hand(m, x, h, hide=above | torch.eye(4, dtype=torch.bool)),
-        'the dot products are no longer scaled': _by_hand(m, x, h, hide=above, div=1)}))
+        'the dot products are no longer scaled': _by_hand(m, x, h, hide=above, div=1),
+        **_attention_mistakes(m, x, h, hide=above)}))
 
 @_check
 def check_language_model(
@@ -663,7 +927,48 @@ def check_language_model(
         'the log-softmax runs over the texts: '
         'it should run over the vocabulary, the last dimension':
             lm(x).log_softmax(0),
-        'these are probabilities: their logarithm is wanted, F.log_softmax': lm(x).softmax(-1)})
+        'these are probabilities: their logarithm is wanted, F.log_softmax': lm(x).softmax(-1),
+        'there is a minus too many: the loss takes care of the sign': -lm(x).log_softmax(-1),
+        'only the last token predicts: every token predicts its own successor':
+            lm(x)[:,-1].log_softmax(-1)})
+
+@_check
+def check_bigram(
+    cls, # `cls(num_tokens)`: ids `(b, t)` to `(b, t, num_tokens)`
+):
+    "Does every token look up the scores of its successors?"
+    m = _make(cls, _n_tokens)
+    _embedding(m, 'table', _n_tokens, _n_tokens, 'token: a score for each successor')
+    x = torch.randint(0, _n_tokens, (3,3))
+    scores,w = m.table(x), m.table.weight
+    _compare(_run(m, x), scores.log_softmax(-1), {
+        'these are scores: the log-softmax is missing': scores,
+        'these are probabilities: their logarithm is wanted, F.log_softmax': scores.softmax(-1),
+        'the log-softmax runs over the tokens of the text: '
+        'it should run over the vocabulary, the last dimension': scores.log_softmax(1),
+        'the log-softmax runs over the texts: '
+        'it should run over the vocabulary, the last dimension': scores.log_softmax(0),
+        'this looks up columns: the row of a token holds its successors': w.T[x].log_softmax(-1),
+        'there is a minus too many: the loss takes care of the sign': -scores.log_softmax(-1)})
+
+def _shift_mistakes(x, pair):
+    "Inputs and targets that do not fit each other."
+    return {
+        'the target is not shifted: the model would only have to repeat what it sees': pair(x, x),
+        'the target is not shifted: both have lost their last token': pair(x[:,:-1], x[:,:-1]),
+        'the target is rolled round: the last place is asked for the first token of the text. '
+        'Drop a token at each end instead':
+            pair(x, x.roll(-1, 1)),
+        'input and target are swapped: the target is the later one': pair(x[:,1:], x[:,:-1]),
+        'the target is two tokens later: shift by one': pair(x[:,:-2], x[:,2:]),
+        'the shift runs over the texts of the batch: tokens are dimension 1':
+            pair(x[:-1], x[1:]),
+        'the target is one token earlier: it is what comes next, not what came before':
+            pair(x, x.roll(1, 1)),
+        'the shift of the target leaves out its last token':
+            pair(x[:,:-2], x[:,1:-1]),
+        'the target is the whole text in reverse':
+            pair(x, x.flip(1))}
 
 @_check
 def check_shift(
@@ -681,21 +986,24 @@ def check_shift(
                           f'{tuple(yb.shape)}: each token of the input has one target, '
                           'its successor')
     pair = lambda a, b: torch.cat([a, b], -1)
-    _compare(pair(xb, yb), pair(x[:,:-1], x[:,1:]), {
-        'the target is not shifted: the model would only have to repeat what it sees': pair(x, x),
-        'the target is not shifted: both have lost their last token': pair(x[:,:-1], x[:,:-1]),
-        'the target is rolled round: the last place is asked for the first token of the text. '
-        'Drop a token at each end instead':
-            pair(x, x.roll(-1, 1)),
-        'input and target are swapped: the target is the later one': pair(x[:,1:], x[:,:-1]),
-        'the target is two tokens later: shift by one': pair(x[:,:-2], x[:,2:]),
-        'the shift runs over the texts of the batch: tokens are dimension 1':
-            pair(x[:-1], x[1:])}, 'input and target, side by side,')
+    _compare(pair(xb, yb), pair(x[:,:-1], x[:,1:]), _shift_mistakes(x, pair),
+             'input and target, side by side,')
 
 # %% ../nbs/9_roof/01_workshop.ipynb #ddbe5e18
+def _token_id(o):
+    "A `WrongAnswer` unless `o` is the number of one token, as a tensor without dimensions."
+    if not isinstance(o, torch.Tensor): _compare(o, torch.tensor(0), what='the token')
+    if o.shape:
+        raise WrongAnswer(f'the token has the shape {tuple(o.shape)}: it is one number, so take '
+                          f'[0] of what torch.multinomial returns, for a shape of ()')
+    if o.is_floating_point():
+        raise WrongAnswer(f'the token is {o.item():.4g}, a probability or a score: '
+                          'the number of the token is wanted')
+    return o.item()
+
 def _frequencies(fn, logits, temperature, n=3000):
     "How often each token was drawn."
-    drawn = torch.tensor([_run(lambda: int(fn(logits, temperature))) for _ in range(n)])
+    drawn = torch.tensor([_token_id(_run(fn, logits, temperature)) for _ in range(n)])
     if drawn.min() < 0 or drawn.max() >= len(logits):
         raise WrongAnswer(f'the token {drawn.max().item()} was drawn of a vocabulary of '
                           f'{len(logits)}')
@@ -723,8 +1031,13 @@ def check_sample(
     if far[right] > 0.05:
         raise WrongAnswer('at temperature 2 the frequencies should be near '
                           f'{dists[right].tolist()}, but are {freq.tolist()}')
+    _check_cold(fn, logits)
+
+def _check_cold(fn, logits):
+    "A `WrongAnswer` unless temperature 0 gives the likeliest token."
     try: cold = _frequencies(fn, logits, 0., 50)
     except WrongAnswer as e:
+        if str(e).startswith('the token'): raise
         raise WrongAnswer('temperature 0 cannot be divided by: '
                           'return the likeliest token there') from e
     if cold[1] < 1: raise WrongAnswer('at temperature 0 another token than the likeliest was drawn')
@@ -745,15 +1058,19 @@ def check_generate(
 ):
     "Is each drawn token appended, and the end of the text shown to the model?"
     digits = lambda *new: torch.tensor([3, 7, *new])
-    _compare(_run(fn, _count_up, digits(), 4, 3, 1.), digits(8,9,0,1), {
-        'only the new tokens are returned: append them to the text': torch.tensor([8,9,0,1]),
+    _compare(_run(fn, _count_up, digits(), 5, 3, 1.), digits(8,9,0,1,2), {
+        'only the new tokens are returned: append them to the text': torch.tensor([8,9,0,1,2]),
+        'only the end of the text is returned: what leaves the model\'s sight stays in the text':
+            torch.tensor([9,0,1,2]),
         'the prediction of the first token is used: what comes next stands at the last':
-            digits(4,4,8,5),
+            digits(4,4,8,5,5),
         'the model always sees the same text: append each token before the next is drawn':
-            digits(8,8,8,8),
-        'of a long text the model sees the beginning: show it the end': digits(8,9,9,9),
-        'one token too many was drawn': digits(8,9,0,1,2),
-        'one token too few was drawn': digits(8,9,0),
+            digits(8,8,8,8,8),
+        'of a long text the model sees the beginning: show it the end': digits(8,9,9,9,9),
+        'the new tokens stand before the text: append them': torch.tensor([8,8,8,8,8,3,7]),
+        'one token too many was drawn': digits(8,9,0,1,2,3),
+        'one token too few was drawn': digits(8,9,0,1),
+        'only one token was drawn: the loop returns too early': digits(8),
         'nothing was appended': digits()})
 
 # %% ../nbs/9_roof/01_workshop.ipynb #def7bc0f
@@ -784,11 +1101,15 @@ def check_cross_attention(
         'the values come from x: what is fetched is in the context': turn(sources='xcx'),
         'the keys come from x: what the queries are compared with is in the context':
             turn(sources='xxc'),
+        'queries and keys come from the context: the queries come from x': turn(sources='ccx'),
+        'queries and values come from the context: the queries come from x': turn(sources='cxc'),
         'the future of the context is hidden: all of it may be seen': turn(hide=~causal_mask(4)),
-        'the softmax runs over the queries: each query spreads its weight over the context':
-            turn(dim=1)}))
+        **_attention_mistakes(m, x, _heads, context)}))
     longer = torch.randn(2, 5, _k)
-    _compare(_run(m, x, longer, hint='The context may have another length than x.'), ref(x, longer))
+    cut = _by_hand(m, x, _heads, longer[:,:4])
+    _compare(_run(m, x, longer, hint='The context may have another length than x.'),
+             ref(x, longer), _united(m, {
+        'of the context only as many tokens are read as x has: all of it may be seen': cut}))
 
 def _library_decoder_block(m, causal):
     "The library's block with cross-attention and the weights of `m`."
@@ -825,7 +1146,30 @@ def check_decoder_block(
         'the feed-forward is missing': cross(a(x)),
         'the residual sum around self-attention is missing': f(cross(m.norm1(m.attention(x)))),
         'the residual sum around cross-attention is missing': f(m.norm2(m.cross(a(x), context))),
-        'the residual sum around the feed-forward is missing': m.norm3(m.ff(cross(a(x))))})
+        'the residual sum around the feed-forward is missing': m.norm3(m.ff(cross(a(x)))),
+        **_decoder_mistakes(m, a(x), x, context)})
+
+def _decoder_mistakes(m, z1, x, context):
+    "What a decoder's block gives whose sums and norms are mixed up."
+    cross,ff = m.cross, m.ff
+    z2 = m.norm2(cross(z1, context) + z1)
+    return {
+        'the feed-forward comes before cross-attention':
+            m.norm2(cross(z := m.norm3(ff(z1) + z1), context) + z),
+        'norm2 and norm3 are swapped: norm2 comes after cross-attention':
+            m.norm2(ff(z := m.norm3(cross(z1, context) + z1)) + z),
+        'the sum around cross-attention adds the input of the block: it should add z₁':
+            m.norm3(ff(z := m.norm2(cross(z1, context) + x)) + z),
+        'the sum around the feed-forward adds z₁: it should add z₂': m.norm3(ff(z2) + z1),
+        'the sum around the feed-forward adds the input of the block: it should add z₂':
+            m.norm3(ff(z2) + x),
+        'cross-attention reads the input of the block: it should read z₁':
+            m.norm3(ff(z := m.norm2(cross(x, context) + z1)) + z),
+        'norm3 is missing: it comes after the last sum': ff(z2) + z2,
+        'norm2 is missing: it comes after the second sum':
+            m.norm3(ff(z := cross(z1, context) + z1) + z),
+        'self-attention is missing':
+            m.norm3(ff(z := m.norm2(cross(x, context) + x)) + z)}
 
 # %% ../nbs/9_roof/01_workshop.ipynb #1e5684fe
 def _check_sizes(m, c):
@@ -862,41 +1206,83 @@ def check_fastai_classifier(
         'Compact it, then keep the first tokens':
             want(x[:,-4:]),
         'padding is moved behind the text, but then the last tokens are kept: keep the first':
-            want(text[:,-4:])}, 'the log-softmax of the result')
+            want(text[:,-4:]),
+        'one token less than config.max_len is read': want(text[:,:3])},
+        'the log-softmax of the result')
 
 # %% ../nbs/9_roof/01_workshop.ipynb #910cf261
 _defines = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef
 
 def _code(nb):
-    "The sources of the code cells of the notebook file `nb`, without lines for IPython."
+    """The code cells of the notebook file `nb`, without lines for IPython: name and source.
+    Errors find the source under this name."""
     cells = json.loads(Path(nb).read_text(encoding='utf-8'))['cells']
     code = [''.join(c['source']) for c in cells if c['cell_type']=='code']
-    return [re.sub(r'^[%!].*$', '', src, flags=re.M) for src in code]
+    for i,src in enumerate(code, 1):
+        src,name = re.sub(r'^[%!].*$', '', src, flags=re.M), f'{nb}, code cell {i}'
+        linecache.cache[name] = len(src), None, src.splitlines(keepends=True), name
+        yield name, src
 
 def _is_definition(node):
     "An import, a function, a class, or a name for something from an earlier step?"
     if not isinstance(node, ast.Assign): return isinstance(node, _defines)
     return isinstance(node.value, ast.Call) and getattr(node.value.func, 'id', None) == 'earlier'
 
+def _checked(node):
+    "The names of the check and of what it checks, if `node` is a check's call."
+    call = getattr(node, 'value', None)
+    if not isinstance(node, ast.Expr) or not isinstance(call, ast.Call): return None
+    names = [getattr(o, 'id', '') for o in (call.func, *call.args)]
+    return tuple(names) if names[0].startswith('check_') and len(names) == 2 else None
+
+def _recheck(path, ns, checks):
+    "Run the checks of what is fetched once more; an error says what is to do."
+    remedy = ("Finish it there and save the notebook, or take the solution: "
+              f"earlier('{path.stem}', …, folder='solutions')")
+    for check,name in checks:
+        try:
+            with redirect_stdout(io.StringIO()): ns[check](ns[name])
+        except (NotImplementedError, WrongAnswer) as e:
+            state = 'not right' if isinstance(e, WrongAnswer) else 'not written yet'
+            told = f'`{name}` of {path} is {state}: {e}\n{remedy}'
+            raise type(e)(told).with_traceback(e.__traceback__) from e.__cause__
+
+def _defined(path, seen):
+    "The names that the notebook defines, and its statements; nothing else of it is run."
+    cells = [(name, ast.parse(src, name).body) for name,src in _code(path)]
+    ns = vars(ModuleType(path.stem))
+    def nested(step, *names, folder='.'): return _fetch(Path(folder)/f'{step}.ipynb', names, seen)
+    for name,nodes in cells:
+        for o in filter(_is_definition, nodes):
+            ns['earlier'] = nested
+            exec(compile(ast.Module([o], []), name, 'exec'), ns)
+    return ns, [o for _,nodes in cells for o in nodes]
+
+def _fetch(path, names, seen):
+    "`names` of the notebook file `path`, checked unless they are in `seen`."
+    if not path.exists():
+        there = sorted(o.stem for o in path.parent.glob('*.ipynb'))
+        raise FileNotFoundError(f'there is no {path}: the notebooks there are {there}, '
+                                'and folder= names another place')
+    with chdir(path.parent):
+        ns,nodes = _defined(Path(path.name), seen)
+        if missing := [n for n in names if n not in ns]:
+            known = sorted(n.name for n in nodes if isinstance(n, _defines[2:]))
+            raise ValueError(f'{path} defines no {", ".join(missing)}, only {known}')
+        new = [n for n in names if (Path(path.name).resolve(), n) not in seen]
+        _recheck(path, ns, [o for o in map(_checked, nodes) if o and o[0] in ns and o[1] in new])
+        seen.update((Path(path.name).resolve(), n) for n in new)
+    return ns[names[0]] if len(names) == 1 else [ns[n] for n in names]
+
+@_private
 def earlier(
     step:str, # a notebook's name, e.g. '04_heads'
     *names, # of what is defined in it
     folder='.', # where it is
 ): # the function or class; a list if there are several names
-    "What an earlier step defines, without running the rest of it."
-    path = Path(folder)/f'{step}.ipynb'
-    if not path.exists():
-        there = sorted(o.stem for o in path.parent.glob('*.ipynb'))
-        raise FileNotFoundError(f'there is no {path}: the notebooks there are {there}, '
-                                'and folder= names another place')
-    nodes = [node for src in _code(path) for node in ast.parse(src).body if _is_definition(node)]
-    ns = vars(ModuleType(step))
-    with chdir(path.parent): exec(compile(ast.Module(nodes, []), str(path), 'exec'), ns)
-    missing = [n for n in names if n not in ns]
-    if missing:
-        known = sorted(n.name for n in nodes if hasattr(n, 'name'))
-        raise ValueError(f'{path} defines no {", ".join(missing)}, only {known}')
-    return ns[names[0]] if len(names) == 1 else [ns[n] for n in names]
+    """What an earlier step defines, checked once more, without running the rest of it.
+    WrongAnswer or NotImplementedError if it is not right or not written yet."""
+    return _fetch(Path(folder)/f'{step}.ipynb', names, set())
 
 # %% ../nbs/9_roof/01_workshop.ipynb #5fb7321c
 _solution = re.compile(r'^([ \t]*)### (?!end\b)(.+)\n(?:(?![ \t]*### ).*\n)*\1### end[ \t]*$', re.M)
@@ -934,43 +1320,76 @@ def exercise_notebook(
 
 def _read(path): return Path(path).read_text(encoding='utf-8')
 
+def _home():
+    "Where the solutions are: in the installed package, or in the project."
+    here = Path(__file__).resolve().parent if '__file__' in globals() else Path('fastai_txf')
+    installed = here/'_workshop/workshop'
+    return installed if installed.exists() else here.parent/'nbs/workshop'
+
+def _dumped(nb): return json.dumps(nb, indent=1, sort_keys=True, ensure_ascii=False)+'\n'
+
+def _linked(text, where):
+    "`text` of a page in `workshop`, with the way to `drawings` that leads there from elsewhere."
+    return text.replace('](../drawings/', f']({where}/')
+
+_page = re.compile(r'\[([^\]]+)\]\((?:\.\./)+(?!drawings/)[^.)][^)]*\)')
+
+def _copies(source, folder):
+    """What a learner gets beside the exercises, as texts by file: solutions and pages, without
+    links to what is not there, and the drawings."""
+    pages = sorted([*source.glob('[0-9]*.ipynb'), *source.glob('*.md')])
+    to = {o:folder/'solutions'/o.name if o.suffix == '.ipynb' else folder/o.name for o in pages}
+    texts = {to[o]:_page.sub(r'\1', _read(o)) for o in pages}
+    for o in texts:
+        if o.suffix == '.md': texts[o] = _linked(texts[o], 'drawings')
+        if o.name == 'README.md': texts[o] = _for_learners(texts[o])
+    return texts | {folder/'drawings'/o.name:_read(o) for o in source.parent.glob('drawings/*.svg')}
+
+def _for_learners(readme):
+    "The README of the workshop with the links of a learner's folder."
+    readme = re.sub(r'\]\((\d\d_\w+\.ipynb)\)', r'](solutions/\1)', readme)
+    return readme.replace('](_exercises/', '](')
+
+def _write_new(texts, overwrite):
+    "Write these texts by file. FileExistsError rather than replace one that is there and differs."
+    changed = [o for o,txt in texts.items() if o.exists() and _read(o) != txt]
+    if changed and not overwrite:
+        raise FileExistsError(f'{", ".join(o.name for o in changed)} in {changed[0].parent} would '
+                              'be replaced: choose another folder, or overwrite=True (--overwrite)')
+    for o,txt in texts.items():
+        o.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(o) as f: f.write(txt.encode())
+
 def write_exercises(
     folder, # where to
-    source='nbs/workshop', # where the solutions are
+    source=None, # where the solutions are; default: in this package or its project
     overwrite:bool=False, # replace notebooks that are there and differ
-)->list: # the files
-    """The exercise for each solution in `source`.
+)->list: # the files of the exercises
+    """The exercise for each solution in `source`; outside of `source`, solutions and drawings too.
     FileExistsError rather than replace what a learner may have written."""
-    folder,source = Path(folder), Path(source)
+    folder,source = Path(folder), Path(source or _home())
     found = sorted(source.glob('[0-9]*.ipynb'))
     if not found:
-        raise FileNotFoundError(f'there are no solutions in {source}: '
-                                'call this in the root of the project, or give source= (--source)')
+        raise FileNotFoundError(f'there are no solutions in {source}: give source= (--source)')
     if folder.resolve() == source.resolve():
         raise FileExistsError(f'{folder} holds the solutions: choose another folder')
-    link = Path(os.path.relpath(source, folder)).as_posix()
-    def exercise(o):
-        nb = exercise_notebook(json.loads(_read(o)), f'{link}/{o.name}')
-        return json.dumps(nb, indent=1, sort_keys=True, ensure_ascii=False)+'\n'
-    texts = {folder/o.name:exercise(o) for o in found}
-    changed = [o.name for o,txt in texts.items() if o.exists() and _read(o) != txt]
-    if changed and not overwrite:
-        raise FileExistsError(f'{", ".join(changed)} in {folder} would be replaced: '
-                              'choose another folder, or overwrite=True (--overwrite)')
-    for o,txt in texts.items():
-        with replacing(o) as f: f.write(txt.encode())
+    inside = source.resolve() in folder.resolve().parents
+    link,drawings = ('..','../../drawings') if inside else ('solutions','drawings')
+    def exercise(o): return _dumped(exercise_notebook(json.loads(_read(o)), f'{link}/{o.name}'))
+    texts = {folder/o.name:_linked(exercise(o), drawings) for o in found}
+    _write_new(texts if inside else texts | _copies(source, folder), overwrite)
     return list(texts)
 
 def main(
     args=None, # command line; default: `sys.argv`
 ): # exit status
-    "Write the exercises of the workshop."
+    "Write the exercises of the workshop, its solutions and its drawings."
     parser = argparse.ArgumentParser(
         prog='python -m fastai_txf.workshop',
-        description='Write the exercise notebooks of the workshop, made from its solutions.')
-    parser.add_argument('folder', help='where to')
-    parser.add_argument('--source', default='nbs/workshop',
-                        help='where the solutions are (default: %(default)s)')
+        description='Copy the workshop: exercises to write in, their solutions, their drawings.')
+    parser.add_argument('folder', nargs='?', default='workshop',
+                        help='where to (default: %(default)s)')
+    parser.add_argument('--source', help="where the solutions are (default: the package's own)")
     parser.add_argument('--overwrite', action='store_true',
                         help='replace notebooks that are there and differ')
     a = parser.parse_args(args)
@@ -978,7 +1397,7 @@ def main(
     except OSError as e:
         print(e, file=sys.stderr)
         return 1
-    print(f'{len(files)} exercises in {a.folder}')
+    print(f'{len(files)} exercises in {a.folder}: begin with {files[0]}')
     return 0
 
 # %% ../nbs/9_roof/01_workshop.ipynb #ecdaf678

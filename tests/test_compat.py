@@ -226,6 +226,14 @@ def test_call_whole_in_two_processes(tmp_path):
     res = subprocess.run(cmd, env=env, capture_output=True, text=True)
     assert res.returncode == 0, res.stderr[-3000:]
 
+def test_show_error_as():
+    "IPython asks an error for `_render_traceback_` before it renders one"
+    shell = pytest.importorskip('IPython.core.interactiveshell')
+    assert "_render_traceback_()" in inspect.getsource(shell.InteractiveShell.showtraceback)
+    e = ValueError()
+    compat.show_error_as(e, lambda: ['told'])
+    assert e._render_traceback_() == ['told']
+
 def test_every_name_has_a_canary():
     "This file speaks of everything that `base.compat` offers"
     own = {n for n,o in vars(compat).items() if n[0] != '_' and getattr(o, '__module__', '') == compat.__name__}

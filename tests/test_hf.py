@@ -238,9 +238,9 @@ def test_refused_settings(make, kw):
 
 def test_refused_models():
     "So are other architectures, with what to give instead"
-    with pytest.raises(ValueError, match='BertForMaskedLM.*GPT2LMHeadModel.*such as its `.bert`'): from_hf(bert('BertForMaskedLM'))
+    with pytest.raises(ValueError, match='BertForNextSentencePrediction.*GPT2LMHeadModel.*such as its `.bert`'): from_hf(bert('BertForNextSentencePrediction'))
     with pytest.raises(ValueError, match='GPT2ForSequenceClassification.*such as its `.transformer`'): from_hf(gpt2('GPT2ForSequenceClassification', pad_token_id=0))
-    for o in (nn.Linear(2,3), tr.DistilBertModel(tr.DistilBertConfig(dim=8, n_heads=2, n_layers=1, hidden_dim=8, vocab_size=20)), 'bert-base-uncased'):
+    for o in (nn.Linear(2,3), tr.ElectraModel(tr.ElectraConfig(embedding_size=8, hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8, vocab_size=20)), 'bert-base-uncased'):
         with pytest.raises(ValueError, match=f'{type(o).__name__}: give a GPT2LMHeadModel'): from_hf(o)
     x,real = ragged([5,9])
     theirs = bert('BertForMaskedLM')

@@ -12,7 +12,8 @@ from fastai_txf.learn.writing import predict, stream_text, text_logprobs
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.model.models import TransformerMLM
 from fastai_txf.text.special import mask_index, ordinary_tokens
-from fastai_txf.learn.mlm import _cuts, fixed_draws, mask_tokens, MaskTokens, transformer_mlm_learner
+from fastai_txf.learn.scoring import _cuts
+from fastai_txf.learn.mlm import fixed_draws, mask_tokens, MaskTokens, transformer_mlm_learner
 from fastai_txf.model.windows import compact
 from fastai_txf.model.config import TransformerConfig
 from fastai_txf.text.pairs import Seq2SeqDataLoaders

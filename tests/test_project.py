@@ -1,5 +1,5 @@
 "Hygiene: metadata, packaging, the order of modules, names, documentation, notebooks"
-import ast, builtins, dataclasses, importlib, inspect, json, re, shutil, subprocess, sys, tarfile, zipfile
+import ast, builtins, dataclasses, importlib, importlib.util, inspect, json, os, re, shutil, subprocess, sys, tarfile, zipfile
 from configparser import ConfigParser
 from pathlib import Path
 import pytest
@@ -11,7 +11,7 @@ notebooks = sorted(o for o in nbs.rglob('*.ipynb') if '.ipynb_checkpoints' not i
 sources = sorted(o for o in lib.rglob('*.py') if not o.stem.startswith('_'))
 modules = ['.'.join(o.relative_to(lib).with_suffix('').parts) for o in sources]
 max_lines = 25
-skip_dirs = {'.git','.venv','.venv-lowest','build','dist','__pycache__','.pytest_cache','.hypothesis','.ipynb_checkpoints','models'}
+skip_dirs = {'_proc','_docs','.git','.venv','.venv-lowest','build','dist','__pycache__','.pytest_cache','.hypothesis','.ipynb_checkpoints','models'}
 
 def settings():
     "The project's `settings.ini`"
@@ -43,9 +43,13 @@ each_notebook = pytest.mark.parametrize('nb', notebooks, ids=nb_name)
 # Metadata and packaging
 
 def test_version():
-    "`settings.ini` and the package agree"
+    "`settings.ini`, the package, the changelog and the citation agree"
     import fastai_txf
-    assert fastai_txf.__version__==settings()['version']
+    version = settings()['version']
+    assert fastai_txf.__version__==version
+    assert re.search(rf'^version: {re.escape(version)}$', (root/'CITATION.cff').read_text(encoding='utf-8'), re.M)
+    newest = re.search(r'^## (\S+)', (root/'CHANGELOG.md').read_text(encoding='utf-8'), re.M)
+    assert newest[1]==version
 
 @pytest.fixture(scope='module')
 def dists(tmp_path_factory):
@@ -65,16 +69,78 @@ def test_sdist(dists):
     want = {'settings.ini','setup.py','pyproject.toml','README.md','LICENSE','constraints.txt','constraints-lowest.txt'}
     assert want <= names, f'missing from the sdist: {want-names}'
 
+def workshop_files():
+    "The workshop's pages and drawings, where the wheel holds them"
+    pages = [o for o in project_files() if o.parts[:2]==('nbs','workshop') and len(o.parts)==3]
+    drawings = [o for o in project_files() if o.parts[:2]==('nbs','drawings') and o.suffix=='.svg']
+    return {f'{lib.name}/_workshop/{o.parts[1]}/{o.name}' for o in pages+drawings}
+
+def test_workshop_from_wheel(dists, tmp_path):
+    "`python -m fastai_txf.workshop` copies the workshop from an installed wheel, and replaces nothing"
+    files = zipfile.ZipFile(dists[1])
+    assert len(workshop_files()) > 16 and workshop_files() <= set(files.namelist())
+    files.extractall(tmp_path/'site')
+    def call():
+        return subprocess.run([sys.executable, '-m', f'{lib.name}.workshop'], cwd=tmp_path, capture_output=True, text=True,
+                              env={**os.environ, 'PYTHONPATH':str(tmp_path/'site')})
+    res = call()
+    assert res.returncode==0 and '10 exercises in workshop' in res.stdout, res.stderr
+    made = tmp_path/'workshop'
+    assert len(list(made.glob('*.ipynb')))==len(list((made/'solutions').glob('*.ipynb')))==10 and len(list((made/'drawings').glob('*.svg')))==6
+    (made/'01_self_attention.ipynb').write_text('mine', encoding='utf-8')
+    res = call()
+    assert res.returncode==1 and 'would be replaced' in res.stderr and (made/'01_self_attention.ipynb').read_text(encoding='utf-8')=='mine'
+
 def test_wheel(dists):
     "It holds every file of the package, nothing else, and the metadata of `settings.ini`"
     cfg,whl = settings(),zipfile.ZipFile(dists[1])
     info = f"{cfg['lib_name']}-{cfg['version']}.dist-info"
     files = {o for o in whl.namelist() if not o.startswith(info)}
-    assert files == {o.as_posix() for o in project_files() if o.parts[0]==lib.name}
+    assert files-workshop_files() == {o.as_posix() for o in project_files() if o.parts[0]==lib.name}
     meta = whl.read(f'{info}/METADATA').decode()
     requires = {o.replace(' ','') for o in re.findall(r'^Requires-Dist: ([^;\n]+)$', meta, re.M)}
     assert requires == set(cfg['requirements'].split())
     assert f"Version: {cfg['version']}\n" in meta and f"Requires-Python: >={cfg['min_python']}\n" in meta
+
+# What `nbdev-test --save` leaves of a fit
+
+def script(name):
+    "A script beside the notebooks, as a module"
+    spec = importlib.util.spec_from_file_location(Path(name).stem, nbs/name)
+    mod = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mod)
+    return mod
+
+def test_fit_tables(tmp_path):
+    "Bars of a console become fastai's table; what else was printed stays, other pages are left alone"
+    text = ('█\repoch     train_loss  valid_loss  accuracy  time    \n█\r\rEpoch 1/2 : |███---| 50.00% [1/2 00:00<00:04]\r'
+            '0         1.123354    1.058839    0.344444  00:04     \n█\r1         1.017707    0.882941    0.622222  00:04     \nright\n')
+    page = tmp_path/'a.ipynb'
+    output = dict(output_type='stream', name='stdout', text=[text])
+    page.write_text(json.dumps(dict(cells=[dict(cell_type='code', source=['f'], outputs=[output])])), encoding='utf-8')
+    tables = script('fit_tables.py')
+    tables.convert(page)
+    table,rest = json.loads(page.read_text(encoding='utf-8'))['cells'][0]['outputs']
+    html = ''.join(table['data']['text/html'])
+    assert re.findall('<th>(.*?)</th>', html) == ['epoch','train_loss','valid_loss','accuracy','time']
+    assert re.findall('<td>(.*?)</td>', html)[-5:] == ['1','1.017707','0.882941','0.622222','00:04'] and rest['text'] == ['right\n']
+    before = page.read_bytes()
+    tables.convert(page)
+    assert page.read_bytes() == before
+
+# Drawings
+
+def test_drawings():
+    "The committed drawings are what their script makes, each stands in a page, none reaches outside its frame"
+    draw = script('drawings/draw.py')
+    made = {f().name:f().svg() for f in draw.ALL}
+    assert made == {o.stem:o.read_text(encoding='utf-8') for o in (nbs/'drawings').glob('*.svg')}, 'python nbs/drawings/draw.py'
+    pages = ' '.join(written(o) for o in notebooks)
+    for name,svg in made.items():
+        assert f'drawings/{name}.svg' in pages, f'no page shows {name}'
+        width,height = map(int, re.search(r'viewBox="0 0 (\d+) (\d+)"', svg).groups())
+        for x,y in re.findall(r'(-?[\d.]+),(-?[\d.]+)', ' '.join(re.findall(r'points="([^"]+)"', svg))):
+            assert 0 <= float(x) <= width and 0 <= float(y) <= height, f'{name}: {x},{y}'
 
 # The rooms: floors, the order of modules, and what they may know of each other
 
@@ -283,6 +349,15 @@ def test_outputs(nb):
         txt = json.dumps([without_images(o) for o in c['outputs']])
         wrong = re.search(r'"output_type": "error"|\\u001b\[|<progress', txt)
         assert not wrong, f"{nb.name}: cell {c['id']} keeps {wrong[0]!r} in its output"
+
+@each_notebook
+def test_fits_are_tables(nb):
+    "Kept outputs show a fit as fastai's table, not as the log of a console or as lists"
+    printed = [''.join(o['text']) for c in cells(nb) for o in c['outputs'] if o['output_type']=='stream']
+    bars = [o for o in printed if '\r' in o]
+    lists = [o for o in printed if re.search(r"^\[\d+, [\d.]+, .*'\d+:\d+'\]$", o, re.M)]
+    assert not bars, f'{nb.name}: python nbs/fit_tables.py {nb.relative_to(root)}'
+    assert not lists or nb.stem in ('05_resume','index') or 'recipes' in str(nb), f'{nb.name}: {lists[0]}'
 
 def without_images(o): return {**o, 'data': {k:v for k,v in o.get('data', {}).items() if not k.startswith('image/')}}
 

@@ -1,5 +1,5 @@
 "The README's Python blocks run as written, in order, in one namespace"
-import base64, json, re, sys
+import json, re, sys
 from pathlib import Path
 from types import ModuleType
 import pytest
@@ -26,9 +26,20 @@ def test_readme(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, 'readme', ns)  # what the README defines can be pickled
     for line,code in found: exec(compile('\n'*line + code, str(readme), 'exec'), vars(ns))
 
-def test_pictures():
-    "The README's pictures are those of the index"
+def test_output():
+    "The output that the README shows is kept in the index"
     cells = json.loads((readme.parent/'nbs'/'index.ipynb').read_text(encoding='utf-8'))['cells']
-    made = {base64.b64decode(o['data']['image/png']) for c in cells for o in c.get('outputs', []) if 'image/png' in o.get('data', {})}
+    kept = '\n'.join(''.join(o.get('text', [])) for c in cells for o in c.get('outputs', []))
+    shown = re.findall(r'^```\n(.*?)^```', readme.read_text(encoding='utf-8'), re.M | re.S)
+    assert shown and all(o in kept for o in shown)
+
+@pytest.mark.slow
+def test_picture(tmp_path, monkeypatch):
+    "The README's picture is made by `docs/picture.py`"
+    monkeypatch.syspath_prepend(str(readme.parent/'docs'))
+    import picture
+    monkeypatch.chdir(tmp_path)
+    picture.main(tmp_path/'a.png', dict(epochs=1), dict(n=500, epochs=1))
     shown = re.findall(r'<img src="([^"]+)"', readme.read_text(encoding='utf-8'))
-    assert len(shown) == 2 and made == {(readme.parent/f).read_bytes() for f in shown}
+    assert shown==['nbs/images/overview.png'] and (readme.parent/shown[0]).exists()
+    assert (tmp_path/'a.png').stat().st_size > 20_000

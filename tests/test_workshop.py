@@ -34,7 +34,13 @@ wrong['check_dot_products'] = [
     ('None: is the `return` missing', lambda x: None),
     ('a list: it should be a tensor', lambda x: [o @ o.T for o in x]),
     (r'the shape \(2, 4\), but should have \(2, 4, 4\)', lambda x: (x*x).sum(-1)),
-    ('other numbers than expected: at .*instead of', lambda x: torch.cdist(x, x))]
+    ('these are distances', lambda x: torch.cdist(x, x)),
+    ('cosines', lambda x: F.normalize(x, dim=-1) @ F.normalize(x, dim=-1).mT),
+    ('not their mean', lambda x: x @ x.mT / x.shape[-1]),
+    ('softmax is taken already', lambda x: weights(x @ x.mT)),
+    ('wrong sign', lambda x: -(x @ x.mT)),
+    ('3 times what it should be', lambda x: 3*(x @ x.mT)),
+    ('larger by 1: what is added', lambda x: x @ x.mT + 1)]
 
 wrong['check_softmax'] = [
     ('columns sum to 1', lambda d: F.softmax(d, dim=1)),
@@ -44,7 +50,13 @@ wrong['check_softmax'] = [
     ('not divided by their sum', lambda d: d.exp()),
     ('without an exponential', lambda d: d/d.sum(2, keepdim=True)),
     ('logarithm', lambda d: F.log_softmax(d, dim=2)),
-    ('NaN in 27 of 27', lambda d: d*float('nan'))]
+    ('NaN in 27 of 27', lambda d: d*float('nan')),
+    ('this is a sigmoid', lambda d: d.sigmoid()),
+    ('sign is turned round', lambda d: F.softmin(d, dim=2)),
+    ('softmax, not argmax', lambda d: F.one_hot(d.argmax(2), d.shape[-1])),
+    ('what is negative gets no weight', lambda d: F.relu(d)/F.relu(d).sum(2, keepdim=True)),
+    ('weights are transposed', lambda d: F.softmax(d, dim=2).mT),
+    ('a softmax too many', lambda d: F.softmax(F.softmax(d, dim=2), dim=2))]
 
 wrong['check_self_attention'] = [
     ('still to be multiplied', lambda x: weights(x @ x.mT)),
@@ -52,7 +64,13 @@ wrong['check_self_attention'] = [
     ('or the weights are transposed', lambda x: weights(x @ x.mT).mT @ x),
     ('the weights come first', lambda x: x @ weights(x @ x.mT)),
     ('two softmaxes', lambda x: weights(weights(x @ x.mT)) @ x),
-    ('other numbers', lambda x: weights(x @ x.mT) @ x + x)]
+    ('x is added to the result', lambda x: weights(x @ x.mT) @ x + x),
+    ('those of x itself', lambda x: weights(x) @ x if x.shape[1] == x.shape[2] else x),
+    ('scaled too early', lambda x: weights(x @ x.mT / x.shape[-1]**0.5) @ x),
+    ('mean is taken twice', lambda x: weights(x @ x.mT) @ weights(x @ x.mT) @ x),
+    ('transposed in the second product', lambda x: weights(x @ x.mT) @ x.mT),
+    ('a plain mean', lambda x: x.mean(1, keepdim=True).expand_as(x)),
+    ('4 times what it should be', lambda x: weights(x @ x.mT) @ x * x.shape[1])]
 
 def projections(k_out=lambda k, h: h*k, bias=False, make=lambda self: None):
     "A class of three maps."
@@ -84,14 +102,28 @@ wrong['check_attention'] = [
     ('queries meet values', lambda q, k, v: weights(q @ v.mT) @ v),
     ('over the queries', lambda q, k, v: F.softmax(q @ k.mT, dim=1) @ v),
     ('no softmax', lambda q, k, v: q @ k.mT @ v),
-    ('keys are not transposed', lambda q, k, v: weights(q @ k) @ v)]
+    ('keys are not transposed', lambda q, k, v: weights(q @ k) @ v),
+    ('keys and values are swapped', lambda q, k, v: weights(q @ v.mT) @ k),
+    ('queries and values are swapped', lambda q, k, v: weights(v @ k.mT) @ q),
+    ('queries meet queries, and the weights fetch values', lambda q, k, v: weights(q @ q.mT) @ v),
+    ('keys meet values, and the weights fetch queries', lambda q, k, v: weights(k @ v.mT) @ q),
+    ('scaled too early', lambda q, k, v: weights(q @ k.mT / k.shape[-1]**0.5) @ v),
+    ('weights are transposed', lambda q, k, v: weights(q @ k.mT).mT @ v),
+    ('values stand before', lambda q, k, v: v @ weights(q @ k.mT)),
+    ('two softmaxes', lambda q, k, v: weights(weights(q @ k.mT)) @ v),
+    ('still to be multiplied', lambda q, k, v: weights(q @ k.mT)),
+    ('queries are added', lambda q, k, v: weights(q @ k.mT) @ v + q)]
 
 wrong['check_dot_std'] = [
     ('this is the variance', lambda k: k),
     ('fourth root', lambda k: k**(1/4)),
     ('the inverse', lambda k: 1/k**0.5),
     ('does not stay 1', lambda k: 1.),
-    ('the list of standard deviations .* at', lambda k: k/2)]
+    (r'`k\*\*1/2` is', lambda k: k**1/2),
+    (r'`k\*\*1/4` is', lambda k: k**1/4),
+    ('not 2k', lambda k: (2*k)**0.5),
+    ('logarithm', lambda k: torch.tensor(float(k)).log()),
+    ('2 times what it should be', lambda k: 2*k**0.5)]
 
 def scaled_by(f, g=None):
     "Dot products of queries divided by `f` and keys divided by `g`."
@@ -103,7 +135,10 @@ wrong['check_scaled_dots'] = [
     ('only one of the two', scaled_by(lambda x: x.shape[-1]**0.25, lambda x: 1)),
     ('multiplied by the fourth root', scaled_by(lambda x: x.shape[-1]**-0.25)),
     (r'powers come first: write k\*\*\(1/4\)', scaled_by(lambda x: x.shape[-1]**1/4)),
-    ('the number of tokens', scaled_by(lambda x: x.shape[1]**0.25))]
+    ('the number of tokens', scaled_by(lambda x: x.shape[1]**0.25)),
+    (r'`k\*\*1/2` is', scaled_by(lambda x: x.shape[-1]**1/2)),
+    ('softmax is taken already', lambda q, k: weights(scaled(q, k))),
+    ('queries and keys are swapped', lambda q, k: scaled(k, q))]
 
 def cut(x, h): return x.view(*x.shape[:2], h, -1)                             # (b, t, h, k)
 
@@ -112,7 +147,10 @@ wrong['check_split_heads'] = [
     ('heads are not slices', lambda x, h: x.view(*x.shape[:2], -1, h).permute(0, 3, 1, 2).reshape(len(x)*h, x.shape[1], -1)),
     ('come before the texts', lambda x, h: cut(x, h).permute(2, 0, 1, 3).reshape(len(x)*h, x.shape[1], -1)),
     ('not folded', lambda x, h: cut(x, h).transpose(1, 2)),
-    ('use `reshape`', lambda x, h: cut(x, h).transpose(1, 2).view(len(x)*h, x.shape[1], -1))]
+    ('use `reshape`', lambda x, h: cut(x, h).transpose(1, 2).view(len(x)*h, x.shape[1], -1)),
+    ('not swapped with the tokens', cut),
+    ('each gets the whole vector', lambda x, h: x.repeat_interleave(h, 0)),
+    ('averaged', lambda x, h: cut(x, h).mean(2))]
 
 def apart(x, h): return x.view(len(x)//h, h, *x.shape[1:])                    # (b, h, t, k)
 
@@ -124,6 +162,16 @@ wrong['check_merge_heads'] = [
     ('added up', lambda x, h: apart(x, h).sum(1)),
     ('not joined', lambda x, h: apart(x, h).transpose(1, 2)),
     ('use `reshape`', lambda x, h: apart(x, h).transpose(1, 2).view(len(x)//h, x.shape[1], -1))]
+
+class Softened(SelfAttention):
+    "Self-attention with another softmax and values of its own."
+    def __init__(self, k, heads, soften, change=lambda v: v):
+        super().__init__(k, heads)
+        self.soften,self.change = soften, change
+    def forward(self, x):
+        q,k,v = [split_heads(f(x), self.heads).flatten(0, 1) for f in (self.toqueries, self.tokeys, self.tovalues)]
+        return self.unifyheads(concat_heads(apart(self.soften(q, k) @ self.change(v), self.heads)))
+def softened(*fs): return type('Wrong', (Softened,), dict(__init__=lambda self, k, heads: Softened.__init__(self, k, heads, *fs)))
 
 def attention(scale=lambda k, h: k**0.5, dim=-1, split=lambda x, h: split_heads(x, h).flatten(0, 1), merge=lambda x, h: concat_heads(apart(x, h)),
               unite=True, swap=False, out=lambda k, h: nn.Linear(h*k, k)):
@@ -147,6 +195,16 @@ wrong['check_multi_head'] = [
     ('cut with a view alone', attention(split=lambda x, h: x.view(len(x)*h, x.shape[1], -1))),
     ('joined with a reshape alone', attention(merge=lambda x, h: x.reshape(len(x)//h, x.shape[1], -1))),
     ('queries and keys are swapped', attention(swap=True)),
+    ('all of them together make one', attention(split=lambda x, h: x, merge=lambda x, h: x)),
+    ('scale uses their width together', attention(split=lambda x, h: x, merge=lambda x, h: x, scale=lambda k, h: (k*h)**0.5)),
+    (r'`k\*\*1/4` is', attention(scale=lambda k, h: (k**1/4)**2)),
+    ('number of heads', attention(scale=lambda k, h: h**0.5)),
+    ('scale is used twice', attention(scale=lambda k, h: k*k**0.5)),
+    ('values are divided too', softened(lambda q, k: weights(scaled(q, k)), lambda v: v/v.shape[-1]**0.25)),
+    ('divide before the softmax', softened(lambda q, k: weights(q @ k.mT)/k.shape[-1]**0.5)),
+    ('no softmax', softened(scaled)),
+    ('two softmaxes', softened(lambda q, k: weights(weights(scaled(q, k))))),
+    ('x is added', type('Wrong', (SelfAttention,), dict(forward=lambda self, x: SelfAttention.forward(self, x) + x))),
     ('not united', attention(unite=False)),
     ('`unifyheads` has no bias', attention(out=lambda k, h: nn.Linear(h*k, k, bias=False))),
     ('6 to 6: it should map 18 to 6', attention(out=lambda k, h: nn.Linear(k, k))),
@@ -158,7 +216,9 @@ wrong['check_narrow'] = [
     ('interleaved', lambda x, w: x.view(*x.shape[:2], -1, len(w)).permute(0, 3, 1, 2) @ w.mT),
     ('tokens come before heads', lambda x, w: torch.einsum('bthi,hoi->btho', cut(x, len(w)), w)),
     ('matrices and tokens', lambda x, w: cut(x, len(w)) @ w.mT),
-    ('these are the slices', lambda x, w: split_heads(x, len(w)))]
+    ('these are the slices', lambda x, w: split_heads(x, len(w))),
+    ('matrices are averaged', lambda x, w: split_heads(x, len(w)) @ w.mean(0).T),
+    ('joined again', lambda x, w: concat_heads(split_heads(x, len(w)) @ w.mT))]
 
 def parts(change):
     "The parts of a block, one of them changed."
@@ -198,6 +258,14 @@ wrong['check_block'] = [
     ('norm1 is used twice', block(lambda self, x: self.norm1(self.ff(z := first(self, x)) + z))),
     ('pre-norm', block(lambda self, x: (z := x + self.attention(self.norm1(x))) + self.ff(self.norm2(z)))),
     ('inside the sums', block(lambda self, x: (z := x + self.norm1(self.attention(x))) + self.norm2(self.ff(z)))),
+    ('two norms are swapped', block(lambda self, x: self.norm1(self.ff(z := self.norm2(self.attention(x) + x)) + z))),
+    ('norm1 is missing', block(lambda self, x: second(self, self.attention(x) + x))),
+    ('norm2 is missing', block(lambda self, x: self.ff(z := first(self, x)) + z)),
+    ('attention is missing', block(second)),
+    ('feed-forward is missing', block(first)),
+    ('reads the input of the block: it', block(lambda self, x: self.norm2(self.ff(x) + first(self, x)))),
+    ('comes before attention', block(lambda self, x: self.norm2(self.attention(z := self.norm1(self.ff(x) + x)) + z))),
+    ('both parts read', block(lambda self, x: self.norm2(self.attention(x) + self.ff(x) + x))),
     ('norms are not used', block(lambda self, x: (z := x + self.attention(x)) + self.ff(z))),
     ('nothing between its two maps', parts(lambda m, k: setattr(m, 'ff', linears(k, 4*k, 4*k, k, act=None)))),
     (r"do not have the names or sizes of this step: .*'tblocks.0.scale.weight'", Scaled)]
@@ -220,6 +288,11 @@ wrong['check_embeddings'] = [
     ('count from 1', embeddings(lambda self, x: self.token_emb(x) + pos(self, x, 1, x.shape[1]+1))),
     ('the last position', embeddings(lambda self, x: self.token_emb(x) + pos(self, x, x.shape[1])[-1])),
     ('side by side', embeddings(lambda self, x: torch.cat([self.token_emb(x), pos(self, x, x.shape[1]).expand(*x.shape, -1)], -1))),
+    ('first position', embeddings(lambda self, x: self.token_emb(x) + pos(self, x, x.shape[1])[0])),
+    ('count backwards', embeddings(lambda self, x: self.token_emb(x) + pos(self, x, x.shape[1]).flip(0))),
+    ('are multiplied: add', embeddings(lambda self, x: self.token_emb(x) * pos(self, x, x.shape[1]))),
+    ('mean of the two', embeddings(lambda self, x: (self.token_emb(x) + pos(self, x, x.shape[1]))/2)),
+    ('multiplied by √k', embeddings(lambda self, x: self.token_emb(x)*6**0.5 + pos(self, x, x.shape[1]))),
     ('`token_emb` holds 7 vectors of width 6: it should hold 11', embeddings(Embeddings.forward, lambda n, t: (t, n)))]
 
 def waves(t, k, i=lambda k: torch.arange(0, k, 2)/k, times=False):
@@ -234,6 +307,11 @@ wrong['check_sinusoids'] = [
     ('exponent is i/k', lambda t, k: weave(*waves(t, k, lambda k: torch.arange(k//2)/k))),
     ('multiplied by the power', lambda t, k: weave(*waves(t, k, times=True))),
     ('width are swapped', lambda t, k: weave(*waves(t, k)).T),
+    ('all cosines come first', lambda t, k: torch.cat(waves(t, k)[::-1], 1)),
+    ('only sines', lambda t, k: weave(waves(t, k)[0], waves(t, k)[0])),
+    ('exponent is 4i/k', lambda t, k: weave(*waves(t, k, lambda k: 2*torch.arange(0, k, 2)/k))),
+    ('not divided by k', lambda t, k: weave(*waves(t, k, lambda k: torch.arange(0., k, 2)))),
+    ('count from 1', lambda t, k: weave(*[w[1:] for w in waves(t+1, k)])),
     ('different wavelengths', lambda t, k: torch.stack([w[:,j] for j in range(k) for w in [waves(t, k, lambda k: torch.arange(k)/k)[j%2]]], 1))]
 
 def stack(blocks=lambda make, depth: nn.Sequential(*[make() for _ in range(depth)]), forward=Stack.forward):
@@ -260,6 +338,10 @@ wrong['check_stack'] = [
     ('only the last block', stack(forward=lambda self, x: [b(emb(self, x)) for b in self.tblocks][-1])),
     ('reverse order', stack(forward=lambda self, x: runs(self, emb(self, x), [2,1,0]))),
     ('outputs are added', stack(forward=lambda self, x: sum(b(emb(self, x)) for b in self.tblocks))),
+    ('runs twice', stack(forward=lambda self, x: self.tblocks(Stack.forward(self, x)))),
+    ('last block is not run', stack(forward=lambda self, x: runs(self, emb(self, x), [0,1]))),
+    ('first block is not run', stack(forward=lambda self, x: runs(self, emb(self, x), [1,2]))),
+    ('added once more', stack(forward=lambda self, x: Stack.forward(self, x) + emb(self, x))),
     ('positions are missing', stack(forward=lambda self, x: self.tblocks(self.token_emb(x))))]
 
 ends = [
@@ -271,6 +353,10 @@ ends = [
     ('the sum over the tokens', lambda h, head: F.log_softmax(head(h.sum(1)), dim=1)),
     ('only the first token', lambda h, head: F.log_softmax(head(h[:,0]), dim=1)),
     ('only the last token', lambda h, head: F.log_softmax(head(h[:,-1]), dim=1)),
+    ('log-softmax is taken of each token', lambda h, head: F.log_softmax(head(h), dim=-1).mean(1)),
+    ('probabilities of the tokens are averaged', lambda h, head: F.softmax(head(h), dim=-1).mean(1).log()),
+    ('this is a sigmoid', lambda h, head: F.logsigmoid(head(h.mean(1)))),
+    ('a minus too many', lambda h, head: -F.log_softmax(head(h.mean(1)), dim=1)),
     ('each token is classified', lambda h, head: F.log_softmax(head(h), dim=-1))]
 
 wrong['check_log_probs'] = [*ends, ('takes vectors of width k', lambda h, head: F.log_softmax(head(h.mean(2)), dim=1))]
@@ -297,6 +383,11 @@ wrong['check_mask'] = [
     ('the past is hidden, and the future can be seen', hidden(flip=True)),
     ('past and diagonal are hidden', hidden(0, flip=True)),
     ('the future is 0', hidden(value=0.)),
+    ('the future is -1', hidden(value=-1.)),
+    ('it should be −∞', hidden(value=float('inf'))),
+    ('next token can still be seen', hidden(2)),
+    ('softmax is taken already', lambda dots: hidden()(weights(dots))),
+    ('0·∞', lambda dots: dots * torch.ones(4, 4).triu(1) * float('-inf')),
     ('all but the diagonal', lambda dots: hidden()(hidden(flip=True)(dots))),
     ('None: is the `return` missing', lambda dots: None)]
 
@@ -305,6 +396,9 @@ wrong['check_may_see'] = [
     ('j = i is allowed', lambda i, j: j < i),
     ('whole past', lambda i, j: i-1 <= j <= i),
     ('everything is allowed', lambda i, j: True),
+    ('nothing is allowed', lambda i, j: False),
+    ('next token may not be seen', lambda i, j: j <= i+1),
+    ('only the token itself', lambda i, j: i == j),
     ('what is forbidden', lambda i, j: j > i)]
 
 def causal(f): return type('Wrong', (SelfAttention,), dict(attention_weights=lambda self, q, k: f(q, k)))
@@ -315,6 +409,8 @@ wrong['check_causal'] = [
     ('the past is hidden', causal(lambda q, k: weights(hidden(flip=True)(scaled(q, k))))),
     ('diagonal is hidden', causal(lambda q, k: weights(hidden(0)(scaled(q, k))))),
     ('`self.unifyheads` is missing', Projections),
+    ('queries and keys are swapped', causal(lambda q, k: weights(hide_future(scaled(k, q))))),
+    ('two softmaxes', causal(lambda q, k: weights(weights(hide_future(scaled(q, k)))))),
     ('no longer scaled', causal(lambda q, k: weights(hide_future(q @ k.mT))))]
 
 def language_model(end): return type('Wrong', (LanguageModel,), dict(forward=lambda self, x: end(StackLM.forward(self, x), self.toprobs)))
@@ -337,6 +433,23 @@ wrong['check_language_model'] = [
     ('these are probabilities', language_model(lambda h, head: F.softmax(head(h), dim=-1))),
     ('scores every token of the vocabulary', NoScores)]
 
+def bigram(forward, n_out=lambda n: n):
+    "A class of bigram models."
+    class Wrong(Module):
+        def __init__(self, n): self.table = nn.Embedding(n, n_out(n))
+    Wrong.forward = forward
+    return Wrong
+
+wrong['check_bigram'] = [
+    ('these are scores', bigram(lambda self, x: self.table(x))),
+    ('these are probabilities', bigram(lambda self, x: F.softmax(self.table(x), dim=-1))),
+    ('over the tokens of the text', bigram(lambda self, x: F.log_softmax(self.table(x), dim=1))),
+    ('over the texts', bigram(lambda self, x: F.log_softmax(self.table(x), dim=0))),
+    ('looks up columns', bigram(lambda self, x: F.log_softmax(self.table.weight.T[x], dim=-1))),
+    ('a minus too many', bigram(lambda self, x: -F.log_softmax(self.table(x), dim=-1))),
+    ('of width 64: it should hold 11 of width 11', bigram(lambda self, x: self.table(x), lambda n: 64)),
+    ('`self.table` is missing', type('Wrong', (Module,), dict(__init__=lambda self, n: None)))]
+
 wrong['check_shift'] = [
     ('not shifted: the model would only', lambda x: (x, x)),
     ('both have lost', lambda x: (x[:,:-1], x[:,:-1])),
@@ -344,6 +457,8 @@ wrong['check_shift'] = [
     ('input and target are swapped', lambda x: (x[:,1:], x[:,:-1])),
     ('two tokens later', lambda x: (x[:,:-2], x[:,2:])),
     ('over the texts of the batch', lambda x: (x[:-1], x[1:])),
+    ('one token earlier', lambda x: (x, x.roll(1, 1))),
+    ('in reverse', lambda x: (x, x.flip(1))),
     (r'the input has the shape \(4, 4\) and the target \(4, 3\)', lambda x: (x, x[:,1:])),
     ('return two tensors', lambda x: x[:,1:])]
 
@@ -359,7 +474,12 @@ wrong['check_sample'] = [
     ('cannot be divided by', lambda z, T: draw(F.softmax(z/T, dim=0))),
     ('another token than the likeliest', lambda z, T: draw(F.softmax(z/max(T, 1), dim=0))),
     ('the frequencies should be near', cold(lambda z, T: draw(F.softmax(z/2.7, dim=0)))),
-    ('the token 4 was drawn of a vocabulary of 4', lambda z, T: len(z))]
+    (r'the shape \(1,\): it is one number', lambda z, T: torch.multinomial(F.softmax(z/max(T, 1e-3), dim=0), 1).expand(1 if T else 2)),
+    (r'the token has the shape \(4,\)', cold(lambda z, T: F.softmax(z/T, dim=0))),
+    (r'the token has the shape \(\): |a probability or a score', cold(lambda z, T: F.softmax(z/T, dim=0).max())),
+    ('the token is a int: it should be a tensor', cold(lambda z, T: draw(F.softmax(z/T, dim=0)).item())),
+    (r'the shape \(1, 1\): it is one number', lambda z, T: draw(F.softmax(z/T, dim=0)) if T else z.argmax().view(1, 1)),
+    ('the token 4 was drawn of a vocabulary of 4', lambda z, T: torch.tensor(len(z)))]
 
 def writer(show=lambda tokens, length: tokens[-length:], at=-1, n_more=0, keep=True, batch=True, whole=True):
     "A function that writes."
@@ -379,6 +499,9 @@ wrong['check_generate'] = [
     ('sees the beginning', writer(lambda tokens, length: tokens[:length])),
     ('one token too many', writer(n_more=1)),
     ('one token too few', writer(n_more=-1)),
+    ('only the end of the text', lambda model, tokens, n, length, T: [tokens := torch.cat([tokens[-length:], model(tokens[None,-length:])[0,-1].argmax()[None]]) for _ in range(n)][-1]),
+    ('stand before the text', lambda model, tokens, n, length, T: [tokens := torch.cat([model(tokens[None,-length:])[0,-1].argmax()[None], tokens]) for _ in range(n)][-1]),
+    ('returns too early', lambda model, tokens, n, length, T: torch.cat([tokens, model(tokens[None,-length:])[0,-1].argmax()[None]])),
     ('nothing was appended', lambda model, tokens, *args: tokens),
     ('show the model the last 3', writer(lambda tokens, length: tokens)),
     (r'a batch of one text is tokens\[None\]', writer(batch=False))]
@@ -402,7 +525,11 @@ wrong['check_cross_attention'] = [
     ('keys come from x', sourced('xxc')),
     ('future of the context is hidden', weighed(lambda q, k: weights(hide_future(scaled(q, k))))),
     ('over the queries', weighed(lambda q, k: F.softmax(scaled(q, k), dim=1))),
-    ('other numbers', cross(lambda self, x, context: Cross.forward(self, x, context[:,:x.shape[1]]))),
+    ('queries and keys come from the context', sourced('ccx')),
+    ('queries and values come from the context', sourced('cxc')),
+    ('not scaled', weighed(lambda q, k: weights(q @ k.mT))),
+    ('no softmax', weighed(scaled)),
+    ('only as many tokens', cross(lambda self, x, context: Cross.forward(self, x, context[:,:x.shape[1]]))),
     ('another length than x', cross(lambda self, x, context: Cross.forward(self, x, context + 0*x)))]
 
 def decoder(forward=DecoderBlock.forward, change=lambda m, k, heads: None):
@@ -423,6 +550,13 @@ wrong['check_decoder_block'] = [
     ('cross-attention comes before', decoder(lambda self, x, c: think(self, own(self, other(self, x, c))))),
     ('cross-attention is missing', decoder(lambda self, x, c: think(self, own(self, x)))),
     ('looks at x', decoder(lambda self, x, c: think(self, other(self, own(self, x), own(self, x))))),
+    ('feed-forward comes before cross-attention', decoder(lambda self, x, c: self.norm2(self.cross(z := think(self, own(self, x)), c) + z))),
+    ('norm2 and norm3 are swapped', decoder(lambda self, x, c: self.norm2(self.ff(z := self.norm3(self.cross(y := own(self, x), c) + y)) + z))),
+    ('it should add z₁', decoder(lambda self, x, c: think(self, self.norm2(self.cross(own(self, x), c) + x)))),
+    ('adds z₁: it should add z₂', decoder(lambda self, x, c: self.norm3(self.ff(other(self, y := own(self, x), c)) + y))),
+    ('it should read z₁', decoder(lambda self, x, c: think(self, self.norm2(self.cross(x, c) + own(self, x))))),
+    ('norm3 is missing', decoder(lambda self, x, c: self.ff(z := other(self, own(self, x), c)) + z)),
+    ('self-attention is missing', decoder(lambda self, x, c: think(self, other(self, x, c)))),
     ('feed-forward is missing', decoder(lambda self, x, c: other(self, own(self, x), c))),
     ('sum around self-attention', decoder(lambda self, x, c: think(self, other(self, self.norm1(self.attention(x)), c)))),
     ('sum around cross-attention', decoder(lambda self, x, c: think(self, self.norm2(self.cross(own(self, x), c))))),
@@ -443,6 +577,7 @@ wrong['check_fastai_classifier'] = [
     ('cut before padding is moved', adapter(lambda x, n: x[:,:n])),
     ('cut at its front', adapter(lambda x, n: x[:,-n:])),
     ('the last tokens are kept', adapter(lambda x, n: compact(x)[0][:,-n:])),
+    ('one token less', adapter(lambda x, n: compact(x)[0][:,:n-1])),
     ('longer than config.max_len', adapter(lambda x, n: compact(x)[0])),
     ('holds 3 blocks, but `depth` is 2', adapter(sizes=lambda c: (c.d_model, c.n_layers, c.n_heads, c.max_len, c.vocab_sz, c.n_out))),
     ('`token_emb` holds 4 vectors', adapter(sizes=lambda c: (c.d_model, c.n_heads, c.n_layers, c.vocab_sz, c.max_len, c.n_out))),
@@ -457,8 +592,25 @@ def test_wrong(check):
     for pattern,answer in wrong[check]:
         with pytest.raises(WrongAnswer) as e: getattr(workshop, check)(answer)
         assert re.search(pattern, str(e.value), re.S), f'{pattern!r} is not in {str(e.value)!r}'
+        assert 'other numbers' not in str(e.value)
         said.append(str(e.value))
     assert len(said) >= 3 and len(set(said)) == len(said)
+
+def test_many_wrong_answers():
+    "At least 62 mistakes have a name"
+    assert sum(map(len, wrong.values())) >= 62
+
+def test_differences_have_words():
+    "A mistake that no check foresees is described by what it did to the numbers"
+    torch.manual_seed(0)
+    x = torch.rand(2, 3, 3) + 0.5
+    say = {'wrong sign': -x, '2.5 times': 2.5*x, 'larger by -1': x-1, r'order \[0, 2, 1\]': x.mT, 'of dimension 1 only the mean': x.mean(1),
+           'of dimension 2 only the last': x[...,-1], 'dimension 1 is in reverse': x.flip(1), 'dimension 2 is moved by one': x.roll(1, 2),
+           'only the shape should be': x[None], 'a softmax too many': x.softmax(-1), 'an exponential too many': x.exp(), 'a square too many': x**2,
+           r'dimension 0 only the places \[1\]': torch.stack([x[0], x[1]**3]), 'NaN in 18 of 18': x*float('nan'),
+           'right numbers stand in other places': x.flatten()[torch.randperm(18)].view_as(x), 'other numbers than expected': torch.rand(2, 3, 3)}
+    for pattern,got in say.items():
+        with pytest.raises(WrongAnswer, match=pattern): workshop._compare(got, x)
 
 def test_not_written():
     "Code that is not written yet keeps its own error, in every place"
@@ -592,12 +744,102 @@ def test_earlier(tmp_path):
     with pytest.raises(ValueError, match=r"defines no quarter, only \['Quarter'\]"): earlier('02_b', 'quarter', folder=tmp_path)
     with pytest.raises(FileNotFoundError, match=r"the notebooks there are \['01_a', '02_b'\]"): earlier('03_c', 'x', folder=tmp_path)
 
+def copied(tmp_path, solved=()):
+    "A learner's folder, with some steps solved."
+    write_exercises(tmp_path, solutions)
+    for o in solved: shutil.copy(solutions/f'{o}.ipynb', tmp_path)
+    return tmp_path
+
 def test_learners_own_code(tmp_path):
     "A later step uses what the learner has written, and says so if it is not written yet"
-    write_exercises(tmp_path, solutions)
-    for s in steps[:4]: shutil.copy(solutions/f'{s}.ipynb', tmp_path)
-    with pytest.raises(NotImplementedError, match='nn.LayerNorm'): earlier('05_block', 'TransformerBlock', folder=tmp_path)(8, 2)
+    copied(tmp_path, steps[:4])
+    with pytest.raises(NotImplementedError, match=r'(?s)`TransformerBlock` of .*05_block.ipynb is not written yet: .*nn.LayerNorm.*solutions'):
+        earlier('05_block', 'TransformerBlock', folder=tmp_path)
     shutil.copy(solutions/'05_block.ipynb', tmp_path)
     heads = tmp_path/'04_heads.ipynb'
     heads.write_text(heads.read_text(encoding='utf-8').replace('Self-attention with several heads', 'My own attention'), encoding='utf-8')
     assert earlier('05_block', 'TransformerBlock', folder=tmp_path)(8, 2).attention.__doc__.startswith('My own')
+
+def test_earlier_checks_again(tmp_path):
+    "What was changed after its check is refused, with the check's sentence and the notebook's name"
+    notebook(copied(tmp_path)/'01_self_attention.ipynb', 'import torch\nfrom fastai_txf.workshop import *', 'def weights(dots): return torch.softmax(dots, 1)', 'check_softmax(weights)')
+    with pytest.raises(WrongAnswer, match='(?s)`weights` of .*01_self_attention.ipynb is not right: the columns sum to 1'):
+        earlier('01_self_attention', 'weights', folder=tmp_path)
+    assert earlier('01_self_attention', 'weights', folder=tmp_path/'solutions')(torch.zeros(1, 2, 2)).equal(torch.full((1, 2, 2), 0.5))
+
+def shell():
+    from IPython.core.interactiveshell import InteractiveShell
+    InteractiveShell.clear_instance()
+    return InteractiveShell.instance()
+
+def run_cells(path, ip):
+    "What IPython prints for each code cell of a notebook, errors included."
+    from IPython.utils.capture import capture_output
+    for src in sources(path):
+        with capture_output() as out: ip.run_cell(src)
+        yield src, re.sub(r'\x1b\[[0-9;]*m', '', out.stdout + out.stderr)
+
+def code_lines(src):
+    "Its lines of code, long enough to be told from others; no strings and no definitions."
+    lines = {line.strip() for line in src.splitlines()}
+    return {o for o in lines if len(o) > 14 and not o.startswith(('"', "'", 'def ', 'class ', '#', 'import ', 'from '))}
+
+@pytest.mark.slow
+@each_step
+def test_unsolved_shows_nothing(step, tmp_path, monkeypatch):
+    "No line of a check or of a solution is printed by any cell of an unsolved exercise"
+    pytest.importorskip('IPython')
+    before = [o for o in steps if o < step]
+    monkeypatch.chdir(copied(tmp_path, before))
+    given = '\n'.join(sources(tmp_path/f'{step}.ipynb'))
+    module = Path(workshop.__file__).read_text(encoding='utf-8')
+    solved = [m[0].partition('\n')[2].rpartition('\n')[0] for src in sources(solutions/f'{step}.ipynb') for m in mark.finditer(src)]
+    secret = {o for src in (module, *solved) for o in code_lines(src)} - {line.strip() for line in given.splitlines()}
+    told = 0
+    for src,out in run_cells(tmp_path/f'{step}.ipynb', shell()):
+        assert not [o for o in secret if o in out], f'{src}\n---\n{out}'
+        if 'raise NotImplementedError' in src:
+            task = re.search(r'NotImplementedError\((.)(.*)\1\)', src)[2]
+            assert f'NotImplementedError: {task}' in out.replace('\n', ' ') or 'NotImplementedError' in out, out
+            told += 'NotImplementedError' in out
+    assert told
+
+def test_errors_of_a_check_are_short(tmp_path, monkeypatch):
+    "An error names the learner's own line, and shows none of the check, neither for an open task nor for a wrong answer"
+    pytest.importorskip('IPython')
+    monkeypatch.chdir(copied(tmp_path))
+    lines = code_lines(Path(workshop.__file__).read_text(encoding='utf-8'))
+    wrong = 'def dot_products(x):\n    return torch.bmm(x, 3)\ncheck_dot_products(dot_products)'
+    notebook(tmp_path/'11_more.ipynb', 'import torch\nfrom fastai_txf.workshop import *', wrong, wrong.replace('3', 'x'))
+    (_,first),(_,stops),(_,named) = run_cells(tmp_path/'11_more.ipynb', shell())
+    assert not first and 'WrongAnswer: the code stops with TypeError' in stops and 'this cell, line 2, in dot_products: return torch.bmm(x, 3)' in stops
+    assert 'WrongAnswer: this is x times x' in named and not [o for o in lines for out in (stops,named) if o in out]
+
+def test_errors_point_at_their_cell(tmp_path, monkeypatch):
+    "Code that was fetched has the name, the line and the source of its own cell"
+    pytest.importorskip('IPython')
+    monkeypatch.chdir(tmp_path)
+    notebook(tmp_path/'01_a.ipynb', 'import math', '# a remark\ndef half(x):\n    return x/0')
+    notebook(tmp_path/'02_b.ipynb', 'from fastai_txf.workshop import *', "half = earlier('01_a', 'half')", 'half(1)')
+    out = list(run_cells(tmp_path/'02_b.ipynb', shell()))[-1][1]
+    assert '01_a.ipynb, code cell 2' in out and 'return x/0' in out and 'ZeroDivisionError' in out
+    notebook(tmp_path/'01_a.ipynb', 'import math', 'def half(x):\n    return x/')
+    with pytest.raises(SyntaxError) as e: earlier('01_a', 'half')
+    assert e.value.filename == '01_a.ipynb, code cell 2' and e.value.lineno == 2
+
+# What a learner gets
+
+def test_copies(tmp_path):
+    "Exercises, solutions, pages and drawings, with links that lead somewhere; nothing is replaced"
+    write_exercises(tmp_path/'w')
+    assert sorted(o.name for o in (tmp_path/'w').glob('*.ipynb')) == sorted(o.name for o in (tmp_path/'w/solutions').glob('*.ipynb')) == [f'{s}.ipynb' for s in steps]
+    for o in (tmp_path/'w').rglob('*.*'):
+        if o.suffix not in ('.md','.ipynb'): continue
+        text = o.read_text(encoding='utf-8')
+        links = [l for l in re.findall(r'\]\(([^)\s]+)\)', text) if not re.match('https?:|#', l)]
+        gone = [l for l in links if not (o.parent/l.split('#')[0]).exists()]
+        assert not gone, f'{o.name}: {gone}'
+    mine = tmp_path/'w/solutions/01_self_attention.ipynb'
+    mine.write_text('mine', encoding='utf-8')
+    with pytest.raises(FileExistsError, match='01_self_attention.ipynb in .*solutions'): write_exercises(tmp_path/'w')
+    assert mine.read_text(encoding='utf-8') == 'mine'

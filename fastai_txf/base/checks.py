@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/0_base/01_checks.ipynb #d9bd2195
-import difflib, math, numbers, torch
+import difflib, inspect, math, numbers, torch
 from numbers import Integral
 
 # %% ../../nbs/0_base/01_checks.ipynb #3e42a503
@@ -100,3 +100,16 @@ def nearest_words(word, known):
     "The end of an error message: which of `known` look like `word`."
     near = difflib.get_close_matches(word, known, 5)
     return f'close to it are {", ".join(map(repr, near))}' if near else 'nothing is close to it'
+
+# %% ../../nbs/0_base/01_checks.ipynb #c25a0202
+def check_spelling(
+    func, # takes the options, and does so in its signature
+    options, # their names
+):
+    "A TypeError that helps to spell what `func` does not take."
+    known = [*inspect.signature(func).parameters]
+    for k in options:
+        if k in known: continue
+        near = difflib.get_close_matches(k, known, 1)
+        hint = f'did you mean {near[0]!r}?' if near else f'it takes {", ".join(known)}'
+        raise TypeError(f'{func.__name__} has no option {k!r}: {hint}')

@@ -6,9 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/0_base/00_compat.ipynb #4b1e1d5e
-import inspect, torch
-from fastai.learner import Learner
-from fastai.text.core import _join_texts
+import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
@@ -18,6 +16,7 @@ def join_texts(
     mark_fields:bool, # put `xxfld` and a number before each
 ): # series of strings
     "The text of each row, as fastai joins it."
+    from fastai.text.core import _join_texts # a published model does without fastai
     return _join_texts(df, mark_fields)
 
 def validation_loop(
@@ -39,6 +38,23 @@ def set_loader_wrap(
 ):
     "Let `trainer` and its subclasses share out loaders by `wrap`."
     trainer._wrap_dl = wrap
+
+# %% ../../nbs/0_base/00_compat.ipynb #c25a0002
+class Module(nn.Module):
+    "`nn.Module`, set up before `__init__` runs: no `super().__init__()` is needed."
+    def __new__(cls, *args, **kwargs):
+        self = super().__new__(cls)
+        nn.Module.__init__(self)
+        return self
+    def __init__(self): pass
+
+def is_fastais(
+    t, # a tensor
+)->bool:
+    "Whether `t` is of a class of fastai's."
+    if type(t) is torch.Tensor: return False
+    return any(c.__name__ == 'TensorBase' and c.__module__ == 'fastai.torch_core'
+               for c in type(t).__mro__)
 
 # %% ../../nbs/0_base/00_compat.ipynb #a8a4bd95
 HOOKS = tuple(k for k,v in vars(nn.Module()).items() if isinstance(v, dict) and k.endswith(
@@ -129,6 +145,17 @@ def decay_all(
 ):
     "Multiply many tensors in one call, in place."
     torch._foreach_mul_(ps, factor)
+
+def has_vnni()->bool:
+    "Whether this processor multiplies eight-bit numbers without overflow."
+    return bool(torch.cpu._is_vnni_supported())
+
+def show_error_as(
+    e, # an exception
+    lines, # a function that gives a list of lines
+):
+    "Let IPython show these lines for `e` instead of its traceback."
+    e._render_traceback_ = lines
 
 # %% ../../nbs/0_base/00_compat.ipynb #9a36aae5
 CHANGES = {

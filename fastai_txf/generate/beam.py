@@ -7,7 +7,7 @@ __all__ = ['beam_search']
 
 # %% ../../nbs/3_generate/04_beam.ipynb #0ecba493
 import math, torch
-from fastcore.basics import listify
+from ..base.plain import listify
 from ..base.checks import check_values
 from .sampling import checked_logits, filter_logits
 from .decode import check_known, make_reader

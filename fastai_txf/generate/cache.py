@@ -7,7 +7,7 @@ __all__ = ['KVCache']
 
 # %% ../../nbs/3_generate/01_cache.ipynb #6cf65778
 import torch
-from fastcore.basics import ifnone, store_attr
+from ..base.plain import ifnone, store_attr
 from ..model.attention import combine_masks
 
 # %% ../../nbs/3_generate/01_cache.ipynb #c4aa5954

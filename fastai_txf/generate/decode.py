@@ -10,8 +10,7 @@ import inspect, torch
 from contextlib import contextmanager
 from functools import partial
 from numbers import Integral
-from fastcore.basics import first, ifnone, listify, store_attr
-from fastcore.meta import delegates
+from ..base.plain import delegates, first, ifnone, listify, store_attr
 from ..base.checks import check_ids, check_values
 from ..base.shadow import kept_shadow, shadow
 from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM

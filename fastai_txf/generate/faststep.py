@@ -10,7 +10,7 @@ import itertools, math, threading, torch, torch.nn as nn, torch.nn.functional as
 from functools import partial
 from tempfile import TemporaryDirectory
 from weakref import WeakKeyDictionary
-from fastcore.basics import ifnone
+from ..base.plain import ifnone
 from torch.overrides import TorchFunctionMode
 from ..base.compat import any_hooked, compile_package
 from ..base.shadow import shadow

@@ -9,8 +9,8 @@ __all__ = ['self_attention', 'padding_mask', 'causal_mask', 'combine_masks', 'at
 # %% ../../nbs/1_model/00_attention.ipynb #9a036af9
 import math, torch, torch.nn as nn, torch.nn.functional as F
 from contextlib import contextmanager
-from fastai.torch_core import Module
-from fastcore.basics import ifnone, store_attr
+from ..base.compat import Module
+from ..base.plain import ifnone, store_attr
 
 # %% ../../nbs/1_model/00_attention.ipynb #5a7c57b3
 def self_attention(
@@ -72,11 +72,14 @@ def attention_weights(
 # %% ../../nbs/1_model/00_attention.ipynb #7bd1dd17
 def _fused(q, k, v, mask, causal, scale, bias, p):
     "`attend` through torch's fused kernels."
+    seen = mask
     grouped = bool(q.shape[1] != k.shape[1])            # a tensor under `torch.jit.trace`
     if bias is not None: mask = bias if mask is None else torch.where(mask, bias, -math.inf)
-    return F.scaled_dot_product_attention(
+    out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=p, is_causal=causal, scale=scale,
         enable_gqa=grouped)
+    if seen is None or not torch.compiler.is_exporting(): return out
+    return out.masked_fill(~seen.any(-1, keepdim=True), 0.) # other runtimes give no zeros there
 
 # %% ../../nbs/1_model/00_attention.ipynb #8fb92250
 def attend(

@@ -10,7 +10,7 @@ import dataclasses, difflib, math, torch.nn as nn
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral, Real
-from fastcore.basics import ifnone
+from ..base.plain import ifnone
 from ..base.checks import check_named
 from .attention import PerHeadLinear
 from .positions import POSITIONS
@@ -100,12 +100,13 @@ class TransformerConfig:
     init:str='scaled'      # a key of `INITS`
     checkpoint:bool=False  # recompute blocks in the backward pass: less memory, about 1/3 more time
     pool:str='mean+max'    # many vectors to one, in a classifier: a key of `POOLS`, or 'max_logits'
-    pooler:bool=False      # a linear map and tanh between a classifier's pooling and output layer
+    pooler:bool=False      # a map and tanh ('relu': ReLU) between a classifier's pooling and output
+    mlm_head:bool=False    # BERT's map, nonlinearity and norm before a masked model's output
     long:str='window'      # reading past `max_len` tokens: 'window', 'head', 'tail' or 'head+tail'
 
     def __post_init__(self):
         tables = dict(positions=POSITIONS, ff=FEED_FORWARDS, norm=NORMS, wiring=WIRINGS, init=INITS,
-                      pool=[*POOLS,'max_logits'], long=LONG)
+                      pool=[*POOLS,'max_logits'], pooler=[False,True,'relu'], long=LONG)
         for f,table in tables.items(): check_named(getattr(self, f), table, f)
         for f in dataclasses.fields(self): self._check(f, getattr(self, f.name))
 

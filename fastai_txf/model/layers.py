@@ -8,9 +8,8 @@ __all__ = ['NORMS', 'FEED_FORWARDS', 'WIRINGS', 'FeedForward', 'SwiGLU', 'PreNor
 # %% ../../nbs/1_model/02_layers.ipynb #9e0ec153
 import torch.nn as nn, torch.nn.functional as F
 from functools import partial
-from fastai.torch_core import Module
-from fastcore.basics import ifnone
-from fastcore.meta import delegates
+from ..base.compat import Module
+from ..base.plain import delegates, ifnone
 from .attention import head_width, MultiHeadAttention, SelfAttention
 
 # %% ../../nbs/1_model/02_layers.ipynb #d722144d

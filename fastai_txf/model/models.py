@@ -8,10 +8,9 @@ __all__ = ['TransformerLM', 'TransformerMLM', 'TransformerClassifier', 'Seq2SeqT
 
 # %% ../../nbs/1_model/07_models.ipynb #075e8250
 import dataclasses, math, torch, torch.nn as nn
-from fastai.layers import SigmoidRange
-from fastai.torch_core import Module, params
-from fastcore.basics import ifnone
-from .layers import TransformerBlock
+from ..base.compat import Module
+from ..base.plain import ifnone
+from .layers import FEED_FORWARDS, NORMS, TransformerBlock
 from .windows import compact, masked_max, POOLS
 from .wide import WidePath
 from .config import INITS, make_config
@@ -57,6 +56,13 @@ class TransformerLM(Module):
         return self.head(self.hidden(x, cache))
 
 # %% ../../nbs/1_model/07_models.ipynb #d20ebba9
+def _transform(c):
+    "What a masked model with `c.mlm_head` has before its output layer (Devlin et al. 2019)."
+    act = getattr(FEED_FORWARDS[c.ff], 'keywords', {}).get('act', nn.GELU)
+    res = nn.Sequential(nn.Linear(c.d_model, c.d_model), act(), NORMS[c.norm](c.d_model, eps=c.eps))
+    INITS[c.init](res, c.n_layers)
+    return res
+
 class TransformerMLM(Module):
     "Bidirectional language model: for each token, the logits of what it was before it was hidden."
     def __init__(self,
@@ -72,7 +78,9 @@ class TransformerMLM(Module):
         c = dataclasses.replace(c, causal=False, long='window', scale_emb=scale_emb)
         self.config = c
         self.encoder = TransformerEncoder(c, block)
+        self.transform = _transform(c) if c.mlm_head else nn.Identity()
         self.head = _token_head(c, self.encoder.emb)
+        if c.mlm_head: self.head.bias = nn.Parameter(torch.zeros(c.vocab_sz))
 
     def hidden(self,
         x, # token ids, `(bs, sl)`, padding anywhere
@@ -80,7 +88,7 @@ class TransformerMLM(Module):
     ): # `(bs, n_tokens, d_model)`, real tokens first; with `where`, `(where.sum(), d_model)`
         "The vectors that `head` turns into logits."
         h,_ = self.encoder.read(x)
-        return h if where is None else h[where]
+        return self.transform(h if where is None else h[where])
 
     def forward(self,
         x, # token ids, `(bs, sl)`, padding anywhere
@@ -88,6 +96,12 @@ class TransformerMLM(Module):
     ): # `(bs, n_tokens, vocab_sz)`; with `where`, `(where.sum(), vocab_sz)`
         "Raw logits of each token itself."
         return self.head(self.hidden(x, where))
+
+# %% ../../nbs/1_model/07_models.ipynb #c25a0010
+class SigmoidRange(Module):
+    "A sigmoid between `low` and `high`."
+    def __init__(self, low, high): self.low,self.high = low,high
+    def forward(self, x): return torch.sigmoid(x)*(self.high-self.low) + self.low
 
 # %% ../../nbs/1_model/07_models.ipynb #ddc5ecf4
 def _bounds(y_range):
@@ -112,7 +126,8 @@ class TransformerClassifier(Module):
         self.encoder = TransformerEncoder(c, block)
         width = c.d_model*(2 if c.pool=='mean+max' else 1)
         self.pooler = nn.Identity()
-        if c.pooler: self.pooler = nn.Sequential(nn.Linear(width, c.d_model), nn.Tanh())
+        act = nn.ReLU if c.pooler == 'relu' else nn.Tanh
+        if c.pooler: self.pooler = nn.Sequential(nn.Linear(width, c.d_model), act())
         self.drop = nn.Dropout(c.head_p)
         self.head = nn.Linear(c.d_model if c.pooler else width, c.n_out)
         self.range = nn.Identity() if y_range is None else SigmoidRange(*_bounds(y_range))
@@ -201,7 +216,7 @@ def _split(model, parts):
     "The parameters of each of `parts`, and all others as the last group; each parameter once."
     seen,groups = set(), []
     for part in [*parts, model]:
-        ps = [p for p in params(part) if id(p) not in seen]
+        ps = [p for p in part.parameters() if id(p) not in seen]
         seen.update(map(id, ps))
         if ps: groups.append(ps)
     return groups

@@ -8,7 +8,7 @@ __all__ = ['POSITIONS', 'AbsolutePositions', 'LearnedPositions', 'sinusoids', 'S
 
 # %% ../../nbs/1_model/01_positions.ipynb #3bbb5eb2
 import math, torch, torch.nn as nn, torch.nn.functional as F
-from fastcore.basics import ifnone, store_attr
+from ..base.plain import ifnone, store_attr
 from .attention import NoPositions
 
 # %% ../../nbs/1_model/01_positions.ipynb #a5d05797

@@ -8,8 +8,8 @@ __all__ = ['TransformerStack', 'TransformerEncoder', 'TransformerDecoder']
 # %% ../../nbs/1_model/06_stack.ipynb #78d0ba02
 import dataclasses, inspect, math, torch, torch.nn as nn
 from functools import partial
-from fastai.torch_core import Module
-from fastcore.basics import ifnone
+from ..base.compat import Module
+from ..base.plain import ifnone
 from torch.utils.checkpoint import checkpoint
 from .attention import causal_mask, head_width, padding_mask
 from .positions import POSITIONS

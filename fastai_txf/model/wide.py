@@ -7,8 +7,7 @@ __all__ = ['hash_ids', 'number_words', 'hash_words', 'WidePath']
 
 # %% ../../nbs/1_model/05_wide.ipynb #05fd5dc0
 import torch, torch.nn as nn, torch.nn.functional as F
-from fastai.torch_core import Module
-from fastcore.basics import store_attr
+from ..base.compat import Module
 from .windows import compact
 
 # %% ../../nbs/1_model/05_wide.ipynb #1bc343c9
@@ -72,7 +71,8 @@ class WidePath(Module):
         pad_idx:int=1, # id of the padding token
         words:bool=False, # tokens are pieces of words: words are features, too
     ):
-        store_attr('n_rows,pad_idx,words')
+        self.n_rows,self.pad_idx = n_rows,pad_idx
+        self.words = words
         self.register_buffer('table', torch.zeros(n_rows, n_out))
         self.register_buffer('bias', torch.zeros(n_out))
         self.register_buffer('starts', torch.ones(vocab_sz, dtype=torch.bool)) # begins a word

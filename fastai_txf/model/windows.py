@@ -7,12 +7,12 @@ __all__ = ['POOLS', 'compact', 'crop_index', 'window_index', 'masked_mean', 'mas
 
 # %% ../../nbs/1_model/03_windows.ipynb #21d8f767
 import math, torch, torch.nn as nn
-from fastai.torch_core import TensorBase
+from ..base.compat import is_fastais
 
 # %% ../../nbs/1_model/03_windows.ipynb #5b7d10ce
 def plain_tensor(x):
     "`x` without fastai's subclass, whose methods would break a compiled graph."
-    return x.as_subclass(torch.Tensor) if isinstance(x, TensorBase) else x
+    return x.as_subclass(torch.Tensor) if is_fastais(x) else x
 
 # %% ../../nbs/1_model/03_windows.ipynb #822f839f
 def compact(

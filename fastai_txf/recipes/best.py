@@ -16,9 +16,9 @@ from ..base.checks import check_values
 from ..base.files import load_tensors, save_tensors
 from ..model.config import make_config
 from ..model.wide import WidePath
-from ..text.special import pad_index, text_vocab
+from ..text.special import leading_space, pad_index, text_vocab
 from ..text.frames import as_frame, check_df, one_column, valid_mask
-from ..text.tokens import BPETokenizer, leading_space
+from ..text.tokens import BPETokenizer
 from ..text.target import Target
 from ..text.loaders import TransformerDataLoaders
 from ..generate.sampling import DIVERGED

@@ -1,0 +1,391 @@
+"""The results page, `benchmarks/README.md`, from `page.md` and the rows under `results`; a picture for each of its questions
+under `results/pictures`; the table of the README.
+
+`python benchmarks/page.py` writes them; with `--check` it only names what is not up to date. `page.md` has the words and a
+`{name}` where a function of this file puts its picture, table and commands. What stands in the page between
+`<!-- more: … -->` and `<!-- /more -->` is left as it is."""
+import json, re, statistics, sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+README,PAGE,TEMPLATE = HERE.parent/'README.md', HERE/'README.md', HERE/'page.md'
+PICTURES = HERE/'results'/'pictures'
+OURS,PEER = '#2166ac','#9aa0a6'
+PY = '.venv/bin/python benchmarks/'
+
+# Rows
+
+def rows(name, **want):
+    "The rows of `results/{name}.jsonl` that have these values."
+    lines = (HERE/'results'/f'{name}.jsonl').read_text(encoding='utf-8').splitlines()
+    return [r for r in map(json.loads, lines) if all(r.get(k)==v for k,v in want.items())]
+
+def one(name, **want):
+    "The only row with these values."
+    got = rows(name, **want)
+    if len(got) != 1: raise ValueError(f'results/{name}.jsonl has {len(got)} rows with {want}')
+    return got[0]
+
+def longest_read(name, candidate):
+    "The rows of the test set of a candidate that was pretrained, those of its longest reading."
+    rs = rows(name, candidate=candidate, split='test')
+    most = max(r['text_minutes'] for r in rs)
+    return [r for r in rs if r['text_minutes']==most]
+
+def labels_only(): return rows('imdb', candidate='txf', split='test', asked=8.0)
+def few_labels(candidate): return rows('transfer', candidate=candidate, split='test')
+
+def translator(candidate, split):
+    "The row of a candidate's own recipe: another of ours has `scale_emb=False`."
+    rs = rows('multi30k', candidate=candidate, split=split)
+    return next(r for r in rs if 'scale_emb' not in r['recipe']['model'])
+
+def mean(rs, key): return statistics.fmean(r[key] for r in rs)
+def by_seed(rs): return sorted(rs, key=lambda r: r['seed'] or 0)
+def each(rs, key, f='.1f'): return ', '.join(format(r[key], f) for r in by_seed(rs))
+def accuracy(rs): return f"**{mean(rs, 'accuracy'):.1f}**" + (f" ({each(rs, 'accuracy')})" if len(rs) > 1 else '')
+
+# Writing
+
+def table(head, lines):
+    "A markdown table."
+    return '\n'.join('| ' + ' | '.join(map(str, l)) + ' |' for l in [head, ['---']*len(head), *lines]) + '\n'
+
+def measured(rs):
+    "With what the rows were measured, and when; the versions without those that do not matter here."
+    def short(v): return re.sub(r', (?:scikit-learn|spacy) [^,\s]+', '', v)
+    machines = dict.fromkeys(f"{r['machine']} ({short(r['versions'])})" for r in rs)
+    days = sorted({r['date'] for r in rs})
+    commits = dict.fromkeys(r['commit'] for r in rs)
+    when = ' and '.join(dict.fromkeys((days[0], days[-1])))
+    return f"Measured on {'; '.join(machines)}; {when}; commits {', '.join(commits)}."
+
+def block(alt, picture, tab, commands, rs, name, more=''):
+    "What follows a question's text: its picture, its table, how to ask it again."
+    cmds = '\n'.join(f'{PY}{c}' for c in commands)
+    return (f'![{alt}](results/pictures/{picture}.png)\n\n{tab}\n{more}'
+            f'```sh\n{cmds}\n```\n\n{measured(rs)} [All rows](results/{name}.md).')
+
+# Questions
+
+WORKSHOP = 'https://blog.londogard.com/posts/2021-02-18-transformers-explained/transformers-explained.html'
+PUBLISHED_IMDB = [
+    ("the fastai workshop's transformer (k 256, 8 wide heads, depth 4, 256 tokens, 6 epochs)", '78.0',
+     f'[Londögård 2021]({WORKSHOP})'),
+    ('one transformer block, the last 200 words of a review', '87.45',
+     '[Keras example](https://keras.io/examples/nlp/text_classification_with_transformer/)'),
+    ('NB-SVM of words and word pairs', '91.22',
+     '[Wang and Manning 2012](https://aclanthology.org/P12-2018/), table 2'),
+    ("LSTM pretrained on the task's own text", '92.61',
+     '[Miyato et al. 2017](https://arxiv.org/abs/1605.07725), table 2'),
+    ('AWD_LSTM pretrained on WikiText-103', '94.3',
+     "[fastai's text tutorial](https://docs.fast.ai/tutorial.text.html)"),
+]
+
+NO_CONTEST = """Two peers are **no contest** here and stand in no table: the workshop's transformer and AWD_LSTM without its \
+pretraining got the same eight minutes, in which they saw {workshop:.2f} and {awd:.2f} epochs. Their rows are kept.
+
+"""
+
+def imdb():
+    pre,lab,big = longest_read('imdb','pretrained'),labels_only(),one('imdb', candidate='bigram')
+    lo,hi = (f(r['minutes'] for r in pre) for f in (min, max))
+    reading = f"{pre[0]['text_minutes']:.0f} core-minutes of reading without labels, then {lo:.0f} to {hi:.0f} min"
+    lines = [
+        ('`transformer_classifier_learner` with the encoder of `transformer_lm_learner`', accuracy(pre), reading,
+         '`imdb.py --only pretrained --threads 1`'),
+        ("`transformer_classifier_learner(dls, 'reviews')`, labels only", accuracy(lab), f"{lab[0]['asked']:.0f} min",
+         '`imdb.py --only txf --threads 1`'),
+        ('words and word pairs, tf-idf, logistic regression (scikit-learn 1.9.1)', f"{big['accuracy']:.1f}",
+         f"{60*big['minutes']:.0f} s", '`imdb.py --only bigram`')]
+    heavy = NO_CONTEST.format(**{k:one('imdb', candidate=k)['epochs'] for k in ('workshop','awd')})
+    published = table(['published, not run here','accuracy','source'], PUBLISHED_IMDB)
+    return block('accuracy on the test reviews, ours in blue, published figures hatched', 'imdb',
+                 table(['model','accuracy','training','command'], lines),
+                 ['imdb.py --only pretrained txf bigram --threads 1'], [*pre, *lab, big], 'imdb', f'{published}\n{heavy}')
+
+FEW = dict(
+    language='the encoder of a language model that has read 75,000 reviews (`pretrained=`)',
+    student='self-training: four classifiers label 71,500 reviews for a fifth (`pseudo_labels`)',
+    counted='embeddings from counting in 22,500 reviews (`count_vectors`)',
+    labels='labels only',
+    bigram='`baseline`: words and word pairs with weights (scikit-learn 1.9.1)')
+
+def core_minutes(rs):
+    text = f"{mean(rs, 'text_minutes'):.1f} for text, " if 'text_minutes' in rs[0] else ''
+    return f"{text}{mean(rs, 'minutes'):.1f} for labels"
+
+def few():
+    rs = {k:few_labels(k) for k in FEW}
+    lines = [(what, accuracy(rs[k]), core_minutes(rs[k]), f'`transfer.py --only {k} --threads 1`')
+             for k,what in FEW.items()]
+    return block('accuracy against minutes of one core', 'few', table(['from','accuracy','core-minutes','command'], lines),
+                 [f"transfer.py --only {' '.join(FEW)} --threads 1"], sum(rs.values(), []), 'transfer')
+
+WORDS = dict(txf='`transformer_lm_learner`: width 128, 2 layers, dropout 0.3',
+             workshop="the fastai workshop's transformer: width 256, 8 wide heads, 3 layers, batches of 64")
+
+def words():
+    rs = {k:one('lm_sample', candidate=k) for k in WORDS}
+    lines = [(what, f"{rs[k]['loss']:.2f}", f"{rs[k]['perplexity']:.0f}", f"{rs[k]['params']/1e6:.1f} million",
+              f'`lm_sample.py --epochs 12 --only {k}`') for k,what in WORDS.items()]
+    return block('validation loss of two language models', 'words',
+                 table(['model','valid loss','perplexity','parameters','command'], lines),
+                 ['lm_sample.py --epochs 12'], list(rs.values()), 'lm_sample')
+
+def shakespeare():
+    a,b = (rows('shakespeare', candidate=k) for k in ('txf','plain'))
+    took = statistics.median(x['seconds']/y['seconds'] for x,y in zip(a, b))
+    lines = [('`transformer_lm_learner`, sinusoidal positions, learning rate 4e-3',
+              f"**{mean(a, 'loss'):.2f}** ({each(a, 'loss', '.2f')})", f'{took:.2f}'),
+             ("the same size as nanoGPT arranges it, with nanoGPT's schedule, in a plain loop",
+              f"{mean(b, 'loss'):.2f} ({each(b, 'loss', '.2f')})", '1')]
+    return block('validation loss for each seed', 'shakespeare', table(['model','valid loss','time'], lines),
+                 ['shakespeare.py --threads 1'], [*a, *b], 'shakespeare')
+
+TRANSLATORS = dict(txf='`transformer_seq2seq_learner`',
+                   torch='`nn.Transformer` of torch 2.13 in the same learner: pre-norm, sinusoids, shared embeddings')
+
+def translation():
+    def bleu(k, split): return '{bleu:.1f} ({greedy:.1f})'.format(**translator(k, split))
+    lines = [(what, bleu(k, 'test'), bleu(k, 'valid'), f'`multi30k.py --only {k} --threads 1`')
+             for k,what in TRANSLATORS.items()]
+    run = 'multi30k.py --only txf torch --threads 1'
+    return block('BLEU with a beam of five', 'translation', table(['model','test','validation pairs','command'], lines),
+                 [run, f'{run} --valid'], [translator(k, s) for k in TRANSLATORS for s in ('test','valid')], 'multi30k')
+
+STEPS = dict(
+    ours='`TransformerLM`', chunked='the same without logits (`ChunkedLoss`)',
+    ours_compiled='`TransformerLM` with `compile=True`', nano="nanoGPT's arrangement, written out in `common.py`",
+    x='x-transformers 2.31.10', hf='GPT-2 of Hugging Face transformers 5.23.0',
+    torch='`nn.TransformerEncoder` of torch 2.13', workshop="the fastai workshop's model")
+
+def step():
+    rs = {k:one('train', candidate=k) for k in STEPS}
+    lines = [(n, f"{rs[k]['ratio']:.2f}", f"{rs[k]['mb']['2048']:,}" if 'mb' in rs[k] else '') for k,n in STEPS.items()]
+    return block("time of a training step, times that of TransformerLM", 'step', table(['model','time','MB'], lines),
+                 ['train.py'], list(rs.values()), 'train')
+
+def compiled_peers():
+    names = dict(nano="nanoGPT's arrangement", hf='Hugging Face', x='x-transformers')
+    return ', '.join(f"{n} {one('train', candidate=f'{k}_compiled')['ratio_compiled']:.2f}" for k,n in names.items())
+
+GENERATORS = dict(
+    ours='`generate`, learned positions', rotary='`generate`, rotary positions',
+    compiled='`generate(compile=True)`, learned positions', hf='GPT-2 of Hugging Face transformers 5.23.0',
+    x='x-transformers 2.31.10')
+
+def speed(candidate, bs=1): return one('generate', candidate=candidate, bs=bs)
+
+def generation():
+    def rate(k, bs): return f"{speed(k, bs)['tokens_per_s']:,}", f"{speed(k, bs)['ratio']:.1f}"
+    lines = [(n, *rate(k, 1), *rate(k, 32)) for k,n in GENERATORS.items()]
+    return block('tokens a second, one text', 'generation',
+                 table(['tokens a second','one text','times Hugging Face','32 texts','times Hugging Face'], lines),
+                 ['generate.py --threads 2'], [speed(k, bs) for k in GENERATORS for bs in (1, 32)], 'generate')
+
+def first_compiled_call(): return f"{min(speed('compiled', bs)['first'] for bs in (1, 32)):.0f}"
+
+TOKENIZERS = dict(
+    fastai="fastai's default (2.8.12, spaCy 3.8.18), two processes",
+    spacy_plain='`FastSpacyTokenizer` in the same pipeline: the same tokens',
+    spacy='`FastSpacyTokenizer` in `LMDataLoaders`, one process',
+    bpe_trained='`BPETokenizer`, trained before, one process', bpe='`BPETokenizer`, training included')
+
+def tokenized(candidate): return by_seed(rows('tokenizing', candidate=candidate, n=None))
+
+def tokenizing():
+    base = {r['seed']:r['texts_per_s'] for r in tokenized('fastai')}
+    def times(rs): return ', '.join(f"{r['texts_per_s']/base[r['seed']]:.1f}" for r in rs)
+    lines = [(n, each(tokenized(k), 'texts_per_s', ',.0f'), times(tokenized(k))) for k,n in TOKENIZERS.items()]
+    return block('texts a second', 'tokenizing', table(['from text to ids','texts a second',"times fastai's rate"], lines),
+                 ['tokenizing.py --seeds 0 1'], [r for k in TOKENIZERS for r in tokenized(k)], 'tokenizing')
+
+LOADERS = dict(lm="fastai's `LMDataLoader` (2.8.12)", flat='`FlatLMDataLoader`',
+               random="`FlatLMDataLoader(windows='random')`")
+
+def batches():
+    rs = {k:rows('tokenizing', candidate=f'{k}_100M') for k in LOADERS}
+    lines = [(n, each(rs[k], 'batch_ms'), each(rs[k], 'start_s', '.2f')) for k,n in LOADERS.items()]
+    return block('milliseconds a batch', 'batches', table(['loader','ms a batch','seconds to the first'], lines),
+                 ['tokenizing.py'], sum(rs.values(), []), 'tokenizing')
+
+EPOCHS = dict(ours='`TransformerClassifier`', compiled='`TransformerClassifier`, `compile=True`',
+              torch='`nn.TransformerEncoder` of torch 2.13')
+
+def epoch():
+    rs = {k:one('epoch', candidate=k) for k in EPOCHS}
+    lines = [(n, f"{rs[k]['seconds']:.1f}", f"{rs[k]['ratio']:.2f}", f"{rs[k]['tokens']:,}") for k,n in EPOCHS.items()]
+    return block('real tokens a second', 'epoch',
+                 table(['model','seconds',"times torch's rate of tokens",'real tokens read'], lines),
+                 ['epoch.py'], list(rs.values()), 'epoch')
+
+SCALES = dict(full='all logits', chunked='`ChunkedLoss`', twice='`checkpoint=True`', both='both')
+
+def scale():
+    rs = {k:one('scale', candidate=k) for k in SCALES}
+    def line(r): return f"{r['mb']:,}", f"{r['mb']/rs['full']['mb']:.2f}", f"{r['seconds']:.2f}"
+    return block('MB at the peak', 'scale',
+                 table(['step','MB','of the first','processor seconds'], [(n, *line(rs[k])) for k,n in SCALES.items()]),
+                 ['scale.py'], list(rs.values()), 'scale')
+
+QUESTIONS = [imdb, few, words, shakespeare, translation, step, generation, tokenizing, batches, epoch, scale]
+
+# Pictures
+
+def bars(ax, values, ours, unit, fmt='{:,.0f}', hatched=()):
+    "Horizontal bars in the order given, each with its number."
+    names = list(values)[::-1]
+    for i,k in enumerate(names):
+        colour = OURS if k in ours else PEER
+        ax.barh(i, values[k], color=colour, hatch='///' if k in hatched else None, edgecolor='white', height=0.7)
+        ax.text(values[k], i, ' ' + fmt.format(values[k]), va='center', fontsize=9)
+    ax.set_yticks(range(len(names)), names, fontsize=9)
+    ax.set_xlabel(unit, fontsize=9)
+    ax.spines[['top','right']].set_visible(False)
+
+def draw_imdb(ax):
+    v = {'read first, then labels':mean(longest_read('imdb','pretrained'), 'accuracy'),
+         'linear, word pairs':one('imdb', candidate='bigram')['accuracy'], 'labels only':mean(labels_only(), 'accuracy')}
+    short = "the workshop's transformer",'Keras example','NB-SVM','LSTM, read first','AWD_LSTM, Wikipedia'
+    pub = {n:float(f) for n,(_,f,_) in zip(short, PUBLISHED_IMDB)}
+    best = dict(sorted({**v, **pub}.items(), key=lambda o: -o[1]))
+    bars(ax, best, ('read first, then labels','labels only'), '% of the test reviews right (50: guessing)', '{:.1f}', pub)
+    ax.set_xlim(50, 100)
+
+def draw_few(ax):
+    names = dict(language='language model', student='self-training', counted='counted', labels='labels only',
+                 bigram='linear baseline')
+    for k,n in names.items():
+        rs = few_labels(k)
+        x = statistics.fmean(r['minutes'] + r.get('text_minutes', 0) for r in rs)
+        ax.plot([x]*len(rs), [r['accuracy'] for r in rs], 'o', c=PEER if k=='bigram' else OURS)
+        ax.annotate(n, (x, mean(rs, 'accuracy')), (8, 0), textcoords='offset points', fontsize=9, va='center')
+    ax.set(xscale='log', xlabel='minutes of one core', ylabel='% right', xlim=(0.03, 600))
+    ax.spines[['top','right']].set_visible(False)
+
+def draw_words(ax):
+    losses = {n:one('lm_sample', candidate=k)['loss'] for n,k in (('fastai_txf','txf'), ("the workshop's",'workshop'))}
+    bars(ax, losses, ('fastai_txf',), 'validation loss (less is better)', '{:.2f}')
+
+def draw_shakespeare(ax):
+    for y,(k,c) in zip((1, 0), (('txf',OURS), ('plain',PEER))):
+        ax.plot([r['loss'] for r in rows('shakespeare', candidate=k)], [y]*3, 'o', c=c, ms=8)
+    ax.axvline(1.88, c='0.5', lw=1, ls='--')
+    ax.text(1.88, 1.45, ' published', fontsize=9, va='center')
+    ax.set_yticks([1, 0], ['fastai_txf',"nanoGPT's arrangement"])
+    ax.set(xlabel='validation loss (less is better)', ylim=(-0.6, 1.7))
+    ax.spines[['top','right']].set_visible(False)
+
+def draw_translation(ax):
+    bleu = {'fastai_txf':translator('txf', 'test')['bleu'], 'nn.Transformer':translator('torch', 'test')['bleu']}
+    bars(ax, bleu, ('fastai_txf',), 'BLEU', '{:.1f}')
+
+def draw_step(ax):
+    short = dict(ours='TransformerLM', chunked='without logits', ours_compiled='compiled', nano="nanoGPT's arrangement",
+                 x='x-transformers', hf='Hugging Face', torch='nn.TransformerEncoder', workshop="the workshop's")
+    ratios = {n:one('train', candidate=k)['ratio'] for k,n in short.items()}
+    bars(ax, ratios, list(ratios)[:3], "times TransformerLM's time (less is better)", '{:.2f}')
+
+def draw_generation(ax):
+    short = dict(ours='learned positions', rotary='rotary positions', compiled='compiled', hf='Hugging Face',
+                 x='x-transformers')
+    rates = {n:speed(k)['tokens_per_s'] for k,n in short.items()}
+    bars(ax, rates, list(rates)[:3], 'tokens a second, one text')
+
+def draw_tokenizing(ax):
+    short = dict(fastai='fastai', spacy_plain="fast spaCy, fastai's pipeline", spacy='fast spaCy, LMDataLoaders',
+                 bpe='byte pairs, with training', bpe_trained='byte pairs')
+    rates = {n:mean(tokenized(k), 'texts_per_s') for k,n in short.items()}
+    bars(ax, rates, list(rates)[1:], 'texts a second')
+
+def draw_batches(ax):
+    ms = {n:mean(rows('tokenizing', candidate=f'{k}_100M'), 'batch_ms')
+          for k,n in dict(lm='fastai', flat='FlatLMDataLoader', random='random windows').items()}
+    bars(ax, ms, list(ms)[1:], 'ms a batch (less is better)', '{:.1f}')
+
+def draw_epoch(ax):
+    rs = {n:one('epoch', candidate=k)
+          for k,n in dict(ours='TransformerClassifier', compiled='compiled', torch='nn.TransformerEncoder').items()}
+    bars(ax, {n:r['tokens']/r['seconds'] for n,r in rs.items()}, list(rs)[:2], 'real tokens a second')
+
+def draw_scale(ax):
+    mb = {n.strip('`'):one('scale', candidate=k)['mb'] for k,n in SCALES.items()}
+    bars(ax, mb, list(mb)[1:], 'MB at the peak (less is better)')
+
+def draw():
+    "A picture for each question."
+    import matplotlib
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+    PICTURES.mkdir(exist_ok=True)
+    for f in QUESTIONS:
+        fig,ax = plt.subplots(figsize=(7, 2.8), facecolor='white')
+        globals()[f'draw_{f.__name__}'](ax)
+        fig.tight_layout()
+        fig.savefig(PICTURES/f'{f.__name__}.png', dpi=110, metadata={'Software':None})
+        plt.close(fig)
+
+# The README
+
+def summary():
+    "The README's table of results: what, ours, beside whom, command. A new line goes here."
+    def acc(rs): return f"{mean(rs, 'accuracy'):.1f} %"
+    def bleu(k): return f"{translator(k, 'test')['bleu']:.1f}"
+    def loss(k): return f"{mean(rows('shakespeare', candidate=k), 'loss'):.2f}"
+    def rate(k, bs): return f"{speed(k, bs)['tokens_per_s']:,}"
+    def texts(k): return f"{mean(tokenized(k), 'texts_per_s'):.0f}"
+    step = one('train', candidate='chunked')['ratio']/one('train', candidate='nano')['ratio']
+    lines = [
+        ('IMDB, 25,000 labels and the unlabelled reviews', acc(longest_read('imdb','pretrained')),
+         f"{acc(rows('imdb', candidate='bigram'))}, linear model of word pairs", 'imdb'),
+        ('IMDB, 1,000 labels and the unlabelled reviews', acc(few_labels('language')),
+         f"{acc(few_labels('bigram'))}, linear model", 'transfer'),
+        ('Multi30k, German to English, BLEU', bleu('txf'), f"{bleu('torch')}, `nn.Transformer`", 'multi30k'),
+        ("characters at nanoGPT's CPU setting, loss", loss('txf'), f"{loss('plain')}, nanoGPT's arrangement", 'shakespeare'),
+        ('a training step without logits, time', f'{step:.2f}', "1, nanoGPT's arrangement", 'train'),
+        ('tokens a second, one text', rate('ours', 1), f"{rate('hf', 1)}, Hugging Face GPT-2", 'generate'),
+        ('the same, 32 texts', rate('ours', 32), f"{rate('hf', 32)}, Hugging Face GPT-2", 'generate'),
+        ("reviews tokenized a second, fastai's tokens", texts('spacy_plain'), f"{texts('fastai')}, fastai", 'tokenizing')]
+    head = ['measured on two CPU cores','fastai_txf','beside','command']
+    return table(head, [(*l[:3], f'`benchmarks/{l[3]}.py`') for l in lines])
+
+def figures():
+    "Every figure that the README's prose may name; a new one goes here."
+    def acc(rs): return f"{mean(rs, 'accuracy'):.1f}"
+    language = few_labels('language')
+    return {'IMDB, read first':acc(longest_read('imdb','pretrained')), 'IMDB, labels only':acc(labels_only()),
+            'IMDB, linear':acc(rows('imdb', candidate='bigram')), 'few labels, read first':acc(language),
+            'few labels only':acc(few_labels('labels')), 'core-minutes of reading':f"{language[0]['text_minutes']:.0f}",
+            'tokens a second':f"{speed('ours')['tokens_per_s']:,}", 'times Hugging Face':f"{speed('ours')['ratio']:.1f}",
+            'times Hugging Face, 32 texts':f"{speed('ours', 32)['ratio']:.1f}", 'published AWD_LSTM':PUBLISHED_IMDB[-1][1]}
+
+def readme():
+    "README.md with its table written anew."
+    old = README.read_text(encoding='utf-8')
+    return re.sub(r'(<!-- results -->\n).*?(<!-- /results -->)', lambda m: m[1] + summary() + m[2], old, flags=re.S)
+
+# The page
+
+def kept():
+    "What others have written into the page between the marks, by name."
+    old = PAGE.read_text(encoding='utf-8') if PAGE.exists() else ''
+    return dict(re.findall(r'<!-- more: (\w+) -->\n(.*?)<!-- /more -->', old, re.S))
+
+def page():
+    "benchmarks/README.md."
+    put = {f.__name__:f for f in QUESTIONS} | {'compiled peers':compiled_peers, 'first compiled call':first_compiled_call}
+    txt = re.sub(r'\{([a-z ]+)\}', lambda m: put[m[1]](), TEMPLATE.read_text(encoding='utf-8'))
+    more = kept()
+    def mark(m): return f"<!-- more: {m[1]} -->\n{more.get(m[1], '')}<!-- /more -->"
+    return re.sub(r'<!-- more: (\w+) -->\n<!-- /more -->', mark, txt)
+
+def main():
+    new = {PAGE:page(), README:readme()}
+    old = [o.relative_to(HERE.parent) for o,txt in new.items() if not o.exists() or o.read_text(encoding='utf-8') != txt]
+    if '--check' in sys.argv:
+        raise SystemExit(f'not up to date: {", ".join(map(str, old))}: run benchmarks/page.py' if old else 0)
+    for o,txt in new.items(): o.write_text(txt, encoding='utf-8')
+    draw()
+
+if __name__ == '__main__': main()

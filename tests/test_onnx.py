@@ -1,0 +1,265 @@
+"Models in ONNX: torch's answers without torch, files that are checked; maps with weights of eight bits"
+import json, os, subprocess, sys, textwrap
+import numpy as np, pytest, torch
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from torch import nn
+from fastai_txf.all import (
+    Int8Linear, load_published, OnnxPredictor, POSITIONS, Seq2SeqTransformer, to_int8, to_onnx, TransformerClassifier,
+    TransformerLM, TransformerMLM)
+from fastai_txf.model.config import LONG
+from fastai_txf.model.windows import POOLS
+from fastai_txf.share.bundle import seal
+from fastai_txf.share.onnx import cut_windows, FILES, lay_out, read_onnx
+from test_publish import marked, odd_texts, stirred, tasks
+
+root = Path(__file__).parents[1]
+
+def ready():
+    "Skip where the packages are missing"
+    for name in ('onnx','onnxscript','onnxruntime'): pytest.importorskip(name)
+
+def close(a, b): np.testing.assert_allclose(a, b, atol=1e-4*max(1, np.abs(b).max()), rtol=0)
+
+@pytest.fixture(scope='module')
+def made(tmp_path_factory):
+    "`made(task)`: a learner, its predictor, the same in ONNX and its folder, made once"
+    ready()
+    kept,base = {}, tmp_path_factory.mktemp('onnx')
+    def _made(task, **kw):
+        key = f'{task}{sorted(kw.items())}'
+        if key not in kept:
+            learn = stirred(tasks[task](**kw))
+            folder = learn.publish(base/f'{len(kept)}', trained=True)
+            at = to_onnx(folder, base/f'{len(kept)}_onnx')
+            kept[key] = learn, load_published(folder), OnnxPredictor(at, threads=1), at
+        return kept[key]
+    return _made
+
+slow = pytest.mark.slow
+
+# Classifiers
+
+@pytest.mark.parametrize('task,kw', [
+    ('one', dict(max_len=8)), pytest.param('many', dict(max_len=50), marks=slow), pytest.param('numbers', {}, marks=slow),
+    pytest.param('columns', {}, marks=slow), pytest.param('backwards', dict(pool='max_logits', max_len=9), marks=slow),
+    pytest.param('fast', dict(config='reviews', max_len=8), marks=slow), pytest.param('words', dict(config='bert', max_len=60), marks=slow)])
+def test_labels(made, task, kw):
+    "Logits and labels of texts of all kinds and lengths, alone and in batches"
+    learn,torchs,onnxs,_ = made(task, **kw)
+    texts = marked(learn, odd_texts(60, long=300))
+    close(onnxs.logits(texts), torchs.logits(texts).numpy())
+    close(onnxs.logits(texts, bs=7), torchs.logits(texts).numpy())
+    if task != 'numbers': assert onnxs.predict(texts) == torchs.predict(texts)
+    for t in texts[:8]:
+        close(onnxs.logits(t), torchs.logits(t).numpy())
+        close(np.array(onnxs.probs(t)), torchs.probs(t).numpy())
+
+def test_lengths_of_ids(made):
+    "Ids of every length: none, one, up to windows and past them several times, padding inside"
+    _,torchs,onnxs,_ = made('one', max_len=8)
+    g,pad = torch.Generator().manual_seed(0), torchs.codec.pad_idx
+    n = len(torchs.codec.vocab)
+    ids = [torch.randint(0, n, (k,), generator=g) for k in (0, 1, 2, 7, 8, 9, 15, 16, 17, 100, 801)]
+    want = torchs.outputs(ids).numpy()
+    close(onnxs.outputs([o.tolist() for o in ids]), want)
+    for o,w in zip(ids, want): close(onnxs.outputs([o.tolist()])[0], w)
+    close(onnxs.outputs([[pad, 5, pad, 6, pad]]), torchs.outputs([torch.tensor([5, 6])]).numpy())
+
+def test_threads(made):
+    "Eight threads at once: the answers of one"
+    _,_,onnxs,_ = made('one', max_len=8)
+    texts = odd_texts(60, long=100)
+    with ThreadPoolExecutor(8) as pool: assert [*pool.map(onnxs.predict, texts)] == [onnxs.predict(t) for t in texts]
+
+# Models that write
+
+prompts = 'warm', 'the film was', 'dull and cold '*20
+
+@pytest.mark.parametrize('kw', [dict(max_len=12), *(pytest.param(dict(max_len=12, positions=p, n_kv_heads=1), marks=slow) for p in ('learned','alibi','conv'))],
+                         ids=lambda kw: kw.get('positions', 'rotary'))
+def test_text(made, kw):
+    "Logits of prompts, and greedy texts that outgrow `max_len`, token for token"
+    learn,torchs,onnxs,_ = made('lm', **kw)
+    for p in prompts:
+        ids = learn.codec.prompts([p])[0]
+        if kw.get('positions') == 'learned': ids = ids[:12]
+        with torch.no_grad(): want = torchs.model(ids[None])[0].numpy()
+        close(onnxs.scores(ids.tolist()), want)
+        assert onnxs.predict(p, n_tokens=30) == torchs.predict(p, n_tokens=30, temperature=0)
+        assert p + ''.join(onnxs.stream(p, n_tokens=9)) == onnxs.predict(p, n_tokens=9)
+
+def test_pairs(made):
+    "An encoder–decoder: logits, an empty source among them, and greedy texts"
+    learn,torchs,onnxs,_ = made('pairs', max_len=16)
+    tgt = torch.tensor([2, 9, 10, 11])
+    for n in (0, 1, 5, 16, 40):
+        src = torch.arange(n) % 20 + 9
+        with torch.no_grad(): want = torchs.model(src[None], tgt[None])[0].numpy()
+        close(onnxs.scores(src.tolist(), tgt.tolist()), want)
+    texts = ['a warm film', '', 'cold story of the film '*3]
+    assert onnxs.predict(texts, n_tokens=25) == torchs.predict(texts, n_tokens=25, temperature=0)
+    assert onnxs.predict('a warm film') == torchs.predict('a warm film', temperature=0)
+
+@slow
+def test_gaps(made):
+    "A masked language model: every token's logits, or those that are asked for"
+    _,torchs,onnxs,_ = made('mlm', max_len=8)
+    for n in (1, 8, 9, 30):
+        ids = torch.arange(n) % 20 + 9
+        with torch.no_grad(): want = torchs.model(ids[None])[0].numpy()
+        close(onnxs.scores(ids.tolist()), want)
+        close(onnxs.scores(ids.tolist(), [n-1, 0]), want[[n-1, 0]])
+
+# Every scheme, pooling and way with long texts
+
+@slow
+@pytest.mark.parametrize('kw', [dict(positions=p) for p in POSITIONS] + [dict(pool=p) for p in [*POOLS,'max_logits']] + [dict(long=l) for l in LONG[1:]] +
+                         [dict(mode='wide'), dict(mode='narrow'), dict(causal=True), dict(pooler=True, norm='rms', ff='swiglu', n_kv_heads=1)], ids=str)
+def test_configurations(kw, tmp_path):
+    "Graphs of classifiers of all configurations"
+    ready()
+    import onnxruntime
+    from fastai_txf.share.graphs import export_graphs
+    torch.manual_seed(0)
+    model = TransformerClassifier(vocab_sz=30, d_model=16, n_heads=2, max_len=7, n_out=3, **kw).eval()
+    session = onnxruntime.InferenceSession(export_graphs(model)['model.onnx'])
+    for n in (0, 1, 7, 8, 40):
+        ids = [i % 20 + 5 for i in range(n)]
+        with torch.no_grad(): want = model(torch.tensor([ids], dtype=torch.long)).numpy()
+        close(session.run(None, lay_out([ids], 7, model.config.long))[0], want)
+
+# Files
+
+hidden = 'torch','fastai','fastcore','pandas','spacy','safetensors','onnx'
+without = f'''
+    import sys
+    class Missing:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition('.')[0] in {hidden}: raise ImportError(f'{{name}} is hidden')
+    sys.meta_path.insert(0, Missing())
+    from fastai_txf.share.onnx import OnnxPredictor
+'''
+
+def test_without_torch(made):
+    "A process that has numpy, onnxruntime and tokenizers alone"
+    folders = [made('one', max_len=8), made('lm', max_len=12)]
+    code = textwrap.dedent(without) + '\n'.join(f'print(repr(OnnxPredictor({str(at)!r}).predict({t!r})))' for (*_,at),t in zip(folders, ('WARM film', 'the film')))
+    env = {**os.environ, 'PYTHONPATH':str(root)}
+    out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env=env)
+    assert out.returncode == 0, out.stderr[-2000:]
+    assert out.stdout.splitlines() == [repr(p.predict(t)) for (_,_,p,_),t in zip(folders, ('WARM film', 'the film'))]
+
+def copied(at, to):
+    to.mkdir()
+    for o in at.iterdir(): (to/o.name).write_bytes(o.read_bytes())
+    return to
+
+def test_no_trace_of_the_machine(made):
+    "The graph holds no places in the source code"
+    *_,at = made('one', max_len=8)
+    data = (at/'model.onnx').read_bytes()
+    assert str(root).encode() not in data and b'.py' not in data
+
+def test_changed_files(made, tmp_path):
+    "A byte flipped, a file missing, an edited configuration: refused, the file named"
+    *_,at = made('one', max_len=8)
+    for i,name in enumerate(['model.onnx','text.json','labels.json','README.md','config.json']):
+        folder = copied(at, tmp_path/f'a{i}')
+        data = bytearray((folder/name).read_bytes())
+        data[len(data)//2] ^= 1
+        (folder/name).write_bytes(data)
+        with pytest.raises(ValueError, match=name.replace('.', r'\.')): OnnxPredictor(folder)
+        folder = copied(at, tmp_path/f'b{i}')
+        (folder/name).unlink()
+        with pytest.raises(FileNotFoundError, match=name.replace('.', r'\.')): OnnxPredictor(folder)
+
+@pytest.mark.parametrize('change', [dict(kind='../x'), dict(kind='lm'), dict(format=2)], ids=str)
+def test_foreign_configurations(made, tmp_path, change):
+    "A configuration that was sealed anew with other contents"
+    *_,at = made('one', max_len=8)
+    config,files = read_onnx(at)
+    folder = copied(at, tmp_path/'c')
+    data = json.loads(seal({**config, **change}, files))
+    if 'format' in change:
+        data = {**data, **change}
+    (folder/'config.json').write_bytes(seal({k:v for k,v in data.items() if k != 'checksum'}, files) if 'format' not in change else json.dumps(data).encode())
+    with pytest.raises(ValueError, match='config.json'): OnnxPredictor(folder)
+
+def test_bundle_is_none(made, tmp_path):
+    "A published model and an empty folder are named as what they are not"
+    learn,*_ = made('one', max_len=8)
+    with pytest.raises(ValueError, match='config.json.*to_onnx'): OnnxPredictor(learn.publish(tmp_path/'p', trained=True))
+    (tmp_path/'empty').mkdir()
+    with pytest.raises(FileNotFoundError, match='config.json'): OnnxPredictor(tmp_path/'empty')
+    *_,at = made('one', max_len=8)
+    with pytest.raises(ValueError, match='model.onnx'): load_published(at)
+
+def test_refused(made, tmp_path, monkeypatch):
+    "A folder that is there, a missing package, a model that answers otherwise: nothing is written"
+    ready()
+    learn,*_,at = made('one', max_len=8)
+    with pytest.raises(FileExistsError, match=at.name): to_onnx(learn, at)
+    with monkeypatch.context() as m:
+        m.setitem(sys.modules, 'onnxscript', None)
+        with pytest.raises(ImportError, match='pip install onnx onnxscript'): to_onnx(learn, tmp_path/'x', trained=True)
+    with monkeypatch.context() as m:
+        m.setattr('fastai_txf.share.graphs.export_graphs', lambda model: {k:(at/k).read_bytes() for k in FILES['classifier']})
+        other = stirred(tasks['one'](max_len=8, pool='mean'))
+        with torch.no_grad(): other.model.head.weight += 1
+        with pytest.raises(Exception): to_onnx(other, tmp_path/'x', trained=True)
+        m.setattr('fastai_txf.share.publish.os.fsync', lambda fd: (_ for _ in ()).throw(OSError(28, 'No space left on device')))
+        with pytest.raises(OSError, match='No space'): to_onnx(learn, tmp_path/'x', trained=True)
+    assert not [*tmp_path.iterdir()]
+
+def test_windows_of_lists():
+    "Cutting lists is cutting tensors"
+    for n in range(60):
+        ws = cut_windows([*range(n)], 7)
+        assert [i for w in ws for i in w] == [*range(n)] and len(ws) == max(1, -(-n//7)) and max(map(len, ws)) <= 7
+
+# Weights of eight bits
+
+def test_int8_linear():
+    "A map with one scale a row, of three and of two dimensions, with and without bias"
+    for bias in (True, False):
+        linear = nn.Linear(96, 130, bias=bias)
+        with torch.no_grad(): linear.weight[0] *= 1000          # a large row costs the others nothing
+        own = Int8Linear(linear)
+        for x in (torch.randn(3, 96), torch.randn(2, 5, 96), torch.randn(1, 1, 96)):
+            with torch.no_grad(): want = linear(x)
+            off = (own(x) - want)[...,1:].norm()/want[...,1:].norm()
+            assert own(x).shape == want.shape and off < 0.02
+    assert 'in_features=96' in repr(own)
+
+@pytest.mark.parametrize('cls', [TransformerLM,TransformerMLM,TransformerClassifier,Seq2SeqTransformer])
+def test_int8_models(cls):
+    "Every model answers nearly the same, and is itself as it was"
+    torch.manual_seed(0)
+    model = cls(vocab_sz=300, d_model=96, n_heads=4, n_layers=2, n_out=90).eval()
+    xs = (torch.randint(2, 300, (2,9)),)*(2 if cls is Seq2SeqTransformer else 1)
+    before = {k:v.clone() for k,v in model.state_dict().items()}
+    small = to_int8(model)
+    with torch.no_grad(): a,b = model(*xs), small(*xs)
+    assert not torch.equal(a, b) and (a-b).norm()/a.norm() < 0.1
+    assert isinstance(small.head, Int8Linear) and type(model.head) is nn.Linear
+    assert all(v.equal(before[k]) for k,v in model.state_dict().items())
+
+def test_int8_refused():
+    "Half precision has nothing to gain from it"
+    with pytest.raises(ValueError, match='bfloat16.*fp32'): to_int8(TransformerLM(vocab_sz=30, d_model=16, n_heads=2).bfloat16())
+
+def test_int8_published(tmp_path):
+    "A published model with weights of eight bits predicts, streams and refuses other names"
+    learn = stirred(tasks['lm'](d_model=96))
+    folder = learn.publish(tmp_path/'lm', trained=True)
+    with pytest.raises(ValueError, match='int4'): load_published(folder, dtype='int4')
+    small = load_published(folder, dtype='int8')
+    assert any(isinstance(m, Int8Linear) for m in small.model.modules())
+    text = small.predict('the film', n_tokens=12, temperature=0)
+    assert text == 'the film' + ''.join(small.stream('the film', n_tokens=12, temperature=0))
+    clf = stirred(tasks['one'](d_model=96))
+    folder = clf.publish(tmp_path/'one', trained=True)
+    texts = odd_texts(40, long=50)
+    a,b = (load_published(folder, dtype=d).probs(texts) for d in (None,'int8'))
+    assert (a-b).abs().max() < 0.1

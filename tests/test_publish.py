@@ -1,0 +1,480 @@
+"Published models: the learner's answers without fastai, nothing executed, nothing half-written"
+import builtins, hashlib, json, os, pickle, random, resource, shutil, signal, subprocess, sys, time
+import pandas as pd, pytest, torch
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from hypothesis import given, HealthCheck, settings, strategies as st
+from fastai.text.all import BaseTokenizer, CrossEntropyLossFlat, defaults, lowercase
+import fastai.text.core as core
+from fastai_txf.all import (
+    baseline, BPETokenizer, CharTokenizer, FastSpacyTokenizer, learner_from, LMDataLoaders, load_published, PRESETS,
+    Seq2SeqDataLoaders, SelfAttention, stream_tokens, transformer_classifier_learner, transformer_lm_learner,
+    transformer_mlm_learner, transformer_seq2seq_learner, TransformerBlock, TransformerClassifier, TransformerDataLoaders)
+from fastai_txf.base import plain
+from fastai_txf.share.bundle import FILES, json_text, seal
+from fastai_txf.share.publish import bundle_files, write_folder
+from fastai_txf.text.special import RULES
+from fixtures import quiet, SMALL, texts_df
+
+root = Path(__file__).parents[1]
+DF = texts_df(60).assign(title=[f'Title {i%3}' for i in range(60)])
+KW = dict(text_col='text', label_col='label', valid_col='is_valid', bs=8)
+toks = dict(words=lambda: None, fast=FastSpacyTokenizer, characters=CharTokenizer, pieces=lambda: BPETokenizer(300), split=BaseTokenizer)
+
+def clf_dls(tok='split', **kw): return TransformerDataLoaders.from_df(DF, **{**KW, 'tok_tfm':toks[tok](), **kw})
+
+def pairs():
+    df = pd.DataFrame(dict(src=DF.text, tgt=DF.text.str[::-1].str[:30], is_valid=DF.is_valid))
+    return Seq2SeqDataLoaders.from_df(df, valid_col='is_valid', tok_tfm=CharTokenizer, bs=8)
+
+def lm_dls(tok='pieces'): return LMDataLoaders.from_df(DF, text_col='text', valid_col='is_valid', bs=2, seq_len=16, tok_tfm=toks[tok]())
+
+clf,lm = partial(transformer_classifier_learner, **SMALL),partial(transformer_lm_learner, **SMALL)
+mlm,s2s = partial(transformer_mlm_learner, **SMALL),partial(transformer_seq2seq_learner, **SMALL)
+tasks = dict(
+    one=lambda **kw: clf(clf_dls(), **kw), words=lambda **kw: clf(clf_dls('words'), **kw), fast=lambda **kw: clf(clf_dls('fast'), **kw),
+    many=lambda **kw: clf(clf_dls('characters', label_col='tags', label_delim=';'), **kw),
+    numbers=lambda **kw: clf(clf_dls('pieces', label_col='score'), y_range=(0,1), **kw),
+    columns=lambda **kw: clf(clf_dls(text_col=['title','text']), **kw), backwards=lambda **kw: clf(clf_dls(backwards=True), **kw),
+    lm=lambda **kw: lm(lm_dls(), **kw), lm_words=lambda **kw: lm(TransformerDataLoaders.from_df(DF, text_col='text', is_lm=True, valid_col='is_valid', bs=2, seq_len=16), **kw),
+    mlm=lambda **kw: mlm(clf_dls(), **kw), pairs=lambda **kw: s2s(pairs(), **kw))
+
+def stirred(learn):
+    "Weights that differ from those of the start, as after training"
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for p in learn.model.parameters(): p += 0.2*torch.randn_like(p)
+    return quiet(learn)
+
+def odd_texts(n, long=3_000):
+    "Texts of all kinds: empty, unknown, long, emoji, right to left, null bytes"
+    rng = random.Random(0)
+    signs = ['🙂','👩‍👩‍👧','שלום','مرحبا','\0','<br />','&amp;','A/B#c','NO','no','no','no','!!!!!','日本語','Żółw','it\'s','\n\n','\t','▁','xxunk','film','warm','Dull']
+    texts = ['', ' ', 'qqq zzz', '\0\0', '🙂🙂🙂', 'שלום עולם', 'word '*long, 'WARM FILM']
+    return texts + [' '.join(rng.choices(signs, k=rng.randint(1, 30))) for _ in range(n-len(texts))]
+
+def marked(learn, texts): return [f'xxfld 1 t xxfld 2 {t}' for t in texts] if learn.codec.marked else texts
+
+@pytest.fixture(scope='module')
+def made(tmp_path_factory):
+    "`made(task, **options)`: a learner and its published folder, made once"
+    kept,base = {}, tmp_path_factory.mktemp('published')
+    def _made(task, **kw):
+        key = f'{task}{sorted(kw.items())}'
+        if key not in kept:
+            learn = stirred(tasks[task](**kw))
+            kept[key] = learn, learn.publish(base/str(len(kept)), trained=True)
+        return kept[key]
+    return _made
+
+# Without fastai: the few functions of floor 0, the rules, the codec
+
+def test_rules_are_fastais():
+    "Each rule of one's own gives what fastai's gives"
+    parts = st.sampled_from(['A','NASA','Word','w','!!!','no','no ','\\n','&lt;','<br />',' @-@ ','...','#39;','  ','/','\\','ΑΒ','ß','İ','\0','🙂','123','x'*4])
+    @settings(max_examples=150)
+    @given(t=st.lists(parts | st.text(max_size=6), max_size=12).map(''.join))
+    def check(t):
+        for name,rule in RULES.items(): assert rule(t) == getattr(core, name)(t), name
+    check()
+    assert [f.__name__ for f in defaults.text_proc_rules] == [*RULES]
+
+def test_delegates():
+    "The fallback shows the options that fastcore's shows"
+    import inspect
+    from fastcore.meta import delegates
+    for to,kw in ((SelfAttention, dict(but=['p'])), (stream_tokens, {}), (lambda a, b=1, *, c: 0, dict(keep=True))):
+        def f(x, p=1, **kwargs): pass
+        def g(x, p=1, **kwargs): pass
+        got,want = plain.plain_delegates(to, **kw)(f), delegates(to, **kw)(g)
+        assert {*inspect.signature(got).parameters} == {*inspect.signature(want).parameters}
+
+@pytest.mark.parametrize('task', ['one','words','many','numbers','columns','lm','pairs'])
+def test_codec_is_the_learners(made, task):
+    "Ids and texts of the published codec are those of the learner's, for texts drawn at random"
+    learn,folder = made(task)
+    codec,own = load_published(folder).codec, learn.codec
+    @settings(max_examples=40)
+    @given(t=st.text(st.characters(codec='utf-8'), max_size=40) | st.sampled_from(odd_texts(60, 20)))
+    def check(t):
+        t, = marked(learn, [t])
+        a,b = codec.encode(t)[0], own.encode(t)[0]
+        assert a.equal(b) and codec.decode(a) == own.decode(b)
+    check()
+
+# The same answers
+
+def same_logits(learn, predictor, texts):
+    assert predictor.codec.encode(texts)[-1].equal(learn.codec.encode(texts)[-1])
+    a,b = predictor.logits(texts), learn.outputs(learn.codec.encode(texts))
+    assert (a-b).abs().max() <= 1e-5
+    got = predictor.predict(texts, bs=8)
+    assert got == [plain_value(o) for o in learn.predict(texts, bs=8)[0]] and {*map(type, got)} <= {str,list,float}
+    assert torch.allclose(predictor.probs(texts), torch.as_tensor(learn.predict(texts)[2]), atol=1e-6)
+
+def plain_value(o):
+    "A label as a predictor gives it"
+    if isinstance(o, str): return o
+    o = [*o] if not isinstance(o, (float,int)) and hasattr(o, '__len__') else o
+    return o[0] if isinstance(o, list) and len(o) == 1 and isinstance(o[0], float) else o
+
+@pytest.mark.parametrize('task', ['one','words','fast','many','numbers','columns','backwards'])
+def test_classifier(made, task):
+    "Logits, probabilities and labels of odd texts"
+    learn,folder = made(task)
+    same_logits(learn, load_published(folder), marked(learn, odd_texts(40)))
+
+@pytest.mark.parametrize('preset', [p for p in PRESETS if p != 'default'])
+def test_presets(made, preset):
+    learn,folder = made('one', config=preset)
+    same_logits(learn, load_published(folder), odd_texts(12, 600))
+
+@pytest.mark.slow
+@pytest.mark.parametrize('preset', PRESETS)
+@pytest.mark.parametrize('task', ['one','words','many','numbers'])
+def test_classifier_thousand(made, task, preset):
+    "1,000 texts, one of them of 50,000 words"
+    learn,folder = made(task, config=preset)
+    same_logits(learn, load_published(folder), odd_texts(1000, 50_000))
+
+def test_given(made):
+    "Texts as strings, rows, dictionaries, lists, series and frames"
+    learn,folder = made('columns')
+    p,two = load_published(folder), DF[['title','text']]
+    want = p.predict(two)
+    assert want == learn.predict(two)[0]
+    assert want == p.predict(two.to_dict('records')) == p.predict([row for _,row in two.iterrows()])
+    assert want[0] == p.predict(two.iloc[0]) == p.predict(dict(two.iloc[0])) == learn.predict(two.iloc[0])[0]
+    for bad,why in ((['a film'], 'does not say where'), ([], 'no text'), (3, 'is a int'), ([3], 'number 0 is 3'), ({'text':'a'}, "'title'"),
+                    ({'title':None, 'text':'a'}, 'holds None')):
+        with pytest.raises((ValueError,TypeError), match=why): p.predict(bad)
+    one = load_published(made('one')[1])
+    assert one.predict(DF.text) == one.predict(DF.text.tolist()) == one.predict(DF)
+    assert one.predict(DF.rename(columns=dict(text='review')), text_col='review') == one.predict(DF)
+
+@pytest.mark.parametrize('task', ['lm','lm_words'])
+@pytest.mark.parametrize('preset', ['default','bloem'])
+def test_language_model(made, task, preset):
+    "Greedy, sampled and searched text, token for token; a stream is its pieces"
+    learn,folder = made(task, config=preset)
+    p = load_published(folder)
+    for kw in (dict(temperature=0.), dict(seed=3, top_k=20), dict(seed=4, top_p=0.9, n_samples=2), dict(num_beams=2), dict(seed=1, n_words=4)):
+        kw = {**dict(n_tokens=None if 'n_words' in kw else 12), **kw}
+        for prompt in ('a warm film', ['', 'The music was 🙂']): assert p.predict(prompt, **kw) == learn.predict(prompt, no_bar=True, **kw)
+    assert ''.join(p.stream('a film', n_tokens=10, seed=5)) == p.predict('a film', n_tokens=10, seed=5)[len('a film'):]
+
+@pytest.mark.slow
+def test_language_model_long(made):
+    "256 tokens, greedy and under a seed, past the length that the model sees at once"
+    learn,folder = made('lm', max_len=64)
+    p = load_published(folder)
+    for kw in (dict(temperature=0.), dict(seed=3)): assert p.predict('a film', n_tokens=256, **kw) == learn.predict('a film', n_tokens=256, no_bar=True, **kw)
+
+def test_masked(made):
+    learn,folder = made('mlm')
+    p = load_published(folder)
+    for text in ('the ___ was warm', 'a ___ and a ___ ', '___'):
+        assert p.fill(text, n=3) == learn.fill(text, n=3).to_dict('records')
+    assert len(p.fill(['a ___', '___ film'])) == 2
+    with pytest.raises(ValueError, match='has no gap'): p.fill('a film')
+
+def test_pairs(made):
+    learn,folder = made('pairs')
+    p,texts = load_published(folder), odd_texts(20, 30)
+    for kw in ({}, dict(seed=1, top_k=5), dict(num_beams=2, n_tokens=9), dict(n_samples=2, seed=2)):
+        kw = dict(n_tokens=12) | kw
+        assert p.predict(texts, **kw) == learn.predict(texts, **kw)
+    assert p.encode('a film').allclose(learn.encode('a film').pooled, atol=1e-5)
+
+def test_shares(made):
+    "A word's share is the fall of the log-odds without it"
+    p = load_published(made('one')[1])
+    shares = p.shares('warm film a')
+    z = p.logits(['warm film a', 'film a'])
+    assert [w for w,_ in shares] == ['xxbos','xxmaj','warm','film','a'][-len(shares):] or len(shares) >= 3
+    fall = dict(shares)['warm']
+    i = int(z[0].argmax())
+    assert abs(fall - float((z[0,i]-z[0,1-i]) - (z[1,i]-z[1,1-i]))) < 1e-4
+
+def test_threads(made):
+    "Eight threads give the answers of one"
+    texts = odd_texts(60, 200)
+    p = load_published(made('fast')[1])
+    want = [p.logits(t) for t in texts]
+    with ThreadPoolExecutor(8) as ex: got = list(ex.map(p.logits, texts*3))
+    assert all(a.equal(b) for a,b in zip(got, want*3))
+    w = load_published(made('lm')[1])
+    want = [w.predict('a film', n_tokens=8, seed=i) for i in range(8)]
+    with ThreadPoolExecutor(8) as ex: assert want == list(ex.map(lambda i: w.predict('a film', n_tokens=8, seed=i), range(8)))
+    assert not any(q.requires_grad for q in p.model.parameters()) and not p.model.training
+
+# Nothing is executed, everything is checked
+
+def test_nothing_is_executed(made, monkeypatch):
+    "Loading calls neither pickle nor eval nor exec, and no unsafe `torch.load` (spaCy evaluates type hints of its own when it starts)"
+    folders = [made(t)[1] for t in ('one','many','lm','mlm','pairs')]
+    for f in folders: load_published(f)                                  # what it imports is imported
+    def _no(*args, **kwargs): raise AssertionError('something was executed')
+    for o,k in ((pickle,'load'), (pickle,'loads'), (pickle,'Unpickler'), (torch,'load'), (builtins,'eval'), (builtins,'exec'), (builtins,'compile')):
+        monkeypatch.setattr(o, k, _no)
+    try: got = [type(load_published(f)).__name__ for f in folders]
+    finally: monkeypatch.undo()
+    assert got == ['LabelPredictor']*2 + ['WritingPredictor','GapPredictor','PairPredictor']
+
+@pytest.mark.parametrize('name', ['config.json', *FILES])
+def test_flipped(made, tmp_path, name):
+    "A flipped bit anywhere, a lost end or an added byte is refused by the file's name"
+    folder = shutil.copytree(made('one')[1], tmp_path/'b')
+    whole = (folder/name).read_bytes()
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(i=st.integers(0, len(whole)-1), bit=st.integers(0, 7), how=st.sampled_from(['flip','cut','add']))
+    def check(i, bit, how):
+        new = whole[:i] + bytes([whole[i]^(1<<bit)]) + whole[i+1:]
+        if how != 'flip': new = whole[:i] if how == 'cut' else whole[:i] + b' ' + whole[i:]
+        (folder/name).write_bytes(new)
+        with pytest.raises(ValueError, match=name): load_published(folder)
+    check()
+    (folder/name).unlink()
+    with pytest.raises(FileNotFoundError, match=name): load_published(folder)
+
+def rewritten(folder, change):
+    "The bundle in `folder` with other content and right hashes: as somebody else might write it"
+    config = json.loads((folder/'config.json').read_text())
+    files = {k:(folder/k).read_bytes() for k in FILES}
+    texts = {k:json.loads(files[k]) for k in ('text.json','labels.json')}
+    tensors = change(config, texts)
+    if tensors: files['model.safetensors'] = tensors
+    files |= {k:json_text(v).encode() for k,v in texts.items()}
+    for k in ('files','checksum'): config.pop(k, None)
+    for k,v in {**files, 'config.json':seal(config, files)}.items(): (folder/k).write_bytes(v)
+    return folder
+
+def _drop(where, k): return lambda config, texts: (config if where == 'config' else config['config'] if where == 'field' else texts[where]).pop(k) and None
+
+@pytest.mark.parametrize('where,k,task', [
+    ('config','kind','one'), ('config','config','one'), ('config','versions','one'), ('config','options','one'), ('field','d_model','one'),
+    ('field','n_heads','one'), ('labels.json','names','one'), ('labels.json','kind','one'), ('labels.json','threshold','many'), ('text.json','sides','one'),
+    ('labels.json','mask_idx','mlm'), ('labels.json','special','mlm'), ('labels.json','ratio','pairs')])
+def test_missing_fields(made, tmp_path, where, k, task):
+    "A bundle with right hashes and a field missing names file and field"
+    folder = rewritten(shutil.copytree(made(task)[1], tmp_path/'b'), _drop(where, k))
+    with pytest.raises(ValueError, match=f'(?s)json.*{k!r}'): load_published(folder)
+
+def _set(where, k, v):
+    def change(config, texts):
+        o = config if where == 'config' else config['config'] if where == 'field' else texts['text.json']['sides'][0] if where == 'side' else texts[where]
+        o[k] = v
+    return change
+
+foreign = dict(
+    width=(_set('field','d_model',32), 'model.safetensors.*tensor'), layers=(_set('field','n_layers',5), 'is missing'), unknown=(_set('field','d_modle',3), "'d_modle'"),
+    typ=(_set('field','n_heads','4'), 'n_heads'), kind=(_set('config','kind','os.system'), 'os.system'), vocab=(_set('side','vocab',['xxunk','xxpad']), '2 tokens'),
+    rule=(_set('side','rules',['eval']), "'eval'"), step=(_set('side','steps',['exec']), "'exec'"), tokenizer=(_set('side','tokenizer',dict(kind='pickle')), "'pickle'"),
+    option=(_set('config','options',dict(block='x')), 'block|config.json'), huge=(_set('field','d_model',10**30), 'config.json'), labels=(_set('labels.json','names',['a']), "'names'"))
+
+@pytest.mark.parametrize('change,why', foreign.values(), ids=foreign)
+def test_foreign(made, tmp_path, change, why):
+    "A bundle with right hashes that describes another model, or code, is refused by name"
+    folder = rewritten(shutil.copytree(made('one')[1], tmp_path/'b'), change)
+    with pytest.raises(ValueError, match=f'(?s){why}'): load_published(folder)
+
+def test_path_outside(made, tmp_path):
+    "A file that is named by a path is refused by that name, and not looked for"
+    for name in ('../secret','/etc/passwd','a/../../b','..\\x'):
+        folder = shutil.copytree(made('one')[1], tmp_path/'b', dirs_exist_ok=True)
+        config = json.loads((folder/'config.json').read_text())
+        config['files'][name] = hashlib.sha256(b'').hexdigest()
+        config.pop('checksum')
+        config['checksum'] = hashlib.sha256(json_text(config).encode()).hexdigest()
+        (folder/'config.json').write_text(json_text(config))
+        with pytest.raises(ValueError, match='(?s)config.json.*' + name.replace('\\', '.{1,4}').replace('..', r'\.\.')): load_published(folder)
+
+def test_other_tensors(made, tmp_path):
+    "A tensor of another shape or type, one too many, one too few, and no safetensors at all"
+    from safetensors.torch import load, save
+    whole = load((made('one')[1]/'model.safetensors').read_bytes())
+    k = next(iter(whole))
+    wrong = dict(shape={**whole, k:whole[k][:-1].clone()}, typ={**whole, k:whole[k].half()}, more={**whole, 'x':whole[k].clone()},
+                 less={n:t for n,t in whole.items() if n != k})
+    for t in [save(o) for o in wrong.values()] + [pickle.dumps([1]), b'', b'\xff'*99]:
+        folder = rewritten(shutil.copytree(made('one')[1], tmp_path/'b', dirs_exist_ok=True), lambda config, texts: t or b' ')
+        with pytest.raises(ValueError, match='model.safetensors'): load_published(folder)
+
+def test_nested(made, tmp_path):
+    "JSON that nests too deep is an error, not a crash"
+    folder = shutil.copytree(made('one')[1], tmp_path/'b')
+    for data in (b'['*100_000, b'{"a":'*100_000, b'', b'null', b'\xff', b'{}'):
+        (folder/'config.json').write_bytes(data)
+        with pytest.raises(ValueError, match='config.json'): load_published(folder)
+
+def test_own_card(made, tmp_path):
+    folder = shutil.copytree(made('one')[1], tmp_path/'b')
+    (folder/'README.md').write_text('# mine')
+    with pytest.raises(ValueError, match='own_card=True'): load_published(folder)
+    assert load_published(folder, own_card=True).predict('warm')
+
+# What is refused, before anything is written
+
+class OwnTokenizer(BaseTokenizer): pass
+class OwnModel(TransformerClassifier): pass
+class OwnBlock(TransformerBlock): pass
+def own_rule(t): return t
+
+refused = dict(
+    tokenizer=lambda: clf(TransformerDataLoaders.from_df(DF, tok_tfm=OwnTokenizer(), **KW)), function=lambda: clf(TransformerDataLoaders.from_df(DF, tok_tfm=lambda ts: (t.split() for t in ts), **KW)),
+    rule=lambda: clf(clf_dls(rules=[own_rule])), arch=lambda: clf(clf_dls(), arch=OwnModel), block=lambda: clf(clf_dls(), block=OwnBlock),
+    options=lambda: clf(clf_dls(), block=partial(TransformerBlock, d_ff=17)), loss=lambda: clf(clf_dls(), loss_func=OwnLoss()))
+words = dict(tokenizer='OwnTokenizer', function='<lambda>', rule='own_rule', arch='OwnModel', block='OwnBlock', options='(17|shape|says)', loss='OwnLoss|probabilities')
+
+class OwnLoss(CrossEntropyLossFlat):
+    def activation(self, x): return x.sigmoid()
+
+@pytest.mark.parametrize('part', refused)
+def test_refused(tmp_path, part):
+    "What only code can describe is named, and nothing is written"
+    with pytest.raises((ValueError,TypeError), match=words[part]): refused[part]().publish(tmp_path/'b', trained=True)
+    assert not list(tmp_path.iterdir())
+
+def test_untrained(tmp_path):
+    with pytest.raises(ValueError, match='recorded no epoch'): tasks['one']().publish(tmp_path/'b')
+    learn = tasks['one']()
+    with torch.no_grad(): learn.model.head.bias[0] = float('nan')
+    with pytest.raises(ValueError, match='head.bias.*diverged'): learn.publish(tmp_path/'b', trained=True)
+    assert not list(tmp_path.iterdir())
+
+def test_existing(made, tmp_path):
+    "A folder that exists is kept, unless it is a published model and may be replaced"
+    learn,_ = made('one')
+    (tmp_path/'mine').mkdir()
+    (tmp_path/'mine'/'thesis.txt').write_text('all my work')
+    for kw in ({}, dict(replace=True)):
+        with pytest.raises(FileExistsError, match='mine'): learn.publish(tmp_path/'mine', trained=True, **kw)
+    assert (tmp_path/'mine'/'thesis.txt').read_text() == 'all my work'
+    learn.publish(tmp_path/'b', trained=True)
+    with pytest.raises(FileExistsError, match='replace=True'): learn.publish(tmp_path/'b', trained=True)
+    made('many')[0].publish(tmp_path/'b', replace=True, trained=True)
+    assert load_published(tmp_path/'b').labels['kind'] == 'multi'
+    assert sorted(o.name for o in tmp_path.iterdir()) == ['b','mine']
+
+def test_full_disk(made, tmp_path):
+    "Where there is no space left, the old bundle stays whole and nothing lies beside it"
+    learn,old = made('one')[0], made('many')[0].publish(tmp_path/'b', trained=True)
+    files = bundle_files(learn)
+    for limit in (0, 100, len(files['model.safetensors'])-1):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+                write_folder(old, files, replace=True)
+            except OSError as e: os._exit(3 if str(old) in str(e) else 4)
+            finally: os._exit(5)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+        assert load_published(old).labels['kind'] == 'multi' and [o.name for o in tmp_path.iterdir()] == ['b']
+
+def test_killed(made, tmp_path):
+    "A kill at any moment leaves a bundle that is whole: the old one or the new one"
+    files = [bundle_files(made(t)[0]) for t in ('one','many')]
+    write_folder(tmp_path/'b', files[0])
+    for i in range(12):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for j in range(10_000): write_folder(tmp_path/'b', files[j%2], replace=True)
+            finally: os._exit(0)
+        time.sleep(0.01 + 0.007*i)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        if not (tmp_path/'b').exists(): # between the two renamings: the old one lies beside it, whole
+            old = [o for o in tmp_path.glob('.b.*.old') if (o/'config.json').exists()]
+            os.rename(max(old, key=lambda o: o.stat().st_ctime), tmp_path/'b')
+        assert load_published(tmp_path/'b').labels['kind'] in ('category','multi')
+
+# The card, and training on
+
+def test_card(tmp_path):
+    "It says what was measured"
+    learn = quiet(clf(clf_dls(), metrics=[]))
+    learn.fit(2, 1e-3)
+    table = baseline(learn.dls)
+    text = (learn.publish(tmp_path/'b', baseline=table)/'README.md').read_text()
+    loss = learn.recorder.values[-1][1]
+    for part in ('48', '12', f'{loss:.4f}', 'After 2 epochs', 'neg, pos', 'load_published', 'd_model', torch.__version__, f'{table.accuracy[1]:.4f}'):
+        assert part in text, part
+
+@pytest.mark.parametrize('task', ['one','many','numbers','lm','mlm','pairs'])
+def test_learner_from(made, task):
+    "A learner with the published weights, that trains on"
+    learn,folder = made(task)
+    again = quiet(learner_from(folder, learn.dls))
+    assert all(a.equal(b) for a,b in zip(again.model.state_dict().values(), learn.model.state_dict().values()))
+    before = again.model.state_dict()['encoder.emb.weight'].clone()
+    again.fit(1, 1e-3)
+    assert not again.model.state_dict()['encoder.emb.weight'].equal(before)
+
+def test_learner_from_others(made):
+    "Loaders that number or cut otherwise are refused"
+    folder = made('one')[1]
+    for dls,why in ((clf_dls('characters'), 'vocab'), (clf_dls(label_col='tags', label_delim=';'), 'labels'), (clf_dls(rules=[lowercase]), 'vocab|rules')):
+        with pytest.raises(ValueError, match=why): learner_from(folder, dls)
+
+# Without fastai, pandas and the like
+
+BLOCKED = '''
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition('.')[0] in {blocked!r}: raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
+sys.meta_path.insert(0, Block())
+'''
+HEAVY = ['fastai','fastcore','fasttransform','plum','pandas','spacy','numpy','scipy','sklearn','matplotlib']
+
+ANSWER = '''
+import json, sys, warnings
+warnings.simplefilter('ignore')
+from fastai_txf.share.bundle import load_published
+res = {}
+for task,folder in json.loads(sys.argv[1]).items():
+    p = load_published(folder)
+    kind = p.config['kind']
+    if kind == 'classifier': res[task] = p.logits(json.loads(sys.argv[2])).tolist()
+    if kind == 'lm': res[task] = [p.predict('a film', n_tokens=9, temperature=0.), ''.join(p.stream('a film', n_tokens=9, seed=1)), p.predict('a', n_words=3, seed=2)]
+    if kind == 'mlm': res[task] = p.fill('a ___ film')
+    if kind == 'seq2seq': res[task] = p.predict(['a film','warm'], n_tokens=9)
+print(json.dumps(res))
+'''
+
+def check_elsewhere(made, python, code, env, plain_tasks):
+    "The answers of another process are those of this one"
+    folders,texts = {t:str(made(t)[1]) for t in plain_tasks}, odd_texts(12, 50)
+    out = subprocess.run([python, '-c', code, json.dumps(folders), json.dumps(texts)], env=env, capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr[-3000:]
+    got = json.loads(out.stdout)
+    for t in plain_tasks:
+        p = load_published(made(t)[1])
+        if t in ('one','many','numbers'): assert (torch.tensor(got[t]) - p.logits(texts)).abs().max() <= 1e-5
+        elif t == 'lm': assert got[t] == [p.predict('a film', n_tokens=9, temperature=0.), ''.join(p.stream('a film', n_tokens=9, seed=1)), p.predict('a', n_words=3, seed=2)]
+        elif t == 'mlm': assert [o['text'] for o in got[t]] == [o['text'] for o in p.fill('a ___ film')]
+        else: assert got[t] == p.predict(['a film','warm'], n_tokens=9)
+
+PLAIN = ['one','many','numbers','lm','mlm','pairs']
+
+def test_without_fastai(made):
+    "A process in which fastai, fastcore, pandas, spaCy and numpy cannot be imported answers the same"
+    env = {**os.environ, 'PYTHONPATH':str(root)}
+    check_elsewhere(made, sys.executable, BLOCKED.format(blocked=HEAVY) + ANSWER, env, PLAIN)
+
+@pytest.mark.slow
+def test_bare_environment(made, tmp_path):
+    "An environment of torch, safetensors and tokenizers alone, with this package installed without dependencies"
+    steps = [[sys.executable, '-m', 'venv', tmp_path/'env'],
+             [tmp_path/'env/bin/pip', 'install', '-q', '-c', root/'constraints.txt', 'torch', 'safetensors', 'tokenizers'],
+             [tmp_path/'env/bin/pip', 'install', '-q', '--no-deps', root]]
+    for cmd in steps:
+        out = subprocess.run(list(map(str, cmd)), capture_output=True, text=True)
+        if out.returncode: pytest.skip(f'no bare environment can be made here: {out.stderr[-300:]}')
+    python = str(tmp_path/'env/bin/python')
+    have = subprocess.run([python, '-m', 'pip', 'list'], capture_output=True, text=True).stdout
+    assert not any(f'\n{o} ' in have for o in HEAVY)
+    env = {k:v for k,v in os.environ.items() if k != 'PYTHONPATH'}
+    check_elsewhere(made, python, ANSWER, env, PLAIN)

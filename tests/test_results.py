@@ -1,0 +1,74 @@
+"The figures of the README and of the results page are those of the recorded rows, and each has its command"
+import importlib.util, json, re, statistics
+from pathlib import Path
+import pytest
+
+root = Path(__file__).parents[1]
+results = root/'benchmarks'/'results'
+
+@pytest.fixture(scope='module')
+def page():
+    spec = importlib.util.spec_from_file_location('results_page', root/'benchmarks'/'page.py')
+    mod = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mod)
+    return mod
+
+def read(f): return f.read_text(encoding='utf-8')
+def rows(name): return [json.loads(l) for l in read(results/f'{name}.jsonl').splitlines()]
+
+def test_up_to_date(page):
+    "`benchmarks/page.py` would write the page and the README as they are"
+    assert read(page.PAGE)==page.page() and read(page.README)==page.readme(), 'run benchmarks/page.py and commit'
+
+def prose(txt):
+    "What a reader sees of a markdown page as text: no code blocks, no addresses, no generated table"
+    for o in (r'<!-- results -->.*?<!-- /results -->', r'```.*?```', r'<!--.*?-->', r'<img[^>]*>'): txt = re.sub(o, ' ', txt, flags=re.S)
+    return re.sub(r'\]\([^)]*\)', '] ', txt)
+
+KNOWN = {'3.11','1e-5','2','6','2.0','1,000','32'} # a version, a bound of the tests, GB of disk, versions, the set-up of two measurements
+
+def test_readme_figures(page):
+    "Each number in the README's prose is a recorded figure, or one of the few that are none"
+    numbers = set(re.findall(r'(?<![\w.,-])\d[\d,.]*(?:e-?\d+)?(?<![.,])', prose(read(page.README))))
+    allowed = {o for o in page.figures().values()} | KNOWN
+    assert not numbers - allowed, 'a new figure belongs into figures() of benchmarks/page.py'
+    assert not [k for k,v in page.figures().items() if v not in numbers]
+
+def test_by_hand(page):
+    "Some figures, worked out without `page.py`"
+    txt,full = read(page.README),read(page.PAGE)
+    few = statistics.fmean(r['accuracy'] for r in rows('transfer') if r['candidate']=='language' and r['split']=='test')
+    assert f'**{few:.1f} %**' in txt and f'**{few:.1f}** (' in full
+    speed = {r['candidate']:r['tokens_per_s'] for r in rows('generate') if r.get('bs')==1}
+    assert f"**{speed['ours']:,} tokens a second**, {speed['ours']/speed['hf']:.1f} times" in txt
+    bleu = max(r['bleu'] for r in rows('multi30k') if r['candidate']=='txf' and r['split']=='test')
+    assert f'| {bleu:.1f} |' in txt and f'| {bleu:.1f} (' in full
+    loss = [r['loss'] for r in rows('shakespeare') if r['candidate']=='plain']
+    assert f'{statistics.fmean(loss):.2f} ({", ".join(f"{o:.2f}" for o in loss)})' in full
+
+def sections(txt): return re.split(r'^## ', txt, flags=re.M)[1:]
+
+def test_questions(page):
+    "A section has one picture, its commands, machine, versions and date; what it runs exists"
+    parts = [o for o in sections(page.page()) if re.search(r'!\[[^\]]+\]\(results/pictures/', o)]
+    assert len(parts) >= len(page.QUESTIONS) > 10
+    for o in parts:
+        title = o.splitlines()[0]
+        pictures = re.findall(r'!\[[^\]]+\]\((results/pictures/\w+\.png)\)', o)
+        assert len(pictures)==1 and (root/'benchmarks'/pictures[0]).stat().st_size > 5000, title
+        assert re.search(r'Measured on .*cores.*\(Python 3\.\d+\.\d+, torch [\d.]+\S*, fastai [\d.]+.*; 20\d\d-\d\d-\d\d.*commits? ', o), title
+        scripts = re.findall(r'\.venv/bin/python (benchmarks/\w+\.py)', o)
+        assert scripts and all((root/s).exists() for s in scripts), title
+
+def test_published(page):
+    "A published figure has an address"
+    txt = page.page()
+    for line in re.findall(r'^.*[Pp]ublished.*$', '\n'.join(sections(txt)), re.M):
+        if 'hatched' in line or line.startswith('|'): continue
+        assert 'https://' in line, line
+    assert all('](https://' in source for *_,source in page.PUBLISHED_IMDB)
+
+def test_length(page):
+    "The README is read in minutes: at most 800 words"
+    words = re.findall(r'\S*\w\S*', re.sub(r'[|#*`\[\]]|---+', ' ', prose(read(page.README)) + page.summary()))
+    assert 400 < len(words) <= 800
