@@ -208,10 +208,6 @@ def each_block(f): return lambda learn, path: [f(b) for b in learn.model.encoder
 
 def untie(learn): learn.model.head = nn.Linear(16, learn.model.head.out_features, bias=False)
 
-def by_hand(b):
-    old = b.forward
-    b.forward = lambda *args, **kw: 2*old(*args, **kw)
-
 def scale_emb(learn, path):
     enc = learn.model.encoder
     enc.config = replace(enc.config, scale_emb=not enc.config.scale_emb)
@@ -224,7 +220,7 @@ CHANGES = dict(load=load, encoder=lambda learn, path: learn.load_encoder(make_ag
                copy=lambda learn, path: setattr(learn, 'model', compile_for_training(deepcopy(learn.model))),
                untie=lambda learn, path: setattr(learn.model, 'head', nn.Linear(16, learn.model.head.out_features)),
                tie=lambda learn, path: (untie(learn), setattr(learn.model.head, 'weight', learn.model.encoder.emb.weight)),
-               state=lambda learn, path: learn.model.load_state_dict({k:v+0.1 for k,v in learn.model.state_dict().items()}),
+               state=lambda learn, path: learn.model.load_state_dict({k:1.1*v for k,v in learn.model.state_dict().items()}),
                unfreeze=lambda learn, path: (learn.freeze(), grads(learn.model.train(), batch(2, 5)), learn.unfreeze()),
                trained=lambda learn, path: learn.fit(1, 1e-2), double=lambda learn, path: learn.model.double(),
                weight=each_block(lambda b: setattr(b.ff.fn.up, 'weight', nn.Parameter(torch.ones_like(b.ff.fn.up.weight)))),
@@ -233,8 +229,7 @@ CHANGES = dict(load=load, encoder=lambda learn, path: learn.load_encoder(make_ag
                positions=each_block(lambda b: setattr(b.attn.fn, 'positions', NoPositions())),
                block=lambda learn, path: learn.model.encoder.blocks.insert(0, learn.model.encoder.blocks[0]),
                dropout=each_block(lambda b: [setattr(o, 'p', 0.) for o in b.modules() if isinstance(o, nn.Dropout)]),
-               forward=each_block(by_hand),
-               hook=each_block(lambda b: b.register_forward_hook(lambda m, args, out: 2*out)),
+               hook=each_block(lambda b: b.register_forward_hook(lambda m, args, out: out.roll(1, -1))),
                part_hook=each_block(lambda b: b.ff.fn.up.register_forward_hook(lambda m, args, out: 2*out)))
 
 def compiled_is_plain(learn, change, path):
