@@ -206,7 +206,8 @@ def model_card(
     parts = [
         f'---\nlibrary_name: fastai_txf\npipeline_tag: {_tasks[kind]}\ntags:\n- fastai_txf\n---',
         f'# {type(learn.model).__name__}',
-        f'{n:,} weights, trained with fastai_txf {fastai_txf.__version__}.\n{shown}', '## How to load',
+        f'{n:,} weights, trained with fastai_txf {fastai_txf.__version__}.\n{shown}',
+        '## How to load',
         "```python\nfrom fastai_txf.share.bundle import load_published\n"
         f"predictor = load_published('this folder')\n{_calls[kind]}\n```",
         'It needs torch and safetensors, and the package that cuts its texts. It needs no fastai.',

@@ -172,7 +172,7 @@ class PlainCodec:
         for t in texts:
             if all(m in t for m in marks): continue
             raise ValueError(f'{t[:40]!r} does not say where the columns {self.text_cols} begin, '
-                             'as every text of training did: give a row, a dictionary or a data frame '
+                             'as each text of training did: give a row, a dictionary or a frame '
                              f'with these columns, or write {marks[0]!r} before the first, '
                              'and so on')
         return texts
