@@ -76,7 +76,7 @@ class _Data:
         res = dict(d_model=d_model, n_layers=n_layers, n_heads=d_model//32, lr=width_lr(d_model))
         if self.is_lm: return {**res, 'max_len':self.length, 'p':p, 'emb_p':p}
         max_len = min(256, 32*math.ceil(max(1, self.longest)/32))
-        return {'config':'reviews', **res, 'd_ff':2*d_model, 'max_len':max_len}
+        return {'config':'auto', **res, 'd_ff':2*d_model, 'max_len':max_len}
 
     def sizes(self):
         "The sizes to choose from: few labelled texts take one block."
@@ -135,6 +135,7 @@ def _decided(data, config, bs, minutes, epochs, possible):
     "What was decided, as sentences."
     if data.is_lm: res = [f'dropout {config["p"]}, as each text is read {epochs:.3g} times']
     else: res = ['the preset reviews has the strong dropout that labels from scratch need; '
+                 'words and pairs are counted beside it (config="auto"); '
                  f'longer texts are read in windows of max_len={config["max_len"]}']
     if epochs < possible:
         res.append(f'{minutes:.3g} minutes would be enough for {possible:.3g} epochs, '
