@@ -27,10 +27,10 @@ def is_listy(o):
     return isinstance(o, (list,tuple,slice,GeneratorType)) or isinstance(o, _lists())
 
 def listify(o=None):
-    "`o` as a list: none, one (strings and arrays too) or many."
+    "`o` as a list: none, one (strings, dictionaries and arrays, too) or many."
     if o is None: return []
     if isinstance(o, list): return o
-    one = isinstance(o, (str,bytes)) or hasattr(o, '__array__') or not hasattr(o, '__iter__')
+    one = isinstance(o, (str,bytes,dict)) or hasattr(o, '__array__') or not hasattr(o, '__iter__')
     return [o] if one else list(o)
 
 def chunked(items, size):

@@ -7,7 +7,7 @@ __all__ = []
 
 # %% ../../nbs/8_share/02_text.ipynb #9145897e
 import json
-from ..text.special import plain_rule, replace_space, RULES
+from ..text.special import leading_space, plain_rule, replace_space, RULES
 from ..text.tokens import (
     BatchTokenizer, BPETokenizer, CharTokenizer, ForeignTokenizer)
 from ..text.plain import PlainCodec, STEPS
@@ -83,7 +83,7 @@ def make_tokenizer(
                          f'({type(e).__name__}: {str(e)[:120]})') from e
 
 # %% ../../nbs/8_share/02_text.ipynb #a8e8b844
-_known_rules = RULES
+_known_rules = {**RULES, 'leading_space':leading_space}
 
 def _rule_name(rule):
     rule = plain_rule(rule)

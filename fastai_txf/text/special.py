@@ -161,11 +161,9 @@ def replace_space(t):
     "A space within a token is `▁`."
     return t.replace(' ', '▁')
 
-_fastais = (
+RULES = {f.__name__:f for f in (
     fix_html, replace_rep, replace_wrep, spec_add_spaces, rm_useless_spaces, replace_all_caps,
-    replace_maj, lowercase)
-
-RULES = {f.__name__:f for f in (*_fastais, leading_space)}
+    replace_maj, lowercase)}
 
 def plain_rule(
     rule, # one of fastai's functions from text to text, or one's own
@@ -176,4 +174,4 @@ def plain_rule(
 
 def default_rules():
     "fastai's rules, as functions of this page where they are fastai's."
-    return [*map(plain_rule, fastais_default('text_proc_rules', _fastais))]
+    return [*map(plain_rule, fastais_default('text_proc_rules', RULES.values()))]
