@@ -341,6 +341,8 @@ def summary():
          f"{acc(rows('imdb', candidate='bigram'))}, linear model of word pairs", 'imdb'),
         ('IMDB, 1,000 labels and the unlabelled reviews', acc(few_labels('language')),
          f"{acc(few_labels('bigram'))}, linear model", 'transfer'),
+        ('four small labelled sets, one seed, mean', acc(rows('sets', candidate='best')),
+         f"{acc(rows('sets', candidate='bigrams'))}, linear model of word pairs", 'sets'),
         ('Multi30k, German to English, BLEU', bleu('txf'), f"{bleu('torch')}, `nn.Transformer`", 'multi30k'),
         ("characters at nanoGPT's CPU setting, loss", loss('txf'), f"{loss('plain')}, nanoGPT's arrangement", 'shakespeare'),
         ('a training step without logits, time', f'{step:.2f}', "1, nanoGPT's arrangement", 'train'),
@@ -356,7 +358,8 @@ def figures():
     language = few_labels('language')
     return {'IMDB, read first':acc(longest_read('imdb','pretrained')), 'IMDB, labels only':acc(labels_only()),
             'IMDB, linear':acc(rows('imdb', candidate='bigram')), 'few labels, read first':acc(language),
-            'few labels only':acc(few_labels('labels')), 'core-minutes of reading':f"{language[0]['text_minutes']:.0f}",
+            'few labels only':acc(few_labels('labels')), 'small sets':acc(rows('sets', candidate='best')),
+            'small sets, linear':acc(rows('sets', candidate='bigrams')), 'core-minutes of reading':f"{language[0]['text_minutes']:.0f}",
             'tokens a second':f"{speed('ours')['tokens_per_s']:,}", 'times Hugging Face':f"{speed('ours')['ratio']:.1f}",
             'times Hugging Face, 32 texts':f"{speed('ours', 32)['ratio']:.1f}", 'published AWD_LSTM':PUBLISHED_IMDB[-1][1]}
 
