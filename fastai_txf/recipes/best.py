@@ -284,7 +284,7 @@ def _more_labels(curve, target):
     "What the curve says of more labels, as a sentence."
     (n,a),(m,b) = curve.iloc[-2], curve.iloc[-1]
     return (f'from {n:,.0f} to {m:,.0f} texts the linear model went from {a:.4g} to {b:.4g} '
-            f'({target.metric_name}): about as much can be expected of twice the labels')
+            f'({target.metric_name}): twice the labels may bring as much again, rarely more')
 
 def _assemble(text, towers, shares, valid, df):
     "The learner of all members and the counted words."
