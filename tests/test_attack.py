@@ -284,7 +284,7 @@ def test_a_learners_own_rate(make):
 
 def test_no_blank_behind_ten_marks(make):
     "Where nothing but punctuation comes, the text ends with its last mark"
-    from fastai_txf.learn.writing import text_end
+    from fastai_txf.learn.growth import text_end
     text = 'so ' + '. , '*20
     end = text_end(50, ' ', None)(text)
     assert text[:end] == 'so ' + ' '.join('.,'*5)

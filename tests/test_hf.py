@@ -465,7 +465,7 @@ def test_other_outputs(wp, dls, capsys):
 def test_encoder_only(wp, dls):
     "A bare BERT gets the library's own head and reads whole texts"
     theirs = bert('BertModel', vocab_size=len(wp))
-    learn = transformer_classifier_learner(dls, pretrained=from_hf(theirs), n_out=3)
+    learn = transformer_classifier_learner(dls, pretrained=from_hf(theirs))
     x,real = ragged([7,9], vocab_sz=len(wp))
     with torch.no_grad(): close(learn.model.eval().encoder(x)[real], theirs(x, attention_mask=real.long()).last_hidden_state[real])
     assert learn.model.config.pool=='mean+max' and learn.model.config.long=='window' and not learn.model.config.pooler

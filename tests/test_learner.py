@@ -99,7 +99,7 @@ def test_lm_length(make, df):
 
 def test_n_out_and_dropouts(make):
     assert make('clf').model.head.out_features == 2 and make('multi').model.head.out_features == 3 and make('reg').model.head.out_features == 1
-    assert make('clf', n_out=5).model.head.out_features == 5
+    with pytest.raises(ValueError, match='n_out=5'): make('clf', n_out=5)
     assert all(m.p == 0 for m in make('lm', drop_mult=0).model.modules() if isinstance(m, nn.Dropout))
 
 # One's own parts

@@ -12,7 +12,7 @@ from fastai_txf.all import (
     Seq2SeqDataLoaders, SelfAttention, stream_tokens, transformer_classifier_learner, transformer_lm_learner,
     transformer_mlm_learner, transformer_seq2seq_learner, TransformerBlock, TransformerClassifier, TransformerDataLoaders)
 from fastai_txf.base import plain
-from fastai_txf.text.tokens import leading_space
+from fastai_txf.text.special import leading_space
 from fastai_txf.share.bundle import FILES, json_text, seal
 from fastai_txf.share.publish import bundle_files, write_folder
 from fastai_txf.text.special import RULES

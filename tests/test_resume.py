@@ -213,9 +213,9 @@ def test_refuses_another_model(new):
 def test_refuses_another_module(new):
     "What no configuration says: another range, a block of one's own, another model's dropout"
     class Mine(TransformerBlock): pass
-    killed(new('clf', 0, y_range=(0,1)), ResumeCallback(), Kill(3))
-    refused(new('clf', 0, y_range=(0,2)), r"modules: range SigmoidRange\({'low': 0.0, 'high': 1.0}\) \(here")
-    refused(new('clf', 0, y_range=(0,1), block=Mine), r"modules: encoder.blocks.0 TransformerBlock\(.*\(here Mine")
+    killed(new('clf', 0, loss_func=CrossEntropyLossFlat(), y_range=(0,1)), ResumeCallback(), Kill(3))
+    refused(new('clf', 0, loss_func=CrossEntropyLossFlat(), y_range=(0,2)), r"modules: range SigmoidRange\({'low': 0.0, 'high': 1.0}\) \(here")
+    refused(new('clf', 0, loss_func=CrossEntropyLossFlat(), y_range=(0,1), block=Mine), r"modules: encoder.blocks.0 TransformerBlock\(.*\(here Mine")
     def plain(p): return quiet(Learner(DataLoaders(*[DataLoader([(torch.ones(2),torch.ones(1))]*8, bs=2)]*2), torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Dropout(p)), MSELossFlat()))
     assert _differences(*(described(plain(p)) for p in (0.1,0.2))) == "modules: 1 Dropout({'p': 0.1, 'inplace': False}) (here Dropout({'p': 0.2, 'inplace': False}))"
 

@@ -52,8 +52,10 @@ def check_ids(
     n:int, # tokens of the vocabulary
     what:str='token id', # what they are, for the error
 ):
-    "A ValueError that names an id that is none of `n` tokens."
-    ids = torch.as_tensor(ids)
+    "A ValueError that names an id that is none of `n` tokens, a TypeError for what is no number."
+    try: ids = torch.as_tensor(ids)
+    except (TypeError,ValueError,RuntimeError):
+        raise TypeError(f'{what} {ids!r} is no whole number') from None
     if not ids.numel(): return
     low,high = [o.item() for o in ids.aminmax()]
     if 0 <= low and high < n: return

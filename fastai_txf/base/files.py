@@ -78,8 +78,9 @@ def naming(
     "Errors of the block name the file: FileNotFoundError, other OSErrors, ValueError for the rest."
     if not path.exists(): raise FileNotFoundError(f'there is no {what} at {path}: {remedy}')
     try: yield
-    except OSError as e: raise _cannot(e, 'read', path) from e
     except Exception as e:
+        # torch's reader seeks to places that a broken file names: no error of the disk
+        if isinstance(e, OSError) and e.errno != errno.EINVAL: raise _cannot(e, 'read', path) from e
         why = f'{type(e).__name__}: {str(e)[:120]}'
         raise ValueError(f'{path} cannot be read as {what} ({why}): {remedy}') from e
 
