@@ -30,7 +30,8 @@ def test_output():
     "The output that the README shows is kept in the index"
     cells = json.loads((readme.parent/'nbs'/'index.ipynb').read_text(encoding='utf-8'))['cells']
     kept = '\n'.join(''.join(o.get('text', [])) for c in cells for o in c.get('outputs', []))
-    shown = re.findall(r'^```\n(.*?)^```', readme.read_text(encoding='utf-8'), re.M | re.S)
+    blocks = re.findall(r'^```(\w*)\n(.*?)^```', readme.read_text(encoding='utf-8'), re.M | re.S)
+    shown = [o for language,o in blocks if not language]
     assert shown and all(o in kept for o in shown)
 
 @pytest.mark.slow
