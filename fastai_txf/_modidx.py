@@ -1108,6 +1108,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'fastai_txf/model/wide.py'),
                                        'fastai_txf.model.wide._gather': ('1_model/wide.html#_gather', 'fastai_txf/model/wide.py'),
                                        'fastai_txf.model.wide._halves': ('1_model/wide.html#_halves', 'fastai_txf/model/wide.py'),
+                                       'fastai_txf.model.wide._row_of': ('1_model/wide.html#_row_of', 'fastai_txf/model/wide.py'),
                                        'fastai_txf.model.wide.hash_ids': ('1_model/wide.html#hash_ids', 'fastai_txf/model/wide.py'),
                                        'fastai_txf.model.wide.hash_words': ('1_model/wide.html#hash_words', 'fastai_txf/model/wide.py'),
                                        'fastai_txf.model.wide.number_words': ( '1_model/wide.html#number_words',

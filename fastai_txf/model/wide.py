@@ -50,9 +50,13 @@ def hash_words(
     return hash_ids(-words), col < begins.sum(1, keepdim=True)
 
 # %% ../../nbs/1_model/05_wide.ipynb #2f811352
+def _row_of(h, n_rows):
+    "The row of the table of each number; its last bits are the least random."
+    return (h >> 20).remainder(n_rows)
+
 def _gather(hashes, masks, n_rows):
     "Rows of the table, `(bs, n)`, and which of them count: each row once a text."
-    rows = (torch.cat(hashes, 1) >> 20).remainder(n_rows)
+    rows = _row_of(torch.cat(hashes, 1), n_rows)
     rows = rows.masked_fill(~torch.cat(masks, 1), n_rows).sort(1).values
     new = torch.ones_like(rows, dtype=torch.bool)
     new[:,1:] = rows[:,1:] != rows[:,:-1]
@@ -118,7 +122,7 @@ class WidePath(Module):
         feature in equal parts to the places where it occurs, and there to its tokens."""
         real = torch.ones_like(x, dtype=torch.bool)
         hashes,masks = self._hashes(x, real)
-        rows = [(h >> 20).remainder(self.n_rows)[m] for h,m in zip(hashes, masks)]
+        rows = [_row_of(h, self.n_rows)[m] for h,m in zip(hashes, masks)]
         _,at,n = torch.cat(rows).unique(return_inverse=True, return_counts=True)
         scale = n[at]*(len(n)**0.5 if self.by_length else 1)
         v = (w @ self.table[torch.cat(rows)].T/scale).split([len(r) for r in rows], 1)

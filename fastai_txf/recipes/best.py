@@ -288,7 +288,7 @@ def _more_labels(curve, target):
 
 def _assemble(text, towers, shares, valid, df):
     "The learner of all members and the counted words."
-    n = max(1, len(towers.states))
+    n = max(1, len(towers.states)) if shares[0] else 1             # none has a say, none is kept
     config = make_config(**{**text.fields, 'members':n})
     dls = text.loaders(valid, df, bs=towers.bs)
     learn = transformer_classifier_learner(dls, config, lr=width_lr(config.d_model),
