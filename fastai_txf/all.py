@@ -33,6 +33,7 @@ from .train.schedule import *
 from .train.compile import *
 from .train.resume import *
 from .train.counting import *
+from .train.muon import *
 from .learn.transfer import *
 from .learn.base import *
 from .learn.writing import *

@@ -146,6 +146,18 @@ def decay_all(
     "Multiply many tensors in one call, in place."
     torch._foreach_mul_(ps, factor)
 
+def blend_all(
+    ts, # tensors
+    others, # as many, of the same shapes
+    share:float, # of `others` in the blend
+):
+    "Move many tensors towards `others` in one call, in place."
+    torch._foreach_lerp_(ts, others, share)
+
+def has_bf16()->bool:
+    "Whether this processor has units for bfloat16; without them its products are emulated."
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
 def has_vnni()->bool:
     "Whether this processor multiplies eight-bit numbers without overflow."
     return bool(torch.cpu._is_vnni_supported())

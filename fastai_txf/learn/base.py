@@ -7,6 +7,7 @@ __all__ = ['TransformerLearner']
 
 # %% ../../nbs/5_learn/03_base.ipynb #c2d17d62
 import dataclasses, difflib, inspect, torch, torch.nn as nn
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from fastai.callback.core import Callback, event
@@ -14,7 +15,7 @@ from fastai.callback.fp16 import AMPMode
 from fastai.learner import AvgLoss, AvgMetric, Learner, Recorder
 from fastai.metrics import Perplexity
 from fastai.text.data import LMDataLoader, SortedDL
-from fastai.torch_core import trainable_params
+from fastai.torch_core import get_model, trainable_params
 from fastcore.basics import ifnone
 from fastcore.foundation import L
 from fastcore.meta import delegates
@@ -104,6 +105,14 @@ class TransformerLearner(RatedLearner):
         def is_result(o): return isinstance(o, torch.Tensor) and o.grad_fn is not None
         left = {k for k,o in state.items() if is_result(o)} | ({'dl'} & state.keys())
         return {k:None if k in left else o for k,o in state.items() if k != '_codec'}
+
+    def create_opt(self):
+        "As in `Learner`. An `opt_func` with a parameter `model` is given the model."
+        given = self.opt_func
+        asks = callable(given) and 'model' in inspect.signature(given).parameters
+        if asks: self.opt_func = partial(given, model=get_model(self.model))
+        try: super().create_opt()
+        finally: self.opt_func = given
 
     def one_batch(self, i, b):
         "As in `Learner`, and callbacks that can `leave` a batch do so however it ends."

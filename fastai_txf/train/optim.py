@@ -90,6 +90,19 @@ class TorchOptimizer(OptimWrapper):
             if ps and h['wd']: decay_all(ps, 1 - h['lr']*h['wd'])
         self.opt.step()
 
+    def state_dict(self):
+        "That of the torch optimizer, and its name."
+        return self.opt.state_dict() | dict(optimizer=type(self.opt).__name__)
+
+    def load_state_dict(self,
+        sd:dict, # from `state_dict`
+    ):
+        "As in torch. A ValueError for the state of another optimizer."
+        name = type(self.opt).__name__
+        given = sd.get('optimizer', name)           # files of before do not say it
+        if given != name: raise ValueError(f'the state of another optimizer, {given} (here {name})')
+        self.opt.load_state_dict(sd)
+
 def adamw(
     params, # parameters, or lists of them: one for each group
     lr:float, # learning rate, until a schedule sets it

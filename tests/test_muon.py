@@ -1,0 +1,150 @@
+"Muon: torch's own step, in fastai's learner."
+import copy
+import pytest
+import torch
+from functools import partial
+from fastai.text.all import Callback, CrossEntropyLossFlat, Learner, load_learner, noop, set_seed, test_close, test_eq, trainable_params
+from fastai_txf.all import *
+from fastai_txf.train.muon import hidden_matrices, MuonAdam, orthogonalize
+
+TEXT = 'the cat sat on the mat while the rain fell on the roof of the old house . '*30
+
+def dls(): return LMDataLoaders.from_texts([TEXT], [TEXT[:600]], tok_tfm=CharTokenizer(), starts=False, bs=4, seq_len=16)
+
+def learner(loaders=None, **kwargs):
+    set_seed(0)
+    learn = transformer_lm_learner(loaders or dls(), d_model=32, n_layers=2, n_heads=2, **{'opt_func':muon, **kwargs})
+    learn.logger = noop
+    return learn.remove_cb(learn.progress)
+
+def weights(learn): return torch.cat([p.detach().flatten() for p in learn.model.parameters()])
+
+def trained(learn, *args, fit='fit', **kwargs):
+    set_seed(1)
+    getattr(learn, fit)(*args, **kwargs)
+    return weights(learn)
+
+@pytest.mark.parametrize('shape', [(3,16,16), (2,48,16), (2,16,64), (1,5,3)])
+def test_orthogonalize_is_the_polynomial_of_the_singular_values(shape):
+    "In float64, against the decomposition."
+    x = torch.randn(shape, dtype=torch.float64)
+    u,s,vh = torch.linalg.svd(x, full_matrices=False)
+    s = s/s.norm(dim=-1, keepdim=True)
+    for _ in range(5): s = 3.4445*s - 4.775*s**3 + 2.0315*s**5
+    test_close(orthogonalize(x), u@torch.diag_embed(s)@vh, eps=1e-10)
+
+def test_fit_is_a_plain_loop_with_torchs_muon_and_adamw():
+    "One learner, against `torch.optim.Muon` and `torch.optim.AdamW` on the same batches."
+    loaders = dls()
+    learn = learner(loaders, splitter=trainable_params)
+    model = copy.deepcopy(learn.model)
+    mats = hidden_matrices(model)
+    rest = [p for p in model.parameters() if all(p is not o for o in mats)]
+    groups = [dict(params=[p for p in rest if p.ndim > 1]), dict(params=[p for p in rest if p.ndim < 2], weight_decay=0.)]
+    opts = [torch.optim.Muon(mats, lr=1e-2, weight_decay=0.1, adjust_lr_fn='match_rms_adamw'),
+            torch.optim.AdamW(groups, lr=1e-2, betas=(0.95,0.99), eps=1e-5, weight_decay=0.1)]
+    batches = []
+    class Keep(Callback):
+        def before_batch(self): batches.append((self.x,self.y)) if self.training else None
+    trained(learn, 2, 1e-2, wd=0.1, cbs=[Keep(),SpareDecay(embeddings=False)])
+    model.train()
+    for x,y in batches:
+        CrossEntropyLossFlat()(model(x), y).backward()
+        for opt in opts: opt.step(); opt.zero_grad()
+    theirs = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert (weights(learn)-theirs).abs().max() < 2e-3 and (weights(learner())-theirs).abs().max() > 0.05
+
+def test_do_wd_is_heeded():
+    "With gradients of zero nothing but decay moves a matrix."
+    learn = learner(wd=0.5)
+    learn.create_opt()
+    a,b = hidden_matrices(learn.model)[:2]
+    learn.opt.state[a]['do_wd'] = False
+    for p in learn.model.parameters(): p.grad = torch.zeros_like(p)
+    learn.opt.set_hypers(lr=0.1, wd=0.5)
+    old = a.detach().clone(), b.detach().clone()
+    learn.opt.step()
+    test_eq(a, old[0])
+    test_close(b, old[1]*0.95, eps=1e-6)
+
+def test_groups_freeze_and_have_rates_of_their_own():
+    learn = learner()
+    learn.freeze()
+    old = {n:p.detach().clone() for n,p in learn.model.named_parameters()}
+    trained(learn, 1, 1e-2)
+    moved = {n for n,p in learn.model.named_parameters() if not torch.equal(p, old[n])}
+    assert moved and not any('blocks' in n for n in moved)
+    learn.unfreeze()
+    trained(learn, 1, slice(1e-4, 1e-2))
+    rates = [h['lr'] for h in learn.opt.hypers]
+    test_close([rates[0],rates[-1]], [1e-4,1e-2], eps=1e-8)
+    assert all(not torch.equal(p, old[n]) for n,p in learn.model.named_parameters())
+
+def test_schedules_of_rate_and_momentum_reach_it():
+    learn = learner()
+    trained(learn, 1, 1e-2, fit='fit_one_cycle')
+    test_eq(learn.opt.hypers[0]['mom'], learn.opt.opt.param_groups[0]['betas'][0])
+    assert {'lr','mom'} <= learn.recorder.hps.keys()
+    assert max(learn.recorder.hps['mom']) > 0.94 and min(learn.recorder.hps['mom']) < 0.86
+
+def test_lr_find_leaves_everything_as_it_was():
+    learn = learner()
+    old = weights(learn)
+    learn.lr_find(num_it=20, show_plot=False)
+    test_eq(weights(learn), old)
+
+def test_a_saved_training_goes_on_to_the_bit(tmp_path):
+    whole = learner(path=tmp_path)
+    trained(whole, 1, 1e-2)
+    whole.save('half')
+    there = trained(whole, 1, 1e-2, reset_opt=False)
+    other = learner(path=tmp_path)
+    other.create_opt()
+    other.load('half')
+    test_eq(trained(other, 1, 1e-2), there)
+
+def test_a_killed_training_goes_on_to_the_bit(tmp_path):
+    class Kill(Callback):
+        def after_batch(self):
+            if self.training and self.train_iter == 20: raise KeyboardInterrupt
+    there = trained(learner(path=tmp_path), 2, 1e-2, fit='fit_one_cycle', cbs=ResumeCallback('r', every=7))
+    killed = learner(path=tmp_path)
+    with pytest.raises(KeyboardInterrupt): trained(killed, 2, 1e-2, fit='fit_one_cycle', cbs=[ResumeCallback('r', every=7),Kill()])
+    test_eq(trained(learner(path=tmp_path), 2, 1e-2, fit='fit_one_cycle', cbs=ResumeCallback('r', every=7)), there)
+
+def test_the_state_of_another_optimizer_is_refused(tmp_path):
+    learn = learner(path=tmp_path, opt_func=adamw)
+    trained(learn, 1, 1e-2)
+    learn.save('adam')
+    other = learner(path=tmp_path)
+    other.create_opt()
+    state = torch.load(tmp_path/'models'/'adam.pth', weights_only=False)['opt']
+    with pytest.raises(ValueError, match='another optimizer'): other.opt.load_state_dict(state)
+    trained(other, 1, 1e-2)
+    other.save('muon')
+    state = torch.load(tmp_path/'models'/'muon.pth', weights_only=False)['opt']
+    with pytest.raises(ValueError, match='another optimizer'): learn.opt.load_state_dict(state)
+
+def test_an_exported_learner_comes_back(tmp_path):
+    learn = learner(path=tmp_path)
+    trained(learn, 1, 1e-2)
+    learn.export('m.pkl')
+    test_close(weights(load_learner(tmp_path/'m.pkl')), weights(learn), eps=1e-8)
+
+def test_a_plain_learner_must_name_the_model():
+    learn = Learner(dls(), TransformerLM(vocab_sz=30, d_model=8, n_heads=2), CrossEntropyLossFlat(), opt_func=muon)
+    with pytest.raises(ValueError, match='partial'): learn.create_opt()
+    learn.opt_func = partial(muon, model=learn.model)
+    learn.create_opt()
+    assert isinstance(learn.opt.opt, MuonAdam)
+
+def test_maps_of_each_head_are_matrices_too():
+    "`mode='narrow'` has four-dimensional weights."
+    set_seed(0)
+    model = TransformerLM(vocab_sz=9, d_model=16, n_heads=2, n_layers=1, mode='narrow')
+    w = next(p for p in hidden_matrices(model) if p.ndim == 4)
+    opt = muon(list(model.parameters()), 1e-2, wd=0., model=model)
+    w.grad,old = torch.randn_like(w), w.detach().clone()
+    opt.step()
+    one = orthogonalize((w.grad*(0.05*0.95+0.05)).flatten(0, 1)).view_as(w)
+    test_close((old-w)/(1e-2*0.2*8**0.5), one, eps=2e-2)
