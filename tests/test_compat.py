@@ -234,6 +234,22 @@ def test_show_error_as():
     compat.show_error_as(e, lambda: ['told'])
     assert e._render_traceback_() == ['told']
 
+def test_blend_all():
+    "torch._foreach_lerp_: many tensors in one call, in place"
+    exists(torch, '_foreach_lerp_')
+    ts = [torch.zeros(3), torch.ones(2,2)]
+    compat.blend_all(ts, [torch.ones(3), torch.zeros(2,2)], 0.25)
+    assert ts[0].tolist() == [0.25]*3 and ts[1].tolist() == [[0.75]*2]*2
+
+def test_has_bf16():
+    "torch.cpu._is_avx512_bf16_supported, _is_amx_tile_supported: what the processor's list of features says"
+    exists(torch.cpu, '_is_avx512_bf16_supported')
+    exists(torch.cpu, '_is_amx_tile_supported')
+    info = Path('/proc/cpuinfo')
+    flags = info.read_text() if info.exists() else ''
+    if 'flags' in flags: assert compat.has_bf16() == ('avx512_bf16' in flags or 'amx_tile' in flags)
+    assert isinstance(compat.has_bf16(), bool)
+
 def test_has_vnni():
     "torch.cpu._is_vnni_supported: what the processor's list of features says"
     exists(torch.cpu, '_is_vnni_supported')

@@ -3,13 +3,14 @@ import copy
 import pytest
 import torch
 from functools import partial
-from fastai.text.all import Callback, CrossEntropyLossFlat, Learner, load_learner, noop, set_seed, test_close, test_eq, trainable_params
+from fastai.text.all import Callback, CrossEntropyLossFlat, Learner, load_learner, noop, set_seed, trainable_params
+from fastcore import test as t
 from fastai_txf.all import *
 from fastai_txf.train.muon import hidden_matrices, MuonAdam, orthogonalize
 
 TEXT = 'the cat sat on the mat while the rain fell on the roof of the old house . '*30
 
-def dls(): return LMDataLoaders.from_texts([TEXT], [TEXT[:600]], tok_tfm=CharTokenizer(), starts=False, bs=4, seq_len=16)
+def dls(n=2250): return LMDataLoaders.from_texts([TEXT[:n]], [TEXT[:600]], tok_tfm=CharTokenizer(), starts=False, bs=4, seq_len=16)
 
 def learner(loaders=None, **kwargs):
     set_seed(0)
@@ -31,12 +32,12 @@ def test_orthogonalize_is_the_polynomial_of_the_singular_values(shape):
     u,s,vh = torch.linalg.svd(x, full_matrices=False)
     s = s/s.norm(dim=-1, keepdim=True)
     for _ in range(5): s = 3.4445*s - 4.775*s**3 + 2.0315*s**5
-    test_close(orthogonalize(x), u@torch.diag_embed(s)@vh, eps=1e-10)
+    t.test_close(orthogonalize(x), u@torch.diag_embed(s)@vh, eps=1e-10)
 
 def test_fit_is_a_plain_loop_with_torchs_muon_and_adamw():
-    "One learner, against `torch.optim.Muon` and `torch.optim.AdamW` on the same batches."
-    loaders = dls()
-    learn = learner(loaders, splitter=trainable_params)
+    "A learner, against `torch.optim.Muon` and `torch.optim.AdamW` on the same batches."
+    loaders = dls(400)
+    learn = learner(loaders, splitter=trainable_params, p=0., emb_p=0.)
     model = copy.deepcopy(learn.model)
     mats = hidden_matrices(model)
     rest = [p for p in model.parameters() if all(p is not o for o in mats)]
@@ -46,13 +47,14 @@ def test_fit_is_a_plain_loop_with_torchs_muon_and_adamw():
     batches = []
     class Keep(Callback):
         def before_batch(self): batches.append((self.x,self.y)) if self.training else None
-    trained(learn, 2, 1e-2, wd=0.1, cbs=[Keep(),SpareDecay(embeddings=False)])
+    trained(learn, 1, 1e-2, wd=0.1, cbs=[Keep(),SpareDecay(embeddings=False)])
     model.train()
     for x,y in batches:
         CrossEntropyLossFlat()(model(x), y).backward()
         for opt in opts: opt.step(); opt.zero_grad()
     theirs = torch.cat([p.detach().flatten() for p in model.parameters()])
-    assert (weights(learn)-theirs).abs().max() < 2e-3 and (weights(learner())-theirs).abs().max() > 0.05
+    assert len(batches) > 4 and (weights(learner())-theirs).abs().max() > 0.05
+    assert (weights(learn)-theirs).abs().mean() < 1e-5 # a thousandth of a step: bfloat16 turns a rounding now and then
 
 def test_do_wd_is_heeded():
     "With gradients of zero nothing but decay moves a matrix."
@@ -64,8 +66,8 @@ def test_do_wd_is_heeded():
     learn.opt.set_hypers(lr=0.1, wd=0.5)
     old = a.detach().clone(), b.detach().clone()
     learn.opt.step()
-    test_eq(a, old[0])
-    test_close(b, old[1]*0.95, eps=1e-6)
+    t.test_eq(a, old[0])
+    t.test_close(b, old[1]*0.95, eps=1e-6)
 
 def test_groups_freeze_and_have_rates_of_their_own():
     learn = learner()
@@ -77,13 +79,13 @@ def test_groups_freeze_and_have_rates_of_their_own():
     learn.unfreeze()
     trained(learn, 1, slice(1e-4, 1e-2))
     rates = [h['lr'] for h in learn.opt.hypers]
-    test_close([rates[0],rates[-1]], [1e-4,1e-2], eps=1e-8)
+    t.test_close([rates[0],rates[-1]], [1e-4,1e-2], eps=1e-8)
     assert all(not torch.equal(p, old[n]) for n,p in learn.model.named_parameters())
 
 def test_schedules_of_rate_and_momentum_reach_it():
     learn = learner()
     trained(learn, 1, 1e-2, fit='fit_one_cycle')
-    test_eq(learn.opt.hypers[0]['mom'], learn.opt.opt.param_groups[0]['betas'][0])
+    t.test_eq(learn.opt.hypers[0]['mom'], learn.opt.opt.param_groups[0]['betas'][0])
     assert {'lr','mom'} <= learn.recorder.hps.keys()
     assert max(learn.recorder.hps['mom']) > 0.94 and min(learn.recorder.hps['mom']) < 0.86
 
@@ -91,7 +93,7 @@ def test_lr_find_leaves_everything_as_it_was():
     learn = learner()
     old = weights(learn)
     learn.lr_find(num_it=20, show_plot=False)
-    test_eq(weights(learn), old)
+    t.test_eq(weights(learn), old)
 
 def test_a_saved_training_goes_on_to_the_bit(tmp_path):
     whole = learner(path=tmp_path)
@@ -101,16 +103,20 @@ def test_a_saved_training_goes_on_to_the_bit(tmp_path):
     other = learner(path=tmp_path)
     other.create_opt()
     other.load('half')
-    test_eq(trained(other, 1, 1e-2), there)
+    t.test_eq(trained(other, 1, 1e-2), there)
 
 def test_a_killed_training_goes_on_to_the_bit(tmp_path):
     class Kill(Callback):
+        now = False
         def after_batch(self):
-            if self.training and self.train_iter == 20: raise KeyboardInterrupt
-    there = trained(learner(path=tmp_path), 2, 1e-2, fit='fit_one_cycle', cbs=ResumeCallback('r', every=7))
-    killed = learner(path=tmp_path)
-    with pytest.raises(KeyboardInterrupt): trained(killed, 2, 1e-2, fit='fit_one_cycle', cbs=[ResumeCallback('r', every=7),Kill()])
-    test_eq(trained(learner(path=tmp_path), 2, 1e-2, fit='fit_one_cycle', cbs=ResumeCallback('r', every=7)), there)
+            if Kill.now and self.training and self.train_iter == 20: raise KeyboardInterrupt
+    def run(): return trained(learner(path=tmp_path), 2, 1e-2, fit='fit_one_cycle', cbs=[ResumeCallback('r', every=7),Kill()])
+    there = run()
+    Kill.now = True
+    with pytest.raises(KeyboardInterrupt): run()
+    Kill.now = False
+    assert (tmp_path/'models'/'r.pth').exists()
+    t.test_eq(run(), there)
 
 def test_the_state_of_another_optimizer_is_refused(tmp_path):
     learn = learner(path=tmp_path, opt_func=adamw)
@@ -129,7 +135,7 @@ def test_an_exported_learner_comes_back(tmp_path):
     learn = learner(path=tmp_path)
     trained(learn, 1, 1e-2)
     learn.export('m.pkl')
-    test_close(weights(load_learner(tmp_path/'m.pkl')), weights(learn), eps=1e-8)
+    t.test_close(weights(load_learner(tmp_path/'m.pkl')), weights(learn), eps=1e-8)
 
 def test_a_plain_learner_must_name_the_model():
     learn = Learner(dls(), TransformerLM(vocab_sz=30, d_model=8, n_heads=2), CrossEntropyLossFlat(), opt_func=muon)
@@ -147,4 +153,4 @@ def test_maps_of_each_head_are_matrices_too():
     w.grad,old = torch.randn_like(w), w.detach().clone()
     opt.step()
     one = orthogonalize((w.grad*(0.05*0.95+0.05)).flatten(0, 1)).view_as(w)
-    test_close((old-w)/(1e-2*0.2*8**0.5), one, eps=2e-2)
+    t.test_close((old-w)/(1e-2*0.2*8**0.5), one, eps=2e-2)

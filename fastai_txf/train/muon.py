@@ -108,8 +108,8 @@ class MuonAdam(torch.optim.Adam):
     def _look_ahead(self, ps, mom):
         "The running means of the gradients, one step further."
         for p in ps:
-            if 'momentum_buffer' not in self.state[p]:
-                self.state[p]['momentum_buffer'] = torch.zeros_like(p)
+            if self.state[p]: continue
+            self.state[p].update(momentum_buffer=torch.zeros_like(p), step=torch.zeros(()))
         grads,means = [p.grad for p in ps], [self.state[p]['momentum_buffer'] for p in ps]
         blend_all(means, grads, 1-mom)
         looks = [g.clone() for g in grads]
