@@ -38,7 +38,7 @@ def test_fit_is_a_plain_loop_with_torchs_muon_and_adamw():
     "A learner, against `torch.optim.Muon` and `torch.optim.AdamW` on the same batches."
     loaders = dls(400)
     learn = learner(loaders, splitter=trainable_params, p=0., emb_p=0.)
-    model = copy.deepcopy(learn.model)
+    model = copy.deepcopy(learn.model.double()) # one rounding to bfloat16 then seldom differs from the other
     mats = hidden_matrices(model)
     rest = [p for p in model.parameters() if all(p is not o for o in mats)]
     groups = [dict(params=[p for p in rest if p.ndim > 1]), dict(params=[p for p in rest if p.ndim < 2], weight_decay=0.)]
@@ -54,7 +54,7 @@ def test_fit_is_a_plain_loop_with_torchs_muon_and_adamw():
         for opt in opts: opt.step(); opt.zero_grad()
     theirs = torch.cat([p.detach().flatten() for p in model.parameters()])
     assert len(batches) > 4 and (weights(learner())-theirs).abs().max() > 0.05
-    assert (weights(learn)-theirs).abs().mean() < 1e-5 # a thousandth of a step: bfloat16 turns a rounding now and then
+    assert (weights(learn)-theirs).abs().max() < 1e-5
 
 def test_do_wd_is_heeded():
     "With gradients of zero nothing but decay moves a matrix."
