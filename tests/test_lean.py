@@ -1,0 +1,125 @@
+"A language model trains without logits by itself, and nobody can tell."
+import copy
+import pytest, torch
+from torch import nn
+from fastai.text.all import (
+    accuracy, Callback, CrossEntropyLossFlat, GradientAccumulation, GradientClip, LabelSmoothingCrossEntropyFlat, noop, set_seed)
+from fastai_txf.all import *
+from fastai_txf.train.lean import LeanLoss, NoLogits
+
+TEXT = 'the cat sat on the mat while the rain fell on the roof of the old house . '*20
+
+class Watch(Callback):
+    "Which batches were trained without logits?"
+    needs_logits = False
+    def before_fit(self): self.lean = []
+    def after_batch(self):
+        if self.training: self.lean.append(isinstance(self.learn.pred, NoLogits))
+
+class Look(Callback):
+    def after_loss(self):
+        if self.training: self.shape = self.pred.shape
+
+def learner(keep=False, seed=0, **kwargs):
+    set_seed(seed)
+    dls = LMDataLoaders.from_texts([TEXT], [TEXT[:600]], tok_tfm=CharTokenizer(), starts=False, bs=4, seq_len=16)
+    learn = transformer_lm_learner(dls, d_model=16, n_layers=1, n_heads=2, **kwargs)
+    learn.keep_logits,learn.logger = keep,noop
+    return learn.remove_cb(learn.progress)
+
+def fitted(learn, *cbs, n=1, **kwargs):
+    watch = Watch()
+    set_seed(1)
+    learn.fit(n, 1e-2, cbs=[watch,*cbs], **kwargs)
+    return set(watch.lean)
+
+def weights(learn): return torch.cat([p.detach().flatten() for p in learn.model.parameters()])
+
+@pytest.mark.parametrize('kw', [{}, dict(tie=False), dict(tie=False, bias=False), dict(p=0.3)])
+def test_training_is_what_it_is_with_logits(kw):
+    full,lean = learner(True, **kw), learner(**kw)
+    assert fitted(full) == {False} and fitted(lean) == {True}
+    assert (weights(full)-weights(lean)).abs().max() < 1e-4
+    assert torch.allclose(torch.stack(full.recorder.losses), torch.stack(lean.recorder.losses), atol=1e-4)
+    assert full.recorder.values[0] == pytest.approx(lean.recorder.values[0], abs=1e-4)
+
+def test_gradients_are_those_with_logits():
+    "Of one batch, before the step."
+    class Grads(Callback):
+        needs_logits = False
+        def before_step(self):
+            if self.train_iter == 0: self.found = [p.grad.clone() for p in self.model.parameters()]
+    grads = []
+    for keep in (True,False):
+        cb = Grads()
+        fitted(learner(keep), cb)
+        grads.append(cb.found)
+    for a,b in zip(*grads): assert torch.allclose(a, b, atol=1e-6)
+
+def own_loss(pred, y): return nn.functional.cross_entropy(pred.flatten(0, 1), y.flatten())
+
+class Own(TransformerLM):
+    def forward(self, x, cache=None): return super().forward(x, cache)/2
+
+@pytest.mark.parametrize('kw,cbs', [
+    (dict(loss_func=own_loss), []), (dict(loss_func=LabelSmoothingCrossEntropyFlat()), []), (dict(arch=Own), []),
+    (dict(loss_func=CrossEntropyLossFlat(weight=torch.ones(16))), []), ({}, [Look])])
+def test_who_may_look_gets_logits(kw, cbs):
+    set_seed(0)
+    learn = learner(**kw)
+    if 'weight' in str(kw) or getattr(getattr(kw.get('loss_func'), 'func', None), 'weight', None) is not None:
+        learn.loss_func = CrossEntropyLossFlat(weight=torch.ones(len(learn.dls.vocab)))
+    cbs = [o() for o in cbs]
+    assert fitted(learn, *cbs) == {False}
+    for cb in cbs: assert cb.shape == (4,16,len(learn.dls.vocab))
+
+def test_hooks_see_every_batch():
+    for part in (lambda m: m, lambda m: m.head):
+        learn,seen = learner(), []
+        handle = part(learn.model).register_forward_hook(lambda m, i, o: seen.append(o.shape) if m.training else None)
+        assert fitted(learn) == {False}
+        assert len(seen) == len(learn.dls.train)
+        handle.remove()
+        assert fitted(learn) == {True}
+
+def test_metrics_of_training_get_logits():
+    learn = learner(metrics=accuracy)
+    learn.recorder.train_metrics = True
+    assert fitted(learn) == {False} and len(learn.recorder.values[0]) == 4
+
+def test_fastais_own_callbacks_do_not_look():
+    learn = learner(metrics=accuracy)
+    assert fitted(learn, GradientClip(1.), GradientAccumulation(8)) == {True}
+    learn.lr_find(num_it=10, show_plot=False)
+    assert not learn.cbs.filter(lambda cb: isinstance(cb, LeanLoss))
+
+def test_validation_and_predictions_are_those_of_the_logits():
+    learn = learner(metrics=accuracy)
+    fitted(learn)
+    x,y = learn.dls.valid.one_batch()
+    logp = learn.model.eval()(x).log_softmax(-1).gather(-1, y[...,None])[...,0]
+    assert torch.allclose(learn.get_preds()[0][:,:16], logp.detach(), atol=1e-5)
+    loss,acc = learn.validate()
+    assert loss == pytest.approx(learn.recorder.values[-1][1], abs=1e-5) and 0 < acc <= 1
+    learn.show_results(max_n=2)
+    assert isinstance(learn.predict('the cat', n_words=2), str)
+
+def test_a_killed_training_goes_on_to_the_bit(tmp_path):
+    class Kill(Callback):
+        needs_logits,now = False,False
+        def after_batch(self):
+            if Kill.now and self.training and self.train_iter == 20: raise KeyboardInterrupt
+    def run():
+        learn = learner(path=tmp_path)
+        fitted(learn, ResumeCallback('r', every=7), Kill(), n=2)
+        return weights(learn)
+    there = run()
+    Kill.now = True
+    with pytest.raises(KeyboardInterrupt): run()
+    Kill.now = False
+    assert torch.equal(run(), there)
+
+def test_the_stand_in_names_the_remedy():
+    for touch in (lambda o: o.shape, lambda o: o[0], lambda o: torch.softmax(o, -1), lambda o: list(o)):
+        with pytest.raises(AttributeError, match='needs_logits=True'): touch(NoLogits())
+    copy.deepcopy(NoLogits())
