@@ -105,7 +105,7 @@ def token_losses(model, ids, seq_len):
 
 class StopAfter(Callback):
     "End the training after so many steps."
-    order = 70
+    order,needs_logits = 70,False
     def __init__(self, steps): self.steps = steps
     def after_batch(self):
         if self.training and self.train_iter >= self.steps: raise CancelFitException()

@@ -23,7 +23,7 @@ class Look(Callback):
 def learner(keep=False, seed=0, **kwargs):
     set_seed(seed)
     dls = LMDataLoaders.from_texts([TEXT], [TEXT[:600]], tok_tfm=CharTokenizer(), starts=False, bs=4, seq_len=16)
-    learn = transformer_lm_learner(dls, d_model=16, n_layers=1, n_heads=2, **kwargs)
+    learn = transformer_lm_learner(dls, d_model=16, n_layers=1, n_heads=2, **{'vocab_sz':600, **kwargs})
     learn.keep_logits,learn.logger = keep,noop
     return learn.remove_cb(learn.progress)
 
@@ -67,12 +67,15 @@ class Own(TransformerLM):
 def test_who_may_look_gets_logits(kw, cbs):
     learn,cbs = learner(**kw), [o() for o in cbs]
     assert fitted(learn, *cbs) == {False}
-    for cb in cbs: assert cb.shape[-1] == len(learn.dls.vocab)
+    for cb in cbs: assert cb.shape[-1] == 600
 
 def test_class_weights_need_logits():
     learn = learner()
-    learn.loss_func = CrossEntropyLossFlat(weight=torch.ones(len(learn.dls.vocab)))
+    learn.loss_func = CrossEntropyLossFlat(weight=torch.ones(600))
     assert fitted(learn) == {False}
+
+def test_a_small_vocabulary_has_nothing_to_save():
+    assert fitted(learner(vocab_sz=511)) == {False} and fitted(learner(vocab_sz=512)) == {True}
 
 def test_hooks_see_every_batch():
     for part in (lambda m: m, lambda m: m.head):
@@ -94,9 +97,10 @@ def test_fastais_own_callbacks_do_not_look():
     learn.lr_find(num_it=10, show_plot=False)
     assert not learn.cbs.filter(lambda cb: isinstance(cb, LeanLoss))
 
-def test_validation_and_predictions_are_those_of_the_logits():
-    learn = learner(metrics=accuracy)
-    fitted(learn)
+def test_validation_and_predictions_are_those_of_the_logits(monkeypatch):
+    monkeypatch.setattr('fastai_txf.train.lean._few', 2)
+    learn = learner(metrics=accuracy, vocab_sz=32)
+    assert fitted(learn) == {True}
     row = list(learn.recorder.values[-1])
     x,y = learn.dls.valid.one_batch()
     logp = learn.model.eval()(x).log_softmax(-1).gather(-1, y[...,None])[...,0]

@@ -32,16 +32,19 @@ def needs_logits(
     if kind.__call__ is not Callback.__call__: return True
     return any(hasattr(kind, e) or e in vars(cb) for e in _looks)
 
-# %% ../../nbs/4_train/10_lean.ipynb #e514114a
+# %% ../../nbs/4_train/10_lean.ipynb #a0d2b1ea
+_few = 512 # tokens in a vocabulary: with fewer, fastai's own step is as fast
+
 def _is_plain_loss(f):
     "Whether `f` is the mean cross-entropy of tokens that all count alike."
     if type(f) is not CrossEntropyLossFlat or type(f.func) is not nn.CrossEntropyLoss: return False
     return f.func.reduction == 'mean' and f.func.weight is None
 
 def _is_plain_model(model):
-    "Whether `model` makes its logits as a `TransformerLM` does, and nothing listens."
+    "Whether `model` makes its logits as a `TransformerLM` does, many of them, and nothing listens."
     if getattr(type(model), 'forward', None) is not TransformerLM.forward: return False
-    return type(model.head) is nn.Linear and not is_hooked(model) and not is_hooked(model.head)
+    if type(model.head) is not nn.Linear or model.head.out_features < _few: return False
+    return not is_hooked(model) and not is_hooked(model.head)
 
 def may_do_without(
     learn, # a learner, before a fit
