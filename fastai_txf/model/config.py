@@ -73,6 +73,7 @@ class TransformerConfig:
     d_ff:int=None          # width in the feed-forward; default: its own (4 or 8/3 times `d_model`)
     d_head:int=None        # width of a head; default `d_model/n_heads`, in wide mode `d_model`
     n_kv_heads:int=None    # key and value heads (grouped queries); default `n_heads`
+    qk_norm:bool=False     # norms of queries and keys, head by head
     mode:str='standard'    # attention: 'standard', 'wide' or 'narrow'
     causal:bool=None       # hide the future; default: language models do, classifiers don't
     positions:str='rotary' # a key of `POSITIONS`
