@@ -140,7 +140,8 @@ PRESETS = dict(
     bert   =dict(positions='learned', wiring='post', ff='gelu', attn_p=0.1, eps=1e-12,
                  emb_norm=True, init='gpt2', pool='first', pooler=True),
     llama  =dict(positions='rotary', wiring='pre', ff='swiglu', norm='rms', bias=False, tie=False,
-                 p=0., emb_p=0., init='gpt2'))
+                 p=0., emb_p=0., init='gpt2'),
+    modern =dict(positions='rotary', wiring='pre', qk_norm=True, bias=False, p=0., emb_p=0.))
 
 # %% ../../nbs/1_model/04_config.ipynb #54621787
 def make_config(
