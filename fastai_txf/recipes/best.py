@@ -25,7 +25,7 @@ from ..generate.sampling import DIVERGED
 from ..train.counting import count_features, feature_matrix, fit_linear
 from ..train.rates import width_lr
 from ..learn.classifier import (
-    auto_fields, labelled_ids, transformer_classifier_learner, word_starts)
+    auto_fields, labelled_ids, read_vocab, transformer_classifier_learner)
 from .pretrain import self_pretrain
 from .heldout import (
     choose_shares, clearly_better, hits_of, interval, loss_of, text_folds)
@@ -63,9 +63,9 @@ class _Text:
     def wide(self):
         "A wide path for these texts, empty."
         f = self.fields
-        sizes = self.target.n_out, len(self.vocab), self.pad_idx, f['wide_words']
-        wide = WidePath(f['wide'], *sizes)
-        wide.starts.copy_(word_starts(self.vocab))
+        sizes = self.target.n_out, len(self.vocab), self.pad_idx
+        wide = WidePath(f['wide'], *sizes, f['wide_words'], f['wide_letters'])
+        read_vocab(wide, self.vocab)
         return wide
 
     def linear(self, train, held):
@@ -113,6 +113,7 @@ def _choose_cut(df, options, seed, say):
 
 # %% ../../nbs/7_recipes/06_best.ipynb #0858bae6
 _folds = 5
+_no_wide = dict(wide=None, wide_words=False, wide_letters=False)
 
 class _Towers:
     "Transformers, each trained without one fold, and what they say of it."
@@ -123,7 +124,7 @@ class _Towers:
         n = len(text.df)
         self.epochs = int(np.clip(80_000/n, 4, 30))
         self.bs = int(2**np.clip(np.log2(n/50)//1, 3, 6))
-        self.config = make_config(**{**text.fields, 'wide':None, 'wide_words':False})
+        self.config = make_config(**{**text.fields, **_no_wide})
 
     def learner(self, k):
         "An untrained learner without the rows of fold `k`, and with them for validation."
@@ -134,7 +135,14 @@ class _Towers:
         return transformer_classifier_learner(dls, self.config, lr=width_lr(self.config.d_model))
 
     def seconds(self):
-        "About how long one takes, by a few batches."
+        "About how long one takes: as kept in the folder, or by a few batches."
+        for fold in (self.text.fold, self._tenths()):
+            kept = self._kept(0, fold)
+            if kept and 'seconds' in kept: return kept['seconds'].item()
+        return self._measure()
+
+    def _measure(self):
+        "Seconds of a whole training, by a few batches."
         learn = self.learner(0)
         model,times = learn.model.train(), []
         for i,(x,y) in enumerate(learn.dls.train):
@@ -150,21 +158,24 @@ class _Towers:
         left = self.end-time.perf_counter()
         return next((k for k in (_folds,3) if 1.15*k*seconds < left), 1)
 
-    def _file(self, k):
-        "Where the tower `k` is kept."
+    def _file(self, k, fold):
+        "Where the tower of fold `k` is kept."
         text = self.text
         what = [*text.df[text.options['text_col']], *text.y.tolist(), self.config, self.epochs,
-                self.seed, k, int(text.fold.max())]
+                self.seed, k, int(fold.max())]
         return Path(self.folder)/f'{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.pth'
 
-    def train(self, k, minutes=None):
-        "Train the tower of fold `k`, or read it."
+    def _kept(self, k, fold):
+        "The tower of fold `k` from the folder, None if it is not there."
+        if self.folder is None or not (file := self._file(k, fold)).exists(): return None
+        return load_tensors(file, 'a transformer of `best_classifier`', 'delete it',
+                            ('state','out'))
+
+    def train(self, k, seconds, minutes=None):
+        "Train the tower of fold `k`, or read it; `seconds` are what one was thought to take."
         held = (self.text.fold == k).nonzero()[0]
-        file = None if self.folder is None else self._file(k)
-        if file is not None and file.exists():
-            kept = load_tensors(file, 'a transformer of `best_classifier`', 'delete it',
-                                ('state','out'))
-            return self._keep(kept['state'], kept['out'], held)
+        kept = self._kept(k, self.text.fold)
+        if kept: return self._keep(kept['state'], kept['out'], held)
         with no_random(self.seed+k):
             learn = self.learner(k)
             with learn.no_bar(), learn.no_logging(), warnings.catch_warnings():
@@ -173,9 +184,10 @@ class _Towers:
                 else: learn.fit_minutes(minutes)
         out = learn.outputs([self.text.ids[i] for i in held])
         state = learn.model.state_dict()
-        if file is not None:
+        if self.folder is not None:
+            file = self._file(k, self.text.fold)
             file.parent.mkdir(parents=True, exist_ok=True)
-            save_tensors(dict(state=state, out=out), file)
+            save_tensors(dict(state=state, out=out, seconds=torch.tensor(seconds)), file)
         self._keep(state, out, held)
 
     def _keep(self, state, out, held):
@@ -193,7 +205,7 @@ class _Towers:
         try:
             for i in range(k):
                 if i and time.perf_counter() + seconds > self.end + 60: break
-                self.train(i, minutes)
+                self.train(i, seconds, minutes)
                 self.say(f'transformer {i+1} of {k} is trained')
         except KeyboardInterrupt: self.say('stopped by hand: what has been trained so far is used')
         except ValueError as e:
