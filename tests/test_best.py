@@ -98,6 +98,47 @@ def test_unlabelled_texts_are_read_first():
     learn = quick(df, unlabelled=more)
     assert 'transformer' in list(learn.report.results.candidate)
 
+def test_self_training_where_texts_are_many(monkeypatch):
+    "Five times as many texts without labels: a student learns from guesses, sees no held-out label, and the better one stays"
+    df,more = frame(60), frame(320, seed=1).text
+    seen = []
+    def spy(dls, texts, guess, *args, **kw):
+        seen.append((dls, texts, guess))
+        return train_student(dls, texts, guess, *args, **kw)
+    train_student = best.train_student
+    monkeypatch.setattr(best, 'train_student', spy)
+    learn = quick(df, unlabelled=more)
+    (dls,texts,guess), = seen
+    assert {*texts} == {*more} and guess.shape == (len(texts),2)
+    torch.testing.assert_close(guess.sum(1), torch.ones(len(guess)))
+    assert len(dls.train_ds) == 60 - len(dls.valid_ds) and len(dls.valid_ds) == 6
+    table = learn.report.results.set_index('candidate')
+    assert {'self-trained','transformer'} <= {*table.index} and table.returned.sum() == 1
+    assert learn.predict('red red red')[2].sum() == pytest.approx(1)
+
+def test_guesses_are_of_both(monkeypatch):
+    "What a student learns are the joined outputs of transformer and counted words"
+    df = frame(60)
+    got = []
+    guess = best._guess
+    def spy(text, learn, deep, texts, held):
+        res = guess(text, learn, deep, texts, held)
+        assert learn.model.wide is None
+        train = (text.fold != 0).nonzero()[0]
+        wide = text.wide()
+        w,b = best.fit_linear(text.x[train], text.y[train].numpy(), 2)
+        rows = best.feature_matrix(wide, text.ids)[1]
+        wide.table[torch.as_tensor(rows)] = torch.as_tensor(w).float(); wide.bias.copy_(torch.as_tensor(b))
+        shares = best.choose_shares(deep, text.linear(train, held), text.y[held])
+        ids = learn.codec.encode(texts)
+        both = shares[0]*learn.outputs(ids) + shares[1]*torch.cat([wide(i[None]) for i in ids])
+        torch.testing.assert_close(res, both.softmax(1), atol=1e-5, rtol=1e-4)
+        got.append(1)
+        return res
+    monkeypatch.setattr(best, '_guess', spy)
+    quick(df, unlabelled=frame(320, seed=1).text)
+    assert got
+
 def test_folds_keep_copies_together():
     df = frame(100); df = pd.concat([df, df[:30]])
     fold = text_folds(df.text, df.label, 5)
