@@ -10,19 +10,9 @@ from fastai_txf.model.wide import hash_ids, hash_words
 from fastai_txf.recipes.best import _Text, _Towers
 from fastai_txf.recipes.heldout import choose_shares, loss_of
 from fastai_txf.text.special import leading_space
-from fastai_txf.train.counting import fit_linear
 from fastai_txf.train.rates import width_lr
 from common import *
 from sets import SETS, load
-
-class Budget(TimeBudget):
-    "A `TimeBudget` by this process's own time: other jobs on the machine do not count."
-    @property
-    def pct(self): return (self.used + time.process_time() - self.start)/(60*self.minutes)
-    def before_train(self): self.start = time.process_time()
-    def after_train(self):
-        self.used += time.process_time() - self.start
-        self.recorder.cancel_train = False
 
 # Ways that run the model more than once
 
@@ -191,14 +181,14 @@ def train(text, way, seed, seconds):
         with learn.no_bar(), learn.no_logging():
             if seconds is None: learn.fit_one_cycle(PASSES, cbs=cbs)
             elif way.get('flat'): learn.fit_minutes_flat(seconds/60, cbs)
-            else: learn.fit_one_cycle(10_000, cbs=[Budget(way.get('times', 1)*seconds/60), *cbs])
+            else: learn.fit_one_cycle(10_000, cbs=[core_minutes(way.get('times', 1)*seconds/60), *cbs])
     return learn
 
 @patch
 def fit_minutes_flat(self:Learner, minutes, cbs):
     "A rise over the first twentieth, then one rate."
     sched = combine_scheds([0.05,0.95], [SchedLin(self.lr/25, self.lr), SchedLin(self.lr, self.lr)])
-    self.fit(10_000, cbs=[Budget(minutes), ParamScheduler(dict(lr=sched)), *cbs])
+    self.fit(10_000, cbs=[core_minutes(minutes), ParamScheduler(dict(lr=sched)), *cbs])
 
 def measured(text, learn, held, counted):
     "Accuracy and loss alone and joined."
