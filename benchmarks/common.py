@@ -111,6 +111,18 @@ class StopAfter(Callback):
         if self.training and self.train_iter >= self.steps: raise CancelFitException()
     def before_validate(self): raise CancelValidException()
 
+def core_minutes(minutes):
+    "A `TimeBudget` by this process's own time: other jobs on the machine do not count."
+    from fastai_txf.train.schedule import TimeBudget
+    class Budget(TimeBudget):
+        @property
+        def pct(self): return (self.used + time.process_time() - self.start)/(60*self.minutes)
+        def before_train(self): self.start = time.process_time()
+        def after_train(self):
+            self.used += time.process_time() - self.start
+            self.recorder.cancel_train = False
+    return Budget(minutes)
+
 def fit_steps(learn, steps, lr, **kwargs):
     "Fit for so many steps: the rate rises over the first twentieth and falls along a cosine to its hundredth."
     n_epoch = -(-steps//len(learn.dls.train))

@@ -2,17 +2,20 @@
 
 `--data` is a folder with TREC questions (`trec.train.txt.gz`, `trec.test.txt.gz`), customer reviews (`custrev`), opinions (`mpqa`) and subjectivity
 (`subj`): a label and a sentence a line, as in the files of Kim (2014). TREC has a test set; of the others a tenth, another one for each seed, is scored
-once. Each candidate, set and seed runs in a process of its own and adds a line to results/sets.jsonl; what is there already is not run again."""
+once. AWD_LSTM and the transformer alone get the processor time that the plain call has taken of the same rows. Each candidate, set and seed runs in a process of its own and adds a line to results/sets.jsonl; what is there already is not run again."""
 import gzip
 from fastai.text.all import *
 from fastai_txf.all import *
+from fastai_txf.text.special import leading_space
 from fastai_txf.train.counting import fit_linear
 from common import *
 
 SETS = dict(trec='TREC questions', custrev='customer reviews', mpqa='opinions (MPQA)', subj='subjectivity')
 PUBLISHED = {'NB-SVM, bigrams (Wang & Manning 2012)':dict(custrev=81.8, mpqa=86.3, subj=93.2),
              'CNN-rand (Kim 2014), as printed':dict(trec=91.2, custrev=79.8, mpqa=83.4, subj=89.6)}
-MINUTES = 1.5 # of the default learner and of AWD_LSTM
+MINUTES = 1.5 # of the clock, for the plain call
+AWD_RATE = 2e-3
+NO_WIDE = dict(wide=None, wide_words=False, wide_letters=False)
 
 def read(data, name):
     "Texts and labels of a file."
@@ -45,20 +48,28 @@ def bigrams(train, test, seed):
     w,b = fit_linear(count.fit_transform(train.text), y, len(names))
     return 100*float((names[(count.transform(test.text)@w + b).argmax(1)] == test.label).mean())
 
+def counted(train, test, seed, pieces=False, letters=True):
+    "The wide path alone: words or pieces, pairs, and letters."
+    kw = dict(tok_tfm=BPETokenizer(2000), rules=[leading_space]) if pieces else dict(min_freq=1)
+    dls = TransformerDataLoaders.from_df(train, text_col='text', label_col='label', valid_pct=0, bs=64, **kw)
+    learn = transformer_classifier_learner(dls, 'auto', **({} if letters else dict(wide_letters=False)))
+    learn.count_wide(share=(0.,1.))
+    return scored(learn, test)
+
 def default(train, test, seed):
     learn = transformer_classifier_learner(loaders(train, seed), metrics=accuracy)
     with learn.no_bar(), learn.no_logging(): learn.fit_minutes(MINUTES)
     return scored(learn, test)
 
-def deep(train, test, seed):
-    learn = transformer_classifier_learner(loaders(train, seed), 'auto', wide=None, metrics=accuracy)
-    with learn.no_bar(), learn.no_logging(): learn.fit_minutes(MINUTES)
+def deep(train, test, seed, minutes):
+    learn = transformer_classifier_learner(loaders(train, seed), 'auto', **NO_WIDE, metrics=accuracy)
+    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(10_000, cbs=core_minutes(minutes))
     return scored(learn, test)
 
-def awd(train, test, seed):
+def awd(train, test, seed, minutes):
     dls = loaders(train, seed)
     learn = text_classifier_learner(dls, AWD_LSTM, pretrained=False, metrics=accuracy)
-    with learn.no_bar(), learn.no_logging(): learn.fit_minutes(MINUTES, 2e-3)
+    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(10_000, AWD_RATE, cbs=core_minutes(minutes))
     dl = dls.test_dl(test.text.tolist())
     with learn.no_bar(): preds = learn.get_preds(dl=dl)[0]
     return 100*float((np.array(dls.vocab[1])[preds.argmax(1).numpy()] == test.label).mean())
@@ -67,9 +78,13 @@ def best(train, test, seed):
     learn = best_classifier(train, minutes=10, seed=seed)
     return scored(learn, test)
 
-CANDIDATES = dict(bigrams=bigrams, default=default, deep=deep, awd=awd, best=best)
+CANDIDATES = dict(bigrams=bigrams, words=partial(counted, letters=False), letters=counted, pieces=partial(counted, pieces=True, letters=False),
+                  both=partial(counted, pieces=True), default=default, deep=deep, awd=awd, best=best)
+BESIDE = 'deep','awd' # these get the processor time of the plain call
 NAMES = dict(bigrams='linear: NB-weighted words and pairs', default=f'`transformer_classifier_learner(dls).fit_minutes({MINUTES})`',
-             deep='the same without the wide path (`wide=None`)', awd=f'`text_classifier_learner(AWD_LSTM, pretrained=False)`, {MINUTES} minutes',
+             words='its wide path alone: words and pairs', letters='and runs of four letters', pieces='wide path alone: pieces, words of them, pairs',
+             both='and runs of four letters', deep='its transformer alone, in the same processor time',
+             awd='`text_classifier_learner(AWD_LSTM, pretrained=False)`, likewise',
              best='`best_classifier(df, minutes=10)`')
 
 # Runs and the table
@@ -80,7 +95,12 @@ def run(candidate, name, seed, args):
     train,test = load(args.data, name, seed)
     set_seed(seed)
     start = time.process_time()
-    acc = CANDIDATES[candidate](train, test, seed)
+    more = {}
+    if candidate in BESIDE:
+        plain = [r for r in read_rows(out_file(args, 'sets')) if (r['candidate'],r['set'],r['seed']) == ('default',name,seed)]
+        if not plain: raise SystemExit(f'{candidate} gets the time of the plain call: run default on {name}, seed {seed}, first')
+        more['minutes'] = plain[-1]['core-minutes']
+    acc = CANDIDATES[candidate](train, test, seed, **more)
     return {'candidate':candidate, 'set':name, 'seed':seed, 'accuracy':acc, 'core-minutes':(time.process_time()-start)/60, **about(args.threads)}
 
 def render(rows):

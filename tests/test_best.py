@@ -72,23 +72,23 @@ def test_minutes_and_columns():
 
 def test_stopped_by_hand(monkeypatch):
     "Ctrl-C in the first transformer: the counted words are returned"
-    def stop(self, k, minutes=None): raise KeyboardInterrupt
+    def stop(self, k, seconds, minutes=None): raise KeyboardInterrupt
     monkeypatch.setattr(best._Towers, 'train', stop)
     learn = quick(frame())
     assert learn.report.results.candidate[learn.report.results.returned].item().endswith('counted')
     assert learn.predict('red red red red red')[0] == 'warm'
 
-def test_goes_on_where_it_was(tmp_path, monkeypatch):
-    "The same call with the same folder trains nothing twice"
+@pytest.mark.parametrize('folds', [1,3])
+def test_goes_on_where_it_was(tmp_path, monkeypatch, folds):
+    "The same call with the same folder trains nothing twice, and does not measure again how long it takes"
     df = frame()
+    monkeypatch.setattr(best._Towers, 'plan', lambda self, s: folds)
     first = quick(df, folder=tmp_path)
     kept = list(tmp_path.iterdir())
     assert kept
-    def fail(self, k): raise AssertionError('trained again')
-    seconds = best._Towers.seconds
-    monkeypatch.setattr(best._Towers, 'seconds', lambda self: 1e-3)
-    monkeypatch.setattr(best._Towers, 'plan', lambda self, s: len(kept))
+    def fail(self, *args): raise AssertionError('trained or measured again')
     monkeypatch.setattr(best._Towers, 'learner', fail)
+    monkeypatch.setattr(best._Towers, 'plan', lambda self, s: len(kept)) # a slow machine may have had no time for all
     again = quick(df, folder=tmp_path)
     assert torch.equal(again.predict('red gold')[2], first.predict('red gold')[2])
     kept[0].write_bytes(kept[0].read_bytes()[:100])
@@ -98,6 +98,48 @@ def test_unlabelled_texts_are_read_first():
     df,more = frame(80), frame(200, seed=1).text
     learn = quick(df, unlabelled=more)
     assert 'transformer' in list(learn.report.results.candidate)
+
+def test_self_training_where_texts_are_many(monkeypatch):
+    "Five times as many texts without labels: a student learns from guesses, sees no held-out label, and the better one stays"
+    df,more = frame(60), frame(320, seed=1).text
+    seen = []
+    def spy(dls, texts, guess, *args, **kw):
+        seen.append((dls, texts, guess))
+        return train_student(dls, texts, guess, *args, **kw)
+    train_student = best.train_student
+    monkeypatch.setattr(best, 'train_student', spy)
+    learn = quick(df, unlabelled=more)
+    (dls,texts,guess), = seen
+    assert {*texts} == {*more} and guess.shape == (len(texts),2)
+    torch.testing.assert_close(guess.sum(1), torch.ones(len(guess)))
+    assert len(dls.train_ds) == 60 - len(dls.valid_ds) and len(dls.valid_ds) == 6
+    table = learn.report.results.set_index('candidate')
+    assert {'self-trained','transformer'} <= {*table.index} and table.returned.sum() == 1
+    assert learn.predict('red red red')[2].sum() == pytest.approx(1)
+
+def test_guesses_are_of_both(monkeypatch):
+    "What a student learns are the joined outputs of transformer and counted words"
+    df = frame(60)
+    got,paths = [],[]
+    guess,count = best._guess,best.count_features
+    def counted(wide, ids, *args, **kw):
+        paths.append((wide, len(ids)))
+        return count(wide, ids, *args, **kw)
+    def spy(text, learn, deep, texts, held):
+        res = guess(text, learn, deep, texts, held)
+        wide,n = paths[-1]
+        assert learn.model.wide is None and n == 60-len(held)            # held-out texts are not counted
+        shares = best.choose_shares(deep, text.linear((text.fold != 0).nonzero()[0], held), text.y[held])
+        torch.testing.assert_close(wide.shares, torch.tensor(shares).float())
+        ids = learn.codec.encode(texts)
+        both = shares[0]*learn.outputs(ids) + shares[1]*torch.cat([wide(i[None]) for i in ids])
+        torch.testing.assert_close(res, both.softmax(1), atol=1e-5, rtol=1e-4)
+        got.append(1)
+        return res
+    monkeypatch.setattr(best, 'count_features', counted)
+    monkeypatch.setattr(best, '_guess', spy)
+    quick(df, unlabelled=frame(320, seed=1).text)
+    assert got
 
 def test_folds_keep_copies_together():
     df = frame(100); df = pd.concat([df, df[:30]])

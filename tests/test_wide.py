@@ -5,13 +5,14 @@ from fastai.metrics import accuracy
 from fastai_txf.base.checks import check_values
 from fastai_txf.model.config import make_config, PRESETS
 from fastai_txf.model.models import TransformerClassifier
-from fastai_txf.model.wide import hash_ids, WidePath
+from fastai_txf.model.wide import hash_ids, token_letters, WidePath
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fastai_txf.text.target import Target
 from fastai_txf.train.counting import count_features, fit_linear, nb_weights
 from fastai_txf.learn.classifier import auto_fields, labelled_ids, transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
+from fastai_txf.share.tables import feature_rows
 import fastai_txf.explain.attribution
 from hypothesis import given, settings, strategies as st
 
@@ -25,6 +26,16 @@ def number(v):
 def slow_hash(a, b=None):
     h = number((a+1)*odd[0] if b is None else number(number(a*odd[0]) + b)*odd[1])
     return number((h ^ (h >> 29))*odd[1])
+
+def slow_runs(ids, tokens, pieces):
+    "Numbers of four letters of a word each, from strings; the edges of a word count as letters"
+    shown = [tokens[i] for i in ids]
+    text = ''.join(' '*(t[0] == 'Ġ' or not pieces) + t.replace('Ġ', '')[:16] for t in shown) + ' '
+    codes = [1 if c == ' ' else ord(c)+2 for c in text]
+    for i in range(len(text)-3):
+        if ' ' in text[i+1:i+3]: continue
+        a,b,c,d = codes[i:i+4]
+        yield slow_hash(slow_hash(a, b), slow_hash(c, d))
 
 def slow_rows(ids, starts, n_rows, words):
     "The rows of a text's features by explicit loops over whole numbers of Python"
@@ -50,14 +61,36 @@ def test_features_are_those_of_a_loop(texts, words):
     rows,counts = wide.features(x)
     for t,r,c in zip(texts, rows, counts): assert r[c].tolist() == slow_rows(t, starts.tolist(), 2**12, words)
 
+PIECES = ['Ġ'*(i%3 == 0) + t for i,t in enumerate('a film was warm ly improve ment s é 中文字 able 12345 un q ing antidisestablishmentarianism x yz'.split())]
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.lists(st.integers(2, 19), max_size=20), min_size=1, max_size=4), st.booleans())
+def test_runs_of_letters_are_those_of_a_loop(texts, pieces):
+    "In the library, and without torch"
+    vocab = ['xxunk','xxpad'] + (PIECES if pieces else [p.replace('Ġ', '') for p in PIECES])
+    wide = WidePath(2**12, 3, 20, pad_idx=1, letters=True)
+    starts = torch.tensor([not pieces or t.startswith('Ġ') for t in vocab])
+    wide.letters.copy_(token_letters(vocab, starts))
+    width = max(map(len, texts)) + 1
+    rows,counts = wide.features(torch.tensor([[1]*(width-len(t)) + t for t in texts]))
+    plain = feature_rows(texts, 2**12, letters=[r[r > 0].tolist() for r in wide.letters])
+    for t,r,c,p in zip(texts, rows, counts, plain):
+        want = {*slow_rows(t, starts.tolist(), 2**12, False)} | {(h >> 20) % 2**12 for h in slow_runs(t, vocab, pieces)}
+        assert r[c].tolist() == sorted(want) == [i for i in p if i >= 0]
+
+def test_special_tokens_have_no_letters():
+    letters = token_letters(['xxbos','xxmaj','Ġxxl','b'*40,'▁ab'], [True, True, True, False, True])
+    assert (letters != 0).sum(1).tolist() == [1,1,4,16,3]
+
 def test_pairs_of_hashes_differ():
     a,b = torch.cartesian_prod(torch.arange(300), torch.arange(300)).T
     assert len(hash_ids(hash_ids(a), hash_ids(b)).unique()) == 90_000
 
-@pytest.fixture
-def wide():
-    w = WidePath(2**10, 3, 20, pad_idx=1, words=True)
+@pytest.fixture(params=[False,True])
+def wide(request):
+    w = WidePath(2**10, 3, 20, pad_idx=1, words=True, letters=request.param)
     w.starts.copy_(torch.arange(20) % 3 == 0)
+    if request.param: w.letters.copy_(token_letters(['xxunk','xxpad']+PIECES, w.starts))
     w.table.normal_(generator=torch.Generator().manual_seed(0)); w.bias.copy_(torch.tensor([1.,-1.,0.5]))
     return w
 

@@ -294,7 +294,8 @@ def refuse_options(model, kwargs):
 
 # %% ../../nbs/5_learn/03_base.ipynb #88b1a27b
 _shared = 'vocab_sz','pad_idx' # the data decide
-_classifiers = 'n_out','pool','pooler','token_p','word_p','head_p','wide','wide_words','members'
+_classifiers = ('n_out','pool','pooler','token_p','word_p','head_p','wide','wide_words',
+                'wide_letters','members')
 _pairs = 'tgt_vocab_sz','n_dec_layers','share_emb'
 
 UNUSED = dict( # fields of the configuration that a model of each kind does not look at

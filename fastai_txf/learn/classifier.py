@@ -22,6 +22,7 @@ from plum import dispatch
 from ..base.checks import check_values
 from ..model.config import make_config, PRESETS, TransformerConfig
 from ..model.models import classifier_splitter, TransformerClassifier
+from ..model.wide import token_letters
 from ..text.loaders import check_dls
 from ..text.special import text_vocab
 from ..text.target import Target
@@ -97,6 +98,7 @@ ENCODER_FIELDS = ('d_model','n_heads','n_layers','d_ff','d_head','n_kv_heads','q
 _word_starts = 'Ġ','▁','xx' # byte pairs, sentencepiece and characters; special tokens
 _min_rows,_max_rows = 2**12, 2**21
 _max_cells = 2**24 # numbers in the table
+_few_letters = 100 # tokens of a text: in shorter ones, letters of words are features
 
 def labelled_ids(
     ds, # `Datasets` of texts with targets
@@ -117,10 +119,12 @@ def wide_fields(
 )->dict: # fields of a `TransformerConfig`
     "The size of a wide path for these texts."
     pieces = any(t.startswith(_word_starts[:2]) for t in text_vocab(dls))
-    n = tokens*(2+2*pieces)
+    letters = _few_letters > tokens/max(1, len(dls.train_ds))
+    n = tokens*(2+2*pieces+letters)
     rows = 2**math.ceil(math.log2(max(n, 2)))
     most = 2**int(math.log2(max(1, _max_cells//Target.of(dls).n_out)))
-    return dict(wide=max(_min_rows, min(rows, _max_rows, most)), wide_words=pieces)
+    return dict(wide=max(_min_rows, min(rows, _max_rows, most)), wide_words=pieces,
+                wide_letters=letters)
 
 def auto_fields(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
@@ -132,9 +136,12 @@ def auto_fields(
     wide = wide_fields(dls, int(np.mean(lens)*len(dls.train_ds)))
     return {**PRESETS['reviews'], 'max_len':max_len, **wide}
 
-def word_starts(vocab):
-    "Which tokens begin a word, where tokens are pieces."
-    return torch.tensor([t.startswith(_word_starts) for t in vocab])
+def read_vocab(wide, vocab):
+    "Let a wide path know which tokens begin a word, where they are pieces, and their letters."
+    wide.starts.copy_(torch.tensor([t.startswith(_word_starts) for t in vocab]))
+    if wide.letters is None: return
+    starts = wide.starts if wide.words else torch.ones_like(wide.starts)
+    wide.letters.copy_(token_letters(vocab, starts))
 
 def _is_automatic(dls, config, config_kw, **asked):
     "Whether the fields are to be chosen: by name, or as nothing is asked and the texts are known."
@@ -300,7 +307,7 @@ def transformer_classifier_learner(
                          {**config_kw, 'n_out':n_out}, learner_kw)
     check_metrics(learn)
     learn.automatic,wide = automatic,wide_path(learn.model)
-    if wide is not None: wide.starts.copy_(word_starts(text_vocab(dls)))
+    if wide is not None: read_vocab(wide, text_vocab(dls))
     return learn.add_cbs([OneClass(), CountWords()])
 
 # %% ../../nbs/5_learn/05_classifier.ipynb #3b40418b

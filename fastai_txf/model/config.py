@@ -94,6 +94,7 @@ class TransformerConfig:
     word_p:float=0.        # part of the vocabulary that it leaves out of a text, likewise
     wide:int=None          # rows of a classifier's table of counted features; default: none
     wide_words:bool=False  # tokens are pieces, and whole words are features, too
+    wide_letters:bool=False # four letters of a word are features, too
     members:int=1          # classifiers of one kind whose outputs are averaged
     scale_emb:bool=None    # embeddings times √d_model; default: in seq2seq, MLM and with sinusoids
     tie:bool=True          # a language model's or decoder's output layer shares its embeddings

@@ -132,7 +132,9 @@ class TransformerClassifier(Module):
         self.head = nn.Linear(c.d_model if c.pooler else width, c.n_out)
         self.range = nn.Identity() if y_range is None else SigmoidRange(*_bounds(y_range))
         self.wide = None
-        if c.wide: self.wide = WidePath(c.wide, c.n_out, c.vocab_sz, c.pad_idx, c.wide_words)
+        if c.wide:
+            features = c.wide_words, c.wide_letters
+            self.wide = WidePath(c.wide, c.n_out, c.vocab_sz, c.pad_idx, *features)
         one = dataclasses.replace(c, wide=None, members=1)
         more = [TransformerClassifier(one, block, y_range) for _ in range(c.members-1)]
         self.others = nn.ModuleList(more)

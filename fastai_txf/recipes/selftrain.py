@@ -6,11 +6,12 @@
 __all__ = ['pseudo_labels', 'add_pseudo_labels']
 
 # %% ../../nbs/7_recipes/04_selftrain.ipynb #2d7706c0
-import pandas as pd, torch, torch.nn.functional as F
+import io, pandas as pd, torch, torch.nn.functional as F
+from contextlib import redirect_stdout
 from fastai.data.core import DataLoaders
 from fastai.losses import CrossEntropyLossFlat, FocalLossFlat, LabelSmoothingCrossEntropyFlat
 from fastai.text.data import SortedDL, TensorText
-from fastai.torch_core import TensorCategory
+from fastai.torch_core import no_random, TensorCategory
 from fastcore.basics import GetAttr, getcallable, ifnone, store_attr
 from fastcore.foundation import L
 from ..base.checks import check_values
@@ -19,7 +20,9 @@ from ..text.target import Target
 from ..text.loaders import check_dls
 from ..train.losses import SoftCrossEntropy
 from ..learn.base import check_kind
-from ..learn.classifier import TransformerClassifierLearner
+from ..learn.classifier import (
+    transformer_classifier_learner, TransformerClassifierLearner)
+import fastai_txf.train.schedule # it gives learners their `fit_gradual`
 
 # %% ../../nbs/7_recipes/04_selftrain.ipynb #9b13eca4
 def _cut(codec, texts, text_col=None):
@@ -158,3 +161,18 @@ def add_pseudo_labels(
     if isinstance(train, SortedDL): lens = dict(val_res=[*train.res, *map(len, ids)])
     new = train.new(_PseudoLabelled(dls.train_ds, ids, targets, target), **lens)
     return type(dls)(new, dls.valid, path=dls.path, device=dls.device)
+
+# %% ../../nbs/7_recipes/04_selftrain.ipynb #7fab7802
+def train_student(
+    dls, # `DataLoaders` of texts with labels
+    texts, # texts without, strings
+    guess, # their pseudo-labels, `(n_texts, n_out)`
+    minutes:float, # of training
+    seed:int=42, # of the weights
+    **kwargs # of `transformer_classifier_learner`
+): # `TransformerClassifierLearner`
+    "A classifier of labels and guesses alike."
+    with no_random(seed), redirect_stdout(io.StringIO()):
+        learn = transformer_classifier_learner(add_pseudo_labels(dls, texts, guess), **kwargs)
+    with no_random(seed), learn.no_bar(), learn.no_logging(): learn.fit_gradual(minutes)
+    return learn

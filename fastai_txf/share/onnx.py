@@ -344,6 +344,13 @@ def _check_answers(model, predictor, kind):
                          'written as ONNX')
 
 # %% ../../nbs/8_share/12_onnx.ipynb #877e8c9e
+def _wide_options(wide):
+    "The arguments of `feature_rows`."
+    inside = (~wide.starts).nonzero()[:,0].tolist()
+    res = dict(n_rows=wide.n_rows, words=bool(wide.words), inside=inside)
+    if wide.letters is None: return res
+    return {**res, 'letters':[row[row > 0].tolist() for row in wide.letters]}
+
 def to_onnx(
     source, # a learner of this library, or the folder of a published model
     folder, # to write; it must not exist
@@ -364,8 +371,7 @@ def to_onnx(
     stack = getattr(model, 'decoder', model.encoder)
     options = dict(ends=stack.positions.max_len is not None, cached=stack.positions.per_token)
     if (wide := getattr(model, 'wide', None)) is not None:
-        options['wide'] = dict(n_rows=wide.n_rows, words=bool(wide.words),
-                               inside=(~wide.starts).nonzero()[:,0].tolist())
+        options['wide'] = _wide_options(wide)
     config = {**{k:config[k] for k in ('kind','config','versions')}, 'options':options}
     _check_answers(model, _predictor(config, files), config['kind'])
     write_folder(folder, {**files, 'config.json':seal(config, files)})

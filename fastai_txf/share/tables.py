@@ -61,11 +61,19 @@ def _words(ids, inside):
     np.add.at(res, word, (ids+1)*_powers[nth])
     return _hash(-res)
 
+def _runs(letters):
+    "A number for each four letters in a word."
+    c = np.array([*letters, 1], np.int64)
+    if len(c) < 4: return c[:0]
+    pairs = _hash(c[:-1], c[1:])
+    return _hash(pairs[:-2], pairs[2:])[(c[1:-2] > 1) & (c[2:-1] > 1)]
+
 def feature_rows(
     texts:list, # lists of ids, without padding
     n_rows:int, # of the model's table
     words:bool=False, # words are features, too
     inside:list=(), # ids of tokens that begin no word
+    letters:list=None, # of each token, as numbers: runs of them are features, too
 ): # rows of the table, `(bs, n)`, each once a text, -1 behind them
     "The features of each text."
     res = []
@@ -76,5 +84,6 @@ def feature_rows(
         if words:
             word = _words(ids, inside)
             found += [word, _hash(word[:-1], word[1:])]
+        if letters is not None: found.append(_runs([c for i in ids for c in letters[i]]))
         res.append(np.unique((np.concatenate(found) >> 20) % n_rows).tolist())
     return number_table(res)
