@@ -1615,6 +1615,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'fastai_txf.share.onnx._softmax': ('8_share/onnx.html#_softmax', 'fastai_txf/share/onnx.py'),
                                        'fastai_txf.share.onnx._some_ids': ('8_share/onnx.html#_some_ids', 'fastai_txf/share/onnx.py'),
                                        'fastai_txf.share.onnx._why': ('8_share/onnx.html#_why', 'fastai_txf/share/onnx.py'),
+                                       'fastai_txf.share.onnx.check_count': ('8_share/onnx.html#check_count', 'fastai_txf/share/onnx.py'),
+                                       'fastai_txf.share.onnx.check_tokens': ('8_share/onnx.html#check_tokens', 'fastai_txf/share/onnx.py'),
                                        'fastai_txf.share.onnx.read_onnx': ('8_share/onnx.html#read_onnx', 'fastai_txf/share/onnx.py'),
                                        'fastai_txf.share.onnx.to_onnx': ('8_share/onnx.html#to_onnx', 'fastai_txf/share/onnx.py')},
             'fastai_txf.share.predictor': { 'fastai_txf.share.predictor.GapPredictor': ( '8_share/predictor.html#gappredictor',

@@ -86,7 +86,7 @@ class WidePath(Module):
     @property
     def counted(self):
         "Whether the weights are there."
-        return bool(self.shares[1] != 0)
+        return bool(self.shares[1] != 0 or self.bias.any() or self.table.any())
 
     def _hashes(self, x, real):
         "A number for each token, pair, word and pair of words, and which of them are there."
