@@ -1,5 +1,5 @@
 "A file is whole or it is not there: full disks, kills, folders that may not be written, bytes that have changed"
-import os, random, resource, signal, subprocess, sys, tempfile, textwrap, time, warnings, zipfile
+import copy, os, pickle, random, resource, signal, subprocess, sys, tempfile, textwrap, time, warnings, zipfile
 from pathlib import Path
 import numpy as np, pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -306,23 +306,65 @@ def test_missing_files_of_every_reader(reader):
         with pytest.raises(FileNotFoundError, match=file.name): read()
     file.write_bytes(whole)
 
-def test_blocks_of_ids(tmp_path, monkeypatch):
-    "Of many blocks some are looked at when a file is opened, and all of them on demand; a cut is found anyway"
+@pytest.fixture
+def large_ids(tmp_path, monkeypatch):
+    "A file of ten blocks, of which three would be a small file, and a function that changes one id of it, or none"
     monkeypatch.setattr(ids_room, '_block', 10)
     monkeypatch.setattr(ids_room, '_most', 3)
     file = tmp_path/'train.ids'
-    flat_ids([[1]*100], file, max_ram=10)
+    flat_ids([[2+i%5]*10 for i in range(10)], file, max_ram=10)
     whole = file.read_bytes()
-    def flipped(i):
+    def flip(i):
         data = bytearray(whole)
-        data[128+4*i] ^= 1
+        if i is not None: data[128+4*i] ^= 1
         file.write_bytes(data)
-    for i in (3,47,99):
-        flipped(i)
-        with pytest.raises(ValueError, match='train.ids.*the ids .* have changed'): read_ids(file)
-    flipped(25)
-    assert len(read_ids(file).ids) == 100
-    with pytest.raises(ValueError, match='the ids 20 to 29 have changed'): read_ids(file, whole=True)
+        return file
+    return flip
+
+@pytest.mark.parametrize('i', [0,25,47,99])
+def test_blocks_of_ids(large_ids, i):
+    "A large file opens at once; of its ids those of a changed block are never read, each way one can read them"
+    file,ids = large_ids(i), np.arange(10).repeat(10)%5 + 2
+    changed = f'train.ids.*the ids {i//10*10} to {i//10*10+9} have changed.*write them again'
+    flat = read_ids(file)
+    assert len(flat.ids) == 100 and flat.ids.shape == (100,) and flat.ids.dtype == np.int32
+    for a,b in [(0,100),(i,i+1),(i-3,i+8),(max(i-60,0),100)]:
+        with pytest.raises(ValueError, match=changed): flat.ids[max(a,0):b]
+    ways = [lambda o: o[i], lambda o: o[i-100], lambda o: o[::-1], lambda o: o[[3,i]], lambda o: o[o == 3], np.asarray,
+            lambda o: np.array(o, dtype=np.int64), list, lambda o: o.tolist(), lambda o: o+1, lambda o: o.max(),
+            np.sum, lambda o: np.concatenate([o,o]), pickle.dumps, copy.deepcopy, lambda o: i in o, lambda o: o.astype(int)]
+    for way in ways:
+        with pytest.raises(ValueError, match=changed): way(read_ids(file).ids)
+    with pytest.raises(ValueError): torch.tensor(read_ids(file).ids)                    # in torch's words
+    with pytest.raises(ValueError, match=changed): read_ids(file, whole=True)
+    for k in set(range(10)) - {i//10}:
+        assert flat.ids[10*k:10*k+10].tolist() == ids[10*k:10*k+10].tolist() and flat.ids[10*k+3] == ids[10*k]
+
+def test_loaders_of_large_ids(large_ids):
+    "Batches that read a changed block end by name, in order and at random; of a sound file they are those of the array"
+    kw,vocab = dict(tok_tfm=BaseTokenizer(), bs=2, seq_len=8), ['xxunk','xxpad',*'abcdefgh']
+    file = large_ids(57)
+    for windows in ('continuous','random'):
+        dls = LMDataLoaders.from_ids(file, [2]*20, vocab, windows=windows, **kw)
+        with pytest.raises(ValueError, match='train.ids.*the ids 50 to 59 have changed'): list(dls.train)
+    file,ids = large_ids(None), np.arange(10).repeat(10)%5 + 2
+    of_file,of_array = [[*LMDataLoaders.from_ids(ids, o, vocab, **kw).valid] for o in (file,ids)]
+    assert len(of_file) == len(of_array) > 1
+    for a,b in zip(of_file, of_array): assert a[0].equal(b[0]) and a[1].equal(b[1])
+
+def test_sound_blocks_are_checked_once(large_ids, monkeypatch):
+    "And used as an array, also by numpy"
+    ids,want = read_ids(large_ids(None)).ids, np.arange(10).repeat(10)%5 + 2
+    done,check = [], ids_room._sum
+    monkeypatch.setattr(ids_room, '_sum', lambda ids, i, block: done.append(int(i)) or check(ids, i, block))
+    for _ in range(2): ids[35:62], ids[61], ids[40:40]
+    assert done == [3,4,5,6]
+    for way in (np.asarray, list, np.sum, lambda o: o+1, lambda o: 1+o, lambda o: o == 3, lambda o: o[[3,9]], np.max, np.bincount,
+                lambda o: pickle.loads(pickle.dumps(o)), copy.deepcopy, torch.tensor, lambda o: torch.from_numpy(np.asarray(o))):
+        assert np.array_equal(np.asarray(way(ids)), np.asarray(way(want)))
+    assert sorted(done) == list(range(10))
+    with pytest.raises(IndexError): ids[100]
+    with pytest.raises((ValueError,TypeError)): ids[3] = 1
 
 def test_ids_are_opened_without_reading_them(tmp_path, monkeypatch):
     "The bounds that loaders check stand in the file"

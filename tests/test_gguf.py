@@ -80,6 +80,9 @@ def test_refused(dls_bpe, texts, df, tmp_path):
                         (transformer_classifier_learner(clf, 'bert', d_model=16, n_heads=2), 'TransformerClassifier does not write')):
         with pytest.raises(ValueError, match=match): to_gguf(learn, file)
     with pytest.raises(TypeError, match='no learner'): to_gguf(lm(dls_bpe, 'llama').model, file)
+    learn = lm(dls_bpe, 'llama')
+    learn.model.head.weight.data[3,2] = float('inf')
+    with pytest.raises(ValueError, match='holds NaN or infinity.*train it again'): to_gguf(learn, file)
     assert file.read_text()=='mine' and len(list(tmp_path.iterdir()))==1
 
 def test_missing_package(dls_bpe, monkeypatch, tmp_path):

@@ -67,6 +67,22 @@ def test_lengths_of_ids(made):
     for o,w in zip(ids, want): close(onnxs.outputs([o.tolist()])[0], w)
     close(onnxs.outputs([[pad, 5, pad, 6, pad]]), torchs.outputs([torch.tensor([5, 6])]).numpy())
 
+@pytest.mark.parametrize('bs', [0, -2, 2.5, None])
+def test_bad_batches(made, bs):
+    "No answer without a batch: rows that nobody has written are not handed out"
+    *_,onnxs,_ = made('one', max_len=8)
+    with pytest.raises(ValueError, match=f'bs={bs}.*at least 1'): onnxs.predict(['warm film', 'a'], bs=bs)
+
+@pytest.mark.parametrize('odd', [-1, 10_000])
+def test_ids_outside_the_vocabulary(made, odd):
+    "A graph counts from the end below 0: the numbers are looked at before"
+    *_,onnxs,_ = made('one', max_len=8)
+    with pytest.raises(ValueError, match=f'token id {odd} is none of the'): onnxs.outputs([[5], [6,odd]])
+    with pytest.raises(ValueError, match=f'token id {odd} is none of the'): made('lm', max_len=12)[2].scores([5,odd])
+    *_,pairs,_ = made('pairs', max_len=16)
+    for ids in ([[5,odd], [2]], [[5], [2,odd]]):
+        with pytest.raises(ValueError, match=f'token id {odd} is none of the'): pairs.scores(*ids)
+
 def test_threads(made):
     "Eight threads at once: the answers of one"
     _,_,onnxs,_ = made('one', max_len=8)

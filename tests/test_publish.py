@@ -209,6 +209,11 @@ def test_shares(made):
     i = int(z[0].argmax())
     assert abs(fall - float((z[0,i]-z[0,1-i]) - (z[1,i]-z[1,1-i]))) < 1e-4
 
+@pytest.mark.parametrize('target', [-1, 2, 0.5])
+def test_shares_of_no_output(made, target):
+    p = load_published(made('one')[1])
+    with pytest.raises(ValueError, match=f'target={target}: the outputs are numbered from 0 to 1'): p.shares('warm film a', target)
+
 def test_threads(made):
     "Eight threads give the answers of one"
     texts = odd_texts(60, 200)

@@ -248,10 +248,15 @@ refused = {
     'causal':(lambda: TransformerClassifier('bert', causal=True, **small), 'causal=True, not False'), 'no head':(lambda: TransformerMLM('bert', **small), 'mlm_head=False, not True'),
     'y_range':(lambda: TransformerClassifier('bert', y_range=(0,1), n_out=1, **small), 'y_range'), 'arch':(lambda: Seq2SeqTransformer(**small), 'arch=Seq2SeqTransformer'), 'linear':(lambda: nn.Linear(2,2), 'arch=Linear'),
     'block':(lambda: TransformerLM('gpt2', block=own_block(ff=partial(FeedForward, act=nn.Tanh)), **small), 'blocks.0.ff.fn.act is a Tanh.*block='),
-    'blocks that look back':(lambda: TransformerLM('llama', block=own_block(n_kv_heads=2), **small), 'blocks.0.attn.fn'), 'bias of the head':(lambda: rough_head(lm('gpt2', tie=False)), 'lm_head.bias is not zero.*tie=True')}
+    'blocks that look back':(lambda: TransformerLM('llama', block=own_block(n_kv_heads=2), **small), 'blocks.0.attn.fn'), 'bias of the head':(lambda: rough_head(lm('gpt2', tie=False)), 'lm_head.bias is not zero.*tie=True'),
+    'diverged':(lambda: diverged(lm('llama')), 'blocks.1.ff.fn.up.weight holds NaN.*train it again')}
 
 def rough_head(model):
     nn.init.normal_(model.head.bias)
+    return model
+
+def diverged(model):
+    model.encoder.blocks[1].ff.fn.up.weight.data[3,2] = float('nan')
     return model
 
 class Mine(TransformerLM): "An architecture of one's own"

@@ -228,9 +228,27 @@ def test_takes_the_shape_of_an_encoder(tmp_path):
 def test_count_wide_needs_a_path():
     with pytest.raises(ValueError, match='no wide path'): transformer_classifier_learner(loaders(), d_model=32).count_wide()
 
-@pytest.mark.parametrize('bad', [dict(wide=0), dict(wide=-5), dict(members=0)])
+@pytest.mark.parametrize('bad', [dict(wide=0), dict(wide=-5), dict(wide=True), dict(members=0), dict(n_layers=True)])
 def test_bad_fields(bad):
     with pytest.raises(ValueError, match=next(iter(bad))): make_config(vocab_sz=9, **bad)
+
+@pytest.mark.parametrize('share', [0.5, float('nan'), -1, (1,2,3), 'ab', (float('nan'),1), (-0.1,1), (0,0), (1,float('inf'))])
+def test_bad_shares(share):
+    "A share that is none is refused by its value, and what was counted stays"
+    learn = transformer_classifier_learner(loaders()).count_wide()
+    want = learn.model.wide.shares.tolist()
+    with pytest.raises(ValueError, match='share=.*two numbers'): learn.count_wide(share=share)
+    assert learn.model.wide.shares.tolist() == want
+
+@pytest.mark.parametrize('C', [0, -1, float('nan'), float('inf'), 'a'])
+def test_bad_penalty(C):
+    with pytest.raises(ValueError, match='C=.*above 0'): transformer_classifier_learner(loaders()).count_wide(C=C)
+
+def test_no_say_is_a_choice():
+    "A wide path that was counted and given no share is not counted again by the next fit"
+    learn = transformer_classifier_learner(loaders()).count_wide(share=(1.,0.))
+    with learn.no_bar(), learn.no_logging(): learn.fit(1, 0.)
+    assert learn.model.wide.shares.tolist() == [1.,0.]
 
 def test_many_classes_within_memory():
     "150 classes: the table is capped at 16 million numbers"

@@ -33,6 +33,9 @@ _settings = dict(
     n_tokens=(_whole(0), 'a number of tokens, 0 or more, or None to count words'),
     bs=(_whole(1), 'a number of texts in a batch, 1 or more'),
     minutes=(lambda v: v > 0, 'a budget of training, more than 0'),
+    C=(lambda v: 0 < v < math.inf, 'the inverse strength of a penalty, above 0 and finite'),
+    share=(lambda v: len(v) == 2 and all(0 <= o < math.inf for o in v) and sum(v) > 0,
+        'two numbers from 0 on, of the transformer and of the wide path, not both 0'),
     seed=(lambda v: isinstance(v, (Integral,torch.Generator)),
           'a whole number, a torch.Generator, or None for another sample each time'))
 

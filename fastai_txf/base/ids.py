@@ -10,6 +10,7 @@ import io, json, numpy as np, struct, tempfile
 from array import array
 from collections import namedtuple
 from contextlib import ExitStack
+from numpy.lib.mixins import NDArrayOperatorsMixin
 from pathlib import Path
 from zlib import crc32
 from .files import naming, replacing
@@ -18,8 +19,8 @@ from .files import naming, replacing
 FlatIds = namedtuple('FlatIds', 'ids ends')
 
 _start = 128                        # bytes of the header
-_block = 2**20                      # ids under one checksum
-_most = 64                          # blocks that are looked at when a file is opened
+_block = 2**16                      # ids under one checksum
+_most = 2**10                       # blocks that are looked at when a file is opened
 _last = struct.Struct('<IQ8s')      # checksum and length of the line before, and the mark
 _mark = b'txf ids1'
 
@@ -30,13 +31,16 @@ def _header(n):
     np.lib.format.write_array_header_1_0(f, about)
     return f.getvalue()
 
-def _sums(ids): return [crc32(ids[i:i+_block]) for i in range(0, len(ids), _block)]
+def _sum(ids, i, block): return crc32(ids[i*block:(i+1)*block])
+
+def _sums(ids): return [_sum(ids, i, _block) for i in range(-(-len(ids)//_block))]
 
 def _seal(f, ids, ends):
     "Write what comes before and behind the `ids` in the file `f`."
     ends = np.array(ends, dtype='<i8').tobytes()
     least,most = (int(ids.min()), int(ids.max())) if len(ids) else (0,0)
-    about = dict(n=len(ids), least=least, most=most, sums=_sums(ids), ends=crc32(ends))
+    about = dict(n=len(ids), least=least, most=most, block=_block, sums=_sums(ids),
+                 ends=crc32(ends))
     line = json.dumps(about).encode()
     f.seek(0)
     f.write(_header(len(ids)))
@@ -80,6 +84,58 @@ def _flat_ids(lists, open_file, max_ram, change, seals):
     if out is not None and seals: _seal(out, ids, ends)
     return FlatIds(ids, np.array(ends, dtype=np.int64))
 
+# %% ../../nbs/0_base/05_ids.ipynb #1d50e0ad
+_what,_remedy = 'ids written by `flat_ids`', 'write them again'
+_first_block = 2**20                # of files that do not say it
+
+class CheckedIds(NDArrayOperatorsMixin):
+    "The ids of a file, an array whose blocks are checked when they are first read."
+    def __init__(self,
+        ids, # mapped, `(n_tokens,)`
+        sums:list, # checksum of each block
+        block:int, # ids in a block
+        file, # where they lie, for the error
+    ):
+        self.ids,self.sums = ids,sums
+        self.block,self.file = block,file
+        self.unread = np.ones(len(sums), dtype=bool)
+        self.shape,self.dtype = ids.shape,ids.dtype
+
+    def _check(self, start, stop):
+        "Check the blocks of the ids from `start` to `stop` that were not read before."
+        first = start//self.block
+        for i in first + np.flatnonzero(self.unread[first:-(-stop//self.block)]):
+            if _sum(self.ids, i, self.block) != self.sums[i]: self._refuse(i*self.block)
+            self.unread[i] = False
+
+    def _refuse(self, start):
+        last = min(start+self.block, len(self)) - 1
+        raise ValueError(f'{self.file} cannot be read as {_what}: the ids {start:,} to {last:,} '
+                         f'have changed since it was written: {_remedy}')
+
+    @property
+    def whole(self):
+        "The ids as they are mapped, all of them checked."
+        self._check(0, len(self))
+        return self.ids
+
+    def __len__(self): return len(self.ids)
+    def __getitem__(self, key):
+        if isinstance(key, (int,np.integer)): key = int(key)
+        elif not isinstance(key, slice): return self.whole[key]
+        span = range(len(self))[key]
+        if isinstance(span, int): self._check(span, span+1)
+        elif span: self._check(min(span[0], span[-1]), max(span[0], span[-1])+1)
+        return self.ids[key]
+
+    def __array__(self, dtype=None, copy=None): return np.array(self.whole, dtype=dtype, copy=copy)
+    def __array_ufunc__(self, ufunc, method, *args, **kwargs):
+        return getattr(ufunc, method)(*(o.whole if o is self else o for o in args), **kwargs)
+    def __getattr__(self, name):
+        if name.startswith('__') or name == 'ids': raise AttributeError(name)
+        return getattr(self.whole, name)
+    def __reduce__(self): return np.asarray, (np.asarray(self),)
+
 # %% ../../nbs/0_base/05_ids.ipynb #1d50e0aa
 def _read_ends(f, size):
     "The line at the end of the file `f`, and the ends of the texts."
@@ -98,31 +154,26 @@ def _read_ends(f, size):
         raise ValueError('its size, its header or the ends of its texts have changed')
     return about, np.frombuffer(ends, '<i8').astype(np.int64)
 
-def _check_blocks(ids, sums, whole):
-    n = len(sums)
-    some = range(n) if whole or n <= _most else np.linspace(0, n-1, _most).astype(int)
-    for i in map(int, some):
-        if crc32(ids[i*_block:(i+1)*_block]) == sums[i]: continue
-        last = min((i+1)*_block, len(ids)) - 1
-        raise ValueError(f'the ids {i*_block:,} to {last:,} have changed since it was written')
-
 def open_ids(
     file, # as `flat_ids` writes it
-    whole:bool=False, # check all of the ids, not 64 blocks of 4 MB at most
+    whole:bool=False, # check all ids at once, also of a file of more than 256 MB
 ): # `FlatIds`, mapped and read-only; the least and the largest id
-    "Ids from a file. FileNotFoundError, ValueError name it where it is missing or has changed."
+    """Ids from a file. FileNotFoundError, ValueError name it where it is missing or has changed,
+    the latter also when changed ids of a large file are first read."""
     file = Path(file)
-    with naming(file, 'ids written by `flat_ids`', 'write them again'):
+    with naming(file, _what, _remedy):
         with open(file, 'rb') as f: about,ends = _read_ends(f, file.stat().st_size)
         if not about['n']: return FlatIds(np.zeros(0, np.int32), ends), (0,0)
         ids = np.memmap(file, np.int32, 'r', _start, (about['n'],))
-        _check_blocks(ids, about['sums'], whole)
-        return FlatIds(ids, ends), (about['least'], about['most'])
+        ids = CheckedIds(ids, about['sums'], about.get('block', _first_block), file)
+    if whole or len(about['sums']) <= _most: ids = ids.whole
+    return FlatIds(ids, ends), (about['least'], about['most'])
 
 # %% ../../nbs/0_base/05_ids.ipynb #1d50e0ac
 def read_ids(
     file, # as `flat_ids` writes it
-    whole:bool=False, # check all of the ids, not 64 blocks of 4 MB at most
+    whole:bool=False, # check all ids at once, also of a file of more than 256 MB
 ): # `FlatIds`: ids `(n_tokens,)`, mapped and read-only, and the end of each text in them
-    "Ids from a file. FileNotFoundError, ValueError name it where it is missing or has changed."
+    """Ids from a file. FileNotFoundError, ValueError name it where it is missing or has changed,
+    the latter also when changed ids of a large file are first read."""
     return open_ids(file, whole)[0]

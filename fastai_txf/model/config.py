@@ -116,7 +116,8 @@ class TransformerConfig:
         "ValueError unless `v` is a count or a probability where field `f` is one."
         if f.type is int and f.name != 'pad_idx':
             derived = v is None and f.default is None
-            if not derived and not (isinstance(v, Integral) and v >= 1):
+            whole = isinstance(v, Integral) and not isinstance(v, bool)
+            if not derived and not (whole and v >= 1):
                 raise ValueError(f'{f.name}={v!r}: a whole number is needed, at least 1')
         if f.name in _probs and not (isinstance(v, Real) and 0 <= v < 1):
             raise ValueError(f'{f.name}={v!r} is a probability: 0 ≤ {f.name} < 1')

@@ -121,7 +121,7 @@ class WidePath(Module):
     @property
     def counted(self):
         "Whether the weights are there."
-        return bool(self.shares[1] != 0)
+        return bool(self.shares[1] != 0 or self.bias.any() or self.table.any())
 
     def _hashes(self, x, real):
         "A number for each token, pair, word, pair of words and run, and which are there."

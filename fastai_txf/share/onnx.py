@@ -63,6 +63,17 @@ def read_onnx(
     return config, files
 
 # %% ../../nbs/8_share/12_onnx.ipynb #ec81c495
+def check_count(name, v, least):
+    "A ValueError for what is no number of texts or tokens."
+    if isinstance(v, int) and v >= least: return
+    raise ValueError(f'{name}={v!r}: a whole number is needed, at least {least}')
+
+def check_tokens(ids, n):
+    "A ValueError for a number that is no token's: the graphs count from the end below 0."
+    odd = [i for i in ids if not 0 <= i < n]
+    if odd: raise ValueError(f'token id {odd[0]} is none of the {n} tokens (0 to {n-1}): '
+                             'number texts with the vocabulary of the model')
+
 def _session(data, threads):
     "A graph, ready to run."
     try: import onnxruntime
@@ -103,6 +114,7 @@ class OnnxPredictor:
         "The tables of texts without their padding."
         pad,wide = self.config['config']['pad_idx'], self.config['options'].get('wide')
         texts = [[i for i in t if i != pad] for t in texts]
+        for t in texts: check_tokens(t, len(self.codec.vocab))
         rows = {} if wide is None else dict(rows=feature_rows(texts, **wide))
         return {**lay_out(texts, self.max_len, self.long), **rows}
 
@@ -125,6 +137,7 @@ class OnnxLabels(OnnxPredictor):
         bs:int=64, # texts in a batch
     ): # `(n, n_out)`
         "What the model says of texts in numbers. A ValueError if there is a NaN."
+        check_count('bs', bs, 1)
         order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
         res = np.empty((len(ids), self.config['config']['n_out']), np.float32)
         for at in chunked(order, bs):
@@ -204,6 +217,7 @@ class _Writer(OnnxPredictor):
         "The logits of the token after each of `ids`."
         if self.config['options']['ends'] and len(ids) > self.max_len:
             raise ValueError(f'{len(ids)} tokens, and the learned positions end at {self.max_len}')
+        check_tokens(ids, len(self.codecs[-1].vocab))
         past,res = self._empty(), []
         size = _piece if self.config['options']['cached'] else max(1, len(ids))
         for piece in chunked(ids, size):
@@ -213,6 +227,7 @@ class _Writer(OnnxPredictor):
 
     def _greedy(self, ids, n, stops, barred, context={}):
         "Up to `n` ids behind `ids`: the likeliest one each time."
+        check_count('n_tokens', n, 0)
         ids,options = list(ids), self.config['options']
         cached,ends = options['cached'], options['ends']
         start = 0 if cached and not ends else max(0, len(ids)-self.max_len)

@@ -129,6 +129,9 @@ class LabelPredictor(Predictor):
         words = ifnone(spans, _each_token)(list(toks))
         without = [[*toks[:a], *toks[b:]] for _,a,b in words[:max_words]]
         out = self.outputs(self.codec.number([toks, *without]))
+        n = out.shape[1]
+        if target is not None and target not in range(n):
+            raise ValueError(f'{target=}: the outputs are numbered from 0 to {n-1}')
         i = int(out[0].argmax()) if target is None else target
         score = target_score(out, i, self.labels['kind'])
         falls = (score[0] - score[1:]).tolist() + [0.]*(len(words)-max_words)

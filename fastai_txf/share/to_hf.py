@@ -55,6 +55,10 @@ def _refuse_own(model):
     if not isinstance(getattr(model, 'range', None), (nn.Identity,type(None))):
         raise ValueError('y_range squeezes the outputs, and transformers has nothing of the kind: '
                          'leave it out')
+    for k,v in model.state_dict().items():
+        if v.is_floating_point() and not v.isfinite().all():
+            raise ValueError(f'{k} holds NaN or infinity: the model has diverged, so train it '
+                             'again')
     with torch.device('meta'): fresh = type(model)(model.config)
     plan = {k:_settings(m) for k,m in fresh.named_modules()}
     for k,m in model.named_modules():

@@ -95,7 +95,7 @@ def count_features(
     share=None, # of the transformer and of the wide path in the sum; default: (0.3, 0.5)
 ): # `wide`
     "Fit the wide path to labelled texts."
-    check_values(C=C)
+    check_values(C=C, share=share)
     if not len(texts): raise ValueError('there are no texts to count in')
     x,used = feature_matrix(wide, texts)
     w,b = fit_linear(x, np.asarray(targets), len(wide.bias), kind, C)
