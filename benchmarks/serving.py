@@ -35,18 +35,18 @@ def loaders(df, label='label', tok=FastSpacyTokenizer, **kw):
 
 def train_clf():
     learn = transformer_classifier_learner(loaders(reviews('train')), 'reviews', metrics=accuracy)
-    learn.fit_one_cycle(2, 1.5e-3, wd=0.3)
+    learn.fit_minutes(5, 1.5e-3, wd=0.3)
     return learn
 
 def train_multi():
     learn = transformer_classifier_learner(loaders(reviews('train', 5000), 'tags', label_delim=';'), max_len=256, metrics=accuracy_multi)
-    learn.fit_one_cycle(1, 1e-3)
+    learn.fit_minutes(2, 1e-3)
     return learn
 
 def train_lm():
     dls = TransformerDataLoaders.from_df(reviews('train', 5000), text_col='text', is_lm=True, valid_col='valid', tok_tfm=FastSpacyTokenizer(), max_vocab=10_000, bs=16, seq_len=256)
     learn = transformer_lm_learner(dls, d_model=256, n_heads=8, n_layers=4, metrics=[accuracy, Perplexity()])
-    learn.fit_minutes(15, 1e-3)
+    learn.fit_minutes(3, 1e-3)
     return learn
 
 def train_bert():

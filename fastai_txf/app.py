@@ -8,6 +8,7 @@ __all__ = ['make_app', 'main']
 # %% ../nbs/9_roof/02_app.ipynb #f14fff82
 import argparse, base64, hashlib
 from functools import partial
+from .base.plain import package
 from .explain.spans import word_spans
 from .share.bundle import load_published
 
@@ -41,11 +42,7 @@ HEADERS = {
 
 def _fasthtml():
     "The parts of pages; an ImportError that says how to get them."
-    try: import fasthtml.components
-    except ImportError as e:
-        raise ImportError('the page needs the package python-fasthtml: '
-                          'pip install python-fasthtml') from e
-    return fasthtml.components
+    return package('fasthtml.components', 'the page', 'python-fasthtml').components
 
 # %% ../nbs/9_roof/02_app.ipynb #421a50ba
 _what = dict(classifier='What is it?', lm='Go on with', mlm='Fill the gaps (___)',

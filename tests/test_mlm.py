@@ -12,7 +12,7 @@ from fastai_txf.learn.writing import predict, stream_text, text_logprobs
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.model.models import TransformerMLM
 from fastai_txf.text.special import mask_index, ordinary_tokens
-from fastai_txf.learn.scoring import _cuts
+from fastai_txf.text.plain import cut_gaps
 from fastai_txf.learn.mlm import fixed_draws, mask_tokens, MaskTokens, transformer_mlm_learner
 from fastai_txf.model.windows import compact
 from fastai_txf.model.config import TransformerConfig
@@ -228,7 +228,7 @@ def test_fill_several(of):
     assert learn.fill(pd.DataFrame(dict(t=['a ___'])), text_col='t')[0].shape == (5,4)
     assert len(learn.fill('___', n=10**6)) == learn.mask_tokens.ordinary.sum()
     assert len(learn.fill('film '*700 + '___')) == 5                        # longer than max_len
-    assert [t.count('xxbos') for t in _cuts(learn.codec, 'a ___ b ___ c')[1]] == [1,0,0]
+    assert [t.count('xxbos') for t in cut_gaps(learn.codec, 'a ___ b ___ c')[1]] == [1,0,0]
 
 @pytest.mark.parametrize('text,error,words', [('no gap', ValueError, "'no gap' has no gap: write ___"), ([], ValueError, 'no text'), (3, TypeError, '3 is a int'), ([None], TypeError, 'number 0 is None')])
 def test_nothing_to_fill(of, text, error, words):
@@ -243,7 +243,7 @@ def test_fill_characters_and_byte_pairs(df, tmp_path, tok):
     learn = mlm(dls, tmp_path)
     res = learn.fill('the f___m was', n=4)
     assert all(t == f'the f{w}m was' for t,w in zip(res.text, res.token))
-    pieces,toks = _cuts(learn.codec, 'the ___ was')
+    pieces,toks = cut_gaps(learn.codec, 'the ___ was')
     assert pieces == ['the ',' was'] and toks[0][:1] != ['xxbos']
     assert [text_tokenizer(dls).tok.detokenize(t) for t in toks] == ['the ' if tok is CharTokenizer else 'the', ' was']
     res = learn.fill('the ___ was', n=4)
@@ -266,6 +266,17 @@ def test_fill_backwards(df, tmp_path):
     learn.fill('the ___ film was fine')
     gap = learn.mask_tokens.mask_idx
     assert [text_vocab(dls)[i] if i != gap else '_' for i in seen[0]] == ['fine','was','film','_','the','xxbos']
+
+def test_gaps_backwards(df, tmp_path):
+    "Each gap gets the guesses for its own place"
+    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', tok_tfm=BaseTokenizer(), bs=8, num_workers=0, backwards=True)
+    learn = mlm(dls, tmp_path)
+    hide,vocab = learn.mask_tokens, text_vocab(dls)
+    res = learn.fill('the ___ was ___', n=1)
+    ids = [hide.mask_idx if t is None else vocab.index(t) for t in (None,'was',None,'the','xxbos')]
+    with torch.no_grad(): logits = learn.model.eval()(torch.tensor([ids], device=learn.dls.device))[0].cpu()
+    logits[:,~hide.ordinary] = -float('inf')
+    assert res.token.tolist() == [vocab[int(logits[i].argmax())] for i in (2, 0)]
 
 def test_two_underscores_are_no_gap(of):
     with pytest.raises(ValueError, match='has no gap'): of().fill('the __init__ film')

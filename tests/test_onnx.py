@@ -1,5 +1,5 @@
 "Models in ONNX: torch's answers without torch, files that are checked; maps with weights of eight bits"
-import os, subprocess, sys, textwrap
+import json, os, subprocess, sys, textwrap
 import numpy as np, pytest, torch
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -128,6 +128,19 @@ def test_gaps(made):
         close(onnxs.scores(ids.tolist()), want)
         close(onnxs.scores(ids.tolist(), [n-1, 0]), want[[n-1, 0]])
 
+def test_fill(made):
+    "Gaps are filled with torch's guesses: one text and several, of all kinds and lengths, and more guesses than there are tokens"
+    _,torchs,onnxs,_ = made('mlm', max_len=8)
+    texts = ['a ___ film', '___', 'the ___ was ___ and ___', 'film '*40 + '___ warm', 'שלום ___ 🙂', 'xxpad ___ a']
+    def same(a, b):
+        assert [{k:v for k,v in o.items() if k != 'prob'} for o in a] == [{k:v for k,v in o.items() if k != 'prob'} for o in b]
+        np.testing.assert_allclose([o['prob'] for o in a], [o['prob'] for o in b], atol=1e-5)
+    for a,b in zip(onnxs.fill(texts), torchs.fill(texts), strict=True): same(a, b)
+    same(onnxs.predict('a ___ film', n=2), torchs.predict('a ___ film', n=2))
+    assert len(onnxs.fill('___', n=10**6)) == len(torchs.fill('___', n=10**6))
+    with pytest.raises(ValueError, match='has no gap'): onnxs.fill('a film')
+    with pytest.raises(ValueError, match='n=0'): onnxs.fill('___', n=0)
+
 # Every scheme, pooling and way with long texts
 
 @slow
@@ -234,6 +247,41 @@ def test_foreign_configurations(made, tmp_path, change):
     for data in (seal({**{k:v for k,v in config.items() if k != 'checksum'}, **change}, files), b'{"format": 2}', b'[]', b'\xff'):
         (folder/'config.json').write_bytes(data)
         with pytest.raises(ValueError, match='config.json'): OnnxPredictor(folder)
+
+def resealed(at, to, files={}, **change):
+    "A copy of a folder with other contents, and all hashes as they should be"
+    config,old = read_onnx(at)
+    files = {**old, **files}
+    folder = copied(at, to)
+    for k,data in files.items(): (folder/k).write_bytes(data)
+    (folder/'config.json').write_bytes(seal({**{k:v for k,v in config.items() if k != 'checksum'}, **change}, files))
+    return folder
+
+@pytest.mark.parametrize('kind', ['lm','mlm'])
+def test_another_kind(made, tmp_path, kind):
+    "A classifier's folder that calls itself something else: its files have the same names"
+    *_,at = made('one', max_len=8)
+    labels = dict(special=[0,1], mask_idx=2)
+    with pytest.raises(ValueError, match='model.onnx.*graph of another model'):
+        OnnxPredictor(resealed(at, tmp_path/'c', {'labels.json':json.dumps(labels).encode()}, kind=kind))
+
+def test_other_contents(made, tmp_path):
+    "A graph of another vocabulary, a graph that is none, labels and text that do not fit: refused, the file named"
+    *_,at = made('one', max_len=8)
+    other = read_onnx(made('lm', max_len=12)[-1])[1]
+    config = read_onnx(at)[0]['config']
+    for i,(name,change) in enumerate([
+            ('model.onnx', dict(files={'model.onnx':other['model.onnx']})), ('model.onnx', dict(files={'model.onnx':b'no graph'})),
+            ('labels.json', dict(files={'labels.json':b'{"kind": "category", "names": ["a"]}'})), ('labels.json', dict(files={'labels.json':b'{}'})),
+            ('text.json', dict(files={'text.json':other['text.json']})), ('text.json', dict(files={'text.json':b'[]'})),
+            ('labels.json', dict(config={**config, 'n_out':3}))]):
+        with pytest.raises(ValueError, match=name.replace('.', r'\.')): OnnxPredictor(resealed(at, tmp_path/f'{i}', **change))
+    assert OnnxPredictor(resealed(at, tmp_path/'same')).predict('a film') in ('neg','pos')
+
+def test_batches_of_none(made):
+    _,torchs,onnxs,_ = made('one', max_len=8)
+    for p in (torchs,onnxs):
+        with pytest.raises(ValueError, match='1 or more'): p.predict(['a','b'], bs=0)
 
 def test_bundle_is_none(made, tmp_path):
     "A published model and an empty folder are named as what they are not"

@@ -8,6 +8,7 @@ __all__ = []
 # %% ../../nbs/0_base/04_plain.ipynb #1697ba2a
 import inspect, sys
 from functools import reduce
+from importlib import import_module
 from itertools import islice
 from types import GeneratorType
 
@@ -34,7 +35,8 @@ def listify(o=None):
     return [o] if one else list(o)
 
 def chunked(items, size):
-    "Lists of `size` of `items`, the last one shorter."
+    "Lists of `size` of `items`, the last one shorter. A ValueError for a size below 1."
+    if size < 1: raise ValueError(f'{size} at a time: 1 or more')
     items = iter(items)
     return iter(lambda: list(islice(items, size)), [])
 
@@ -77,3 +79,16 @@ def plain_delegates(to, keep=False, but=()):
 
 try: from fastcore.meta import delegates
 except ImportError: delegates = plain_delegates
+
+# %% ../../nbs/0_base/04_plain.ipynb #a6d10e52
+def package(
+    name:str, # as it is imported, dots included
+    what:str, # what needs it, as an error begins
+    pip:str=None, # what pip installs; default: the first part of `name`
+): # the module of the first part of `name`
+    "A package that may be missing; an ImportError that says what needs it and how to get it."
+    root = name.partition('.')[0]
+    try: import_module(name)
+    except ImportError as e:
+        raise ImportError(f'{what} needs the package {root}: pip install {ifnone(pip, root)}') from e
+    return sys.modules[root]

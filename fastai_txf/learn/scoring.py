@@ -6,12 +6,11 @@
 __all__ = []
 
 # %% ../../nbs/5_learn/01_scoring.ipynb #7f299681
-import re, torch
-from os.path import commonprefix
+import torch
 from torch.nn.utils.rnn import pad_sequence
 from ..base.shadow import kept_shadow
 from ..model.stack import TransformerEncoder
-from ..text.tokens import CharTokenizer, token_lists
+from ..text.plain import cut_gaps, gap_guesses, gap_ids
 from ..generate.sampling import bar_tokens, checked_logits, DIVERGED
 
 # %% ../../nbs/5_learn/01_scoring.ipynb #7e3efbf2
@@ -48,49 +47,19 @@ def text_outputs(
     return res
 
 # %% ../../nbs/5_learn/01_scoring.ipynb #677dbfed
-_gap = re.compile(r'_{3,}|\bxxmask\b|\[MASK\]|<mask>')
-
-def _cuts(codec, text):
-    "`text` cut at its gaps: as strings, and as tokens."
-    if codec.tok is None:
-        raise ValueError('these `dls` were made from tokens and have no tokenizer to cut a text '
-                         'with: make them from texts')
-    pieces = _gap.split(text)
-    if len(pieces) == 1:
-        raise ValueError(f'{text!r} has no gap: write ___ (or xxmask, [MASK], <mask>) '
-                         'where a token is missing')
-    cut = token_lists(['', *_trimmed(codec, pieces)], codec.tok, codec.rules)
-    toks = [[t for t in ts if t] for ts in cut]
-    end = {codec.vocab[i] for i in codec.stops}
-    start,*cut = [t[:-1] if len(t) > 1 and t[-1] in end else t for t in toks[:-1]] + toks[-1:]
-    # what begins a text stands before the first piece only, what ends it behind the last
-    return pieces, cut[:1] + [t[len(commonprefix([start, t])):] for t in cut[1:]]
-
-def _trimmed(codec, pieces):
-    "The pieces without the spaces that belong to no token of theirs."
-    if codec.sep: return [p.strip() for p in pieces]
-    if isinstance(codec.tok, CharTokenizer): return pieces
-    # byte pairs: the space belongs to the token behind it
-    return [p.rstrip() for p in pieces[:-1]] + pieces[-1:]
-
 @torch.no_grad()
 def _guess(model, codec, ordinary, mask_idx, toks):
     """Probabilities of the vocabulary's tokens for each gap between the lists `toks`,
     `(n_gaps, vocab_sz)`. A ValueError if there is a NaN."""
-    model,pad = kept_shadow(model), codec.vocab[codec.pad_idx]
-    toks = [[t for t in ts if t != pad] for ts in toks]              # the model leaves it out
-    n = torch.tensor([len(t) for t in toks[:-1]])
-    given = [t for ts in toks for t in (*ts, 'xxfake')][:-1]
-    x = torch.as_tensor(codec.number([given])[0])
-    # the loaders may put xxbos in front
-    gaps = n.cumsum(0) + torch.arange(len(n)) + len(x)-len(given)
-    if codec.backwards: gaps = len(x)-1 - gaps
-    where = torch.zeros(1, len(x), dtype=torch.bool).index_fill(1, gaps, True)
-    x[gaps] = mask_idx
+    model = kept_shadow(model)
+    ids,gaps = gap_ids(codec, toks)
+    x = torch.as_tensor(ids).index_fill(0, torch.tensor(gaps), mask_idx)
+    where = torch.zeros(1, len(x), dtype=torch.bool).index_fill(1, torch.tensor(gaps), True)
     device = next(model.parameters()).device
     logits = checked_logits(model(x[None].to(device), where.to(device))).float()
+    order = torch.tensor(gaps).argsort().argsort()          # the model gives them in this order
     barred = (~ordinary).nonzero()[:,0].to(device)
-    return bar_tokens(logits, barred).softmax(-1).cpu()
+    return bar_tokens(logits, barred).softmax(-1).cpu()[order]
 
 def fill_gaps(
     model, # a `TransformerMLM`
@@ -101,12 +70,6 @@ def fill_gaps(
     n:int, # guesses for each gap
 )->list: # a dictionary of gap, token, prob and text for each
     "The likeliest tokens for each gap, best first."
-    pieces,toks = _cuts(codec, text)
+    pieces,toks = cut_gaps(codec, text)
     probs,ids = _guess(model, codec, ordinary, mask_idx, toks).topk(min(n, int(ordinary.sum())))
-    words = [[codec.decode([i]) for i in row] for row in ids.tolist()]
-    def text_with(gap, word):
-        new = [*(word if g == gap else ws[0] for g,ws in enumerate(words)), '']
-        new = [w.lstrip() if p[-1:].isspace() and w.strip() else w for p,w in zip(pieces, new)]
-        return ''.join(o for pair in zip(pieces, new) for o in pair)
-    return [dict(gap=g, token=w, prob=p, text=text_with(g, w))
-            for g,(ws,ps) in enumerate(zip(words, probs.tolist())) for w,p in zip(ws, ps)]
+    return gap_guesses(codec, pieces, ids.tolist(), probs.tolist())

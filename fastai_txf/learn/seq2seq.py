@@ -17,6 +17,7 @@ from fastcore.basics import store_attr
 from fastcore.meta import delegates
 from torch.nn.utils.rnn import pad_sequence
 from ..base.checks import check_spelling, check_values
+from ..base.plain import package
 from ..base.shadow import kept_shadow, shadow
 from ..model.attention import record_attention
 from ..model.windows import compact, masked_mean
@@ -269,7 +270,4 @@ class SacreBLEU(Metric):
 
 def _sacrebleu():
     "The package `sacrebleu`; an ImportError that says how to get it."
-    try: import sacrebleu
-    except ImportError as e:
-        raise ImportError('BLEU needs the package sacrebleu: pip install sacrebleu') from e
-    return sacrebleu
+    return package('sacrebleu', 'BLEU')

@@ -10,15 +10,14 @@ import dataclasses, hashlib, json, torch
 from contextlib import contextmanager
 from pathlib import Path
 import fastai_txf
-from ..base.plain import ifnone
+from ..base.plain import ifnone, package
 from ..model.config import TransformerConfig
 from ..model.models import (
     Seq2SeqTransformer, TransformerClassifier, TransformerLM, TransformerMLM)
 from ..model.int8 import to_int8
-from .text import make_codec
-from fastai_txf.share.predictor import (
-    ACTIVATIONS, GapPredictor, LabelPredictor, PairPredictor, Predictor, TensorCodec,
-    WritingPredictor)
+from .text import check_labels, make_codecs
+from .predictor import (
+    GapPredictor, LabelPredictor, PairPredictor, Predictor, TensorCodec, WritingPredictor)
 
 # %% ../../nbs/8_share/04_bundle.ipynb #df942dd1
 FORMAT = 1
@@ -148,11 +147,7 @@ def build_model(
 
 def safetensors_torch():
     "`safetensors.torch`; an ImportError that says how to get it."
-    try: import safetensors.torch
-    except ImportError as e:
-        raise ImportError('a published model needs the package safetensors: '
-                          'pip install safetensors') from e
-    return safetensors.torch
+    return package('safetensors.torch', 'a published model').torch
 
 def load_weights(
     model, # a module
@@ -169,37 +164,6 @@ def load_weights(
 PREDICTORS = dict(classifier=LabelPredictor, lm=WritingPredictor, mlm=GapPredictor,
                   seq2seq=PairPredictor)
 
-def _is_number(v): return isinstance(v, (int,float)) and not isinstance(v, bool)
-
-def _check_labels(labels, kind, config):
-    "A ValueError for labels that do not fit the model."
-    def _need(ok, k):
-        if not ok: raise ValueError(f'the field {k!r} is missing, or does not fit the model')
-    if kind == 'seq2seq': _need(_is_number(labels.get('ratio')), 'ratio')
-    if kind == 'mlm':
-        ids = range(config.vocab_sz)
-        special = labels.get('special')
-        _need(isinstance(special, list) and all(i in ids for i in special), 'special')
-        _need(labels.get('mask_idx') in ids, 'mask_idx')
-    if kind != 'classifier': return
-    _need(labels.get('kind') in ACTIVATIONS, 'kind')
-    if labels['kind'] == 'regression': return
-    names = labels.get('names')
-    _need(isinstance(names, list) and len(names) == config.n_out, 'names')
-    _need(labels['kind'] != 'multi' or _is_number(labels.get('threshold')), 'threshold')
-
-def _make_codecs(data, kind, config):
-    "The codecs of `text.json`; a ValueError for one that does not fit the model."
-    sides = data.get('sides')
-    if not isinstance(sides, list) or len(sides) != 1 + (kind == 'seq2seq'):
-        raise ValueError("the field 'sides' is missing, or does not fit the model")
-    res = [make_codec(o, TensorCodec) for o in sides]
-    sizes = config.vocab_sz, ifnone(config.tgt_vocab_sz, config.vocab_sz)
-    for codec,n in zip(res, sizes):
-        if len(codec.vocab) == n: continue
-        raise ValueError(f'its vocabulary has {len(codec.vocab)} tokens, and the model {n}')
-    return res
-
 def parse_bundle(
     folder, # of a published model
     own_card:bool=False, # `README.md` may have been edited
@@ -213,8 +177,9 @@ def parse_bundle(
         model = build_model(kind, c, config['options'])
     with _reading(folder/'labels.json'):
         labels = _json(files['labels.json'])
-        _check_labels(labels, kind, c)
-    with _reading(folder/'text.json'): codecs = _make_codecs(_json(files['text.json']), kind, c)
+        check_labels(labels, kind, vars(c))
+    with _reading(folder/'text.json'):
+        codecs = make_codecs(_json(files['text.json']), kind, vars(c), TensorCodec)
     with _reading(folder/'model.safetensors'): load_weights(model, files['model.safetensors'])
     return model, codecs, labels, config
 

@@ -7,11 +7,11 @@ __all__ = ['to_gguf']
 
 # %% ../../nbs/8_share/09_gguf.ipynb #8ca35ed6
 import json, tempfile
-from importlib import import_module
 from pathlib import Path
 from fastai.learner import Learner
 from fastai.text.core import BOS, defaults, EOS, PAD, UNK
 from ..base.files import replacing
+from ..base.plain import package
 from ..text.codec import TextCodec
 from ..text.tokens import BPETokenizer
 from .hf_tables import MODELS
@@ -115,19 +115,13 @@ def _write_tokens(out, codec, n):
     out.add_add_bos_token(added_ids(codec, backend)[0] == [ids.get(BOS)])
 
 # %% ../../nbs/8_share/09_gguf.ipynb #6be633b6
-def _package():
-    "The package that writes such files; an ImportError that says how to get it."
-    try: return import_module('gguf')
-    except ImportError as e:
-        raise ImportError('a file for llama.cpp needs the package gguf: pip install gguf') from e
-
 def to_gguf(
     learn, # a learner of a language model, with byte pairs
     file, # where to write; what is there is replaced
 ): # its path
     """A language model built as Llama or GPT-2, with its byte pairs, as an fp32 file of llama.cpp.
     ValueError for what has no place, before anything is written."""
-    gguf = _package()
+    gguf = package('gguf', 'a file for llama.cpp')
     if not isinstance(learn, Learner):
         raise TypeError(f'{type(learn).__name__} is no learner, which knows the tokens')
     name = architecture_of(learn.model)

@@ -10,6 +10,7 @@ import torch, torch.nn as nn
 from copy import deepcopy
 from fastai.text.core import BOS, defaults, EOS, PAD, UNK
 from fastcore.basics import chunked, first, ifnone, store_attr
+from ..base.plain import package
 from ..text.tokens import BatchTokenizer
 from ..model.config import make_config
 from ..model.stack import TransformerEncoder
@@ -170,11 +171,7 @@ def _names(tokenizer):
 def _backend(json, max_len, spelt):
     """The tokenizer that `json` describes, cutting at `max_len`, never padding; needs `tokenizers`.
     With `spelt`, special tokens that a text spells out are text."""
-    try: from tokenizers import Tokenizer
-    except ImportError as e:
-        raise ImportError("Hugging Face's tokens need the package tokenizers: "
-                          'pip install tokenizers') from e
-    res = Tokenizer.from_str(json)
+    res = package('tokenizers', "a tokenizer of Hugging Face's").Tokenizer.from_str(json)
     res.encode_special_tokens = spelt
     res.no_padding()
     res.no_truncation() if max_len is None else res.enable_truncation(max_len)

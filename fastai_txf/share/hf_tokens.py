@@ -7,9 +7,9 @@ __all__ = ['to_hf_tokenizer']
 
 # %% ../../nbs/8_share/07_hf_tokens.ipynb #1a3abb6a
 import json
-from importlib import import_module
 from fastai.text.core import BaseTokenizer, BOS, defaults, EOS, PAD, UNK
 from fastcore.basics import first
+from ..base.plain import package
 from ..text.special import MASKS
 from ..text.tokens import BPETokenizer, CharTokenizer, ForeignTokenizer
 from ..text.codec import TextCodec
@@ -19,11 +19,8 @@ from .hf import HFTokenizer
 def package_of(
     name:str, # as it is imported
 ): # the module
-    "The package `name`; an ImportError that says how to get it."
-    try: return import_module(name)
-    except ImportError as e:
-        raise ImportError(f'the way to transformers needs the package {name}: '
-                          f'pip install {name}') from e
+    "A package that the way to `transformers` needs; an ImportError that says how to get it."
+    return package(name, 'the way to transformers')
 
 # %% ../../nbs/8_share/07_hf_tokens.ipynb #5b1de07a
 def _ids(vocab): return {t:i for i,t in enumerate(vocab) if t != 'xxfake'}

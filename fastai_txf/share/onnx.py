@@ -10,8 +10,10 @@ import hashlib, json, tempfile
 import numpy as np
 from contextlib import contextmanager
 from pathlib import Path
-from ..base.plain import chunked, ifnone
-from .text import make_codec
+from ..base.plain import chunked, ifnone, package
+from ..text.plain import cut_gaps, gap_guesses, gap_ids
+from .text import (
+    Answers, check_labels, LabelAnswers, make_codecs, vocab_sizes)
 from .tables import feature_rows, lay_out
 
 # %% ../../nbs/8_share/12_onnx.ipynb #d7e1cdb0
@@ -29,6 +31,14 @@ def _digest(data): return hashlib.sha256(data).hexdigest()
 def _why(path, why):
     return ValueError(f'{path} cannot be read as a part of a model in ONNX: {why}. '
                       'Write it again with to_onnx, or copy the whole folder again')
+
+@contextmanager
+def _blaming(folder, name):
+    "What is wrong within is wrong with this file."
+    try: yield
+    except ImportError: raise
+    except Exception as e:
+        raise _why(Path(folder)/name, e if type(e) is ValueError else repr(e)[:200]) from e
 
 def _read_config(folder):
     "What `config.json` says, checked."
@@ -74,17 +84,34 @@ def check_tokens(ids, n):
     if odd: raise ValueError(f'token id {odd[0]} is none of the {n} tokens (0 to {n-1}): '
                              'number texts with the vocabulary of the model')
 
-def _session(data, threads):
-    "A graph, ready to run."
-    try: import onnxruntime
-    except ImportError as e:
-        raise ImportError('models in ONNX run on onnxruntime: pip install onnxruntime') from e
-    options = onnxruntime.SessionOptions()
+_step = dict(ids=2, first=0, keys=5, values=5)
+
+def _layouts(config):
+    "For each graph: its arguments with their numbers of dimensions, and the width of its result."
+    c,kind = config['config'], config['kind']
+    windows = dict(windows=2, places=1 if kind == 'mlm' else 2)
+    width = vocab_sizes(kind, c)[-1]
+    if kind == 'lm': return dict(model=(_step, width))
+    if kind == 'mlm': return dict(model=(windows, width))
+    if kind == 'seq2seq':
+        return dict(encoder=(windows, c['d_model']), decoder=({**_step, 'context':3, 'real':2}, width))
+    wide = {'rows':2} if config['options'].get('wide') else {}
+    return dict(model=({**windows, **wide}, c['n_out']))
+
+def _session(data, threads, inputs, width):
+    "A graph, ready to run. A ValueError for one with other arguments, or another result."
+    ort = package('onnxruntime', 'a model in ONNX')
+    options = ort.SessionOptions()
     if threads is not None: options.intra_op_num_threads = threads
-    return onnxruntime.InferenceSession(data, options, providers=['CPUExecutionProvider'])
+    try: res = ort.InferenceSession(data, options, providers=['CPUExecutionProvider'])
+    except Exception as e: raise ValueError(f'onnxruntime does not read it ({e})'[:200]) from e
+    have = {o.name:len(o.shape) for o in res.get_inputs()}, res.get_outputs()[0].shape[-1]
+    if have == (inputs, width): return res
+    raise ValueError(f'it is the graph of another model: its arguments and the width of its '
+                     f'result are {have}, and config.json needs {(inputs, width)}')
 
 # %% ../../nbs/8_share/12_onnx.ipynb #923e34c6
-class OnnxPredictor:
+class OnnxPredictor(Answers):
     "A model in ONNX that answers: for reading only, safe from many threads."
     def __new__(cls, folder, threads=None):
         if cls is not OnnxPredictor: return object.__new__(cls)
@@ -93,18 +120,21 @@ class OnnxPredictor:
     def __init__(self,
         folder, # that `to_onnx` has written
         threads:int=None, # of onnxruntime in one call; default: its own choice, all cores
-    ): self._open(*read_onnx(folder), threads)
+    ): self._open(folder, *read_onnx(folder), threads)
 
-    def _open(self, config, files, threads=None):
-        "From files that were checked."
-        self.config = config
-        self.labels = json.loads(files['labels.json'])
-        self.codecs = [make_codec(o) for o in json.loads(files['text.json'])['sides']]
-        self.codec,c = self.codecs[0], self.config['config']
-        self.max_len,self.long = c['max_len'], c['long']
-        self.graphs = {k:_session(files[f'{k}.onnx'], threads) for k in self._names()}
-
-    def _names(self): return [k.partition('.')[0] for k in FILES[self.config['kind']]]
+    def _open(self, folder, config, files, threads=None):
+        "From files that have not changed. A ValueError names one that does not fit the others."
+        self.config,kind,c = config, config['kind'], config['config']
+        with _blaming(folder, 'labels.json'):
+            self.labels = json.loads(files['labels.json'])
+            check_labels(self.labels, kind, c)
+        with _blaming(folder, 'text.json'):
+            self.codecs = make_codecs(json.loads(files['text.json']), kind, c)
+        self.codec,self.max_len,self.long = self.codecs[0], c['max_len'], c['long']
+        self.graphs = {}
+        for k,(inputs,width) in _layouts(config).items():
+            with _blaming(folder, f'{k}.onnx'):
+                self.graphs[k] = _session(files[f'{k}.onnx'], threads, inputs, width)
 
     def __repr__(self): return f'{type(self).__name__}({self.codec})'
 
@@ -118,9 +148,6 @@ class OnnxPredictor:
         rows = {} if wide is None else dict(rows=feature_rows(texts, **wide))
         return {**lay_out(texts, self.max_len, self.long), **rows}
 
-    def _one(self, item, text_col, res):
-        return res[0] if self.codec.is_one(item, text_col) else res
-
 # %% ../../nbs/8_share/12_onnx.ipynb #d43a3077
 def _softmax(x):
     e = np.exp(x - x.max(-1, keepdims=True))
@@ -128,9 +155,10 @@ def _softmax(x):
 
 def _sigmoid(x): return 0.5*(1 + np.tanh(0.5*x))
 
+_diverged = 'the model answers NaN: its training diverged'
 _acts = dict(category=_softmax, multi=_sigmoid, regression=lambda x: x)
 
-class OnnxLabels(OnnxPredictor):
+class OnnxLabels(LabelAnswers, OnnxPredictor):
     "A classifier in ONNX: one label, many labels or numbers."
     def outputs(self,
         ids, # list of lists of ids
@@ -142,35 +170,16 @@ class OnnxLabels(OnnxPredictor):
         res = np.empty((len(ids), self.config['config']['n_out']), np.float32)
         for at in chunked(order, bs):
             res[at], = self._run('model', **self._laid_out([ids[i] for i in at]))
-        if np.isnan(res).any(): raise ValueError('the model answers NaN: its training diverged')
+        if np.isnan(res).any(): raise ValueError(_diverged)
         return res
 
     def scores(self, ids):
         "The outputs for one text in numbers, `(n_out,)`."
         return self.outputs([ids])[0]
 
-    def logits(self,
-        item, # a text, a row, a dictionary; or a list, a series or a frame of them
-        text_col:str=None, # the column of a row or frame; default: that of training
-        bs:int=64, # texts in a batch
-    ): # `(n_out,)`; `(n, n_out)` for several texts
-        "What the model says."
-        return self._one(item, text_col, self.outputs(self.codec.encode(item, text_col), bs))
-
-    def probs(self, item, text_col:str=None, bs:int=64):
-        "Probabilities of the labels; of a regression, the numbers."
-        return _acts[self.labels['kind']](self.logits(item, text_col, bs))
-
-    def predict(self, item, text_col:str=None, bs:int=64):
-        "A label, a list of labels or a number; a list of them for several texts."
-        probs = self.probs(item, text_col, bs)
-        return self._name(probs) if probs.ndim == 1 else [*map(self._name, probs)]
-
-    def _name(self, probs):
-        kind,names = self.labels['kind'], self.labels['names']
-        if kind == 'category': return names[int(probs.argmax())]
-        if kind == 'regression': return probs.tolist() if len(probs) > 1 else probs.item()
-        return [n for n,p in zip(names, probs.tolist()) if p > self.labels['threshold']]
+    def activate(self, out):
+        "Outputs as probabilities; of a regression, as they are."
+        return _acts[self.labels['kind']](out)
 
 # %% ../../nbs/8_share/12_onnx.ipynb #f8346cf8
 class OnnxGaps(OnnxPredictor):
@@ -190,6 +199,29 @@ class OnnxGaps(OnnxPredictor):
     ): # `(n_tokens, vocab_sz)`
         "What the model says of each token of a text."
         return self.scores(self.codec.encode([text])[0])
+
+    def _fill(self, text, n):
+        pieces,toks = cut_gaps(self.codec, text)
+        ids,gaps = gap_ids(self.codec, toks)
+        for i in gaps: ids[i] = self.labels['mask_idx']
+        out = self.scores(ids, gaps)
+        if np.isnan(out).any(): raise ValueError(_diverged)
+        out[:,self.labels['special']] = -np.inf
+        probs = _softmax(out)
+        n = min(n, out.shape[1] - len({*self.labels['special']}))
+        best = (-probs).argsort(1, kind='stable')[:,:n]
+        return gap_guesses(self.codec, pieces, best.tolist(),
+                           np.take_along_axis(probs, best, 1).tolist())
+
+    def fill(self,
+        text, # with gaps, each written ___; or a list, a series or a frame of texts
+        n:int=5, # guesses for each gap
+        text_col:str=None, # the column of a row or frame; default: that of training
+    )->list: # a dictionary of gap, token, prob and text for each guess; lists for several texts
+        "The likeliest tokens for each gap, best first."
+        if n < 1: raise ValueError(f'{n=}: at least 1 guess')
+        return self._one(text, text_col, [self._fill(t, n) for t in self.codec.texts(text, text_col)])
+    predict = fill
 
 # %% ../../nbs/8_share/12_onnx.ipynb #fc68b53a
 _piece = 512 # tokens of a prompt that are read at once
@@ -326,17 +358,14 @@ def _bundle_of(source, trained):
         with tempfile.TemporaryDirectory() as tmp:
             yield source.publish(Path(tmp)/'model', trained=trained)
 
-def _predictor(config, files):
+def _predictor(folder, config, files):
     res = object.__new__(PREDICTORS[config['kind']])
-    res._open(config, files)
+    res._open(folder, config, files)
     return res
 
 def _check_packages():
     for name in ('onnx','onnxscript','onnxruntime'):
-        try: __import__(name)
-        except ImportError as e:
-            raise ImportError(f'to_onnx needs the package {name}: '
-                              'pip install onnx onnxscript onnxruntime') from e
+        package(name, 'to_onnx', 'onnx onnxscript onnxruntime')
 
 def _some_ids(n, vocab_sz, pad_idx):
     "`n` ids without padding."
@@ -349,8 +378,7 @@ def _check_answers(model, predictor, kind):
     c = model.config
     sizes = [n for n in (1, 2, 7, c.max_len+3) if n <= c.max_len or kind in ('classifier','mlm')]
     for n in sizes:
-        vocabs = [c.vocab_sz, *([ifnone(c.tgt_vocab_sz, c.vocab_sz)] if kind == 'seq2seq' else [])]
-        texts = [_some_ids(n, v, c.pad_idx) for v in vocabs]
+        texts = [_some_ids(n, v, c.pad_idx) for v in vocab_sizes(kind, vars(c))]
         with torch.no_grad(): want = model(*(torch.tensor([t]) for t in texts))[0].numpy()
         off = np.abs(want - predictor.scores(*texts)).max()
         if off <= 1e-4*max(1, np.abs(want).max()): continue
@@ -388,6 +416,6 @@ def to_onnx(
     if (wide := getattr(model, 'wide', None)) is not None:
         options['wide'] = _wide_options(wide)
     config = {**{k:config[k] for k in ('kind','config','versions')}, 'options':options}
-    _check_answers(model, _predictor(config, files), config['kind'])
+    _check_answers(model, _predictor(folder, config, files), config['kind'])
     write_folder(folder, {**files, 'config.json':seal(config, files)})
     return folder

@@ -17,6 +17,7 @@ from ..generate.decode import as_generator, stream_tokens
 from ..learn.growth import (
     by_prompt, continue_texts, grow_text, write_in_batches, write_texts)
 from ..learn.scoring import fill_gaps, text_outputs
+from .text import Answers, LabelAnswers
 
 # %% ../../nbs/8_share/03_predictor.ipynb #dd1f5553
 class TensorCodec(PlainCodec):
@@ -25,7 +26,7 @@ class TensorCodec(PlainCodec):
         "Tokens as ids, one tensor for each text."
         return [torch.tensor(ids, dtype=torch.long) for ids in super().number(tokens)]
 
-class Predictor:
+class Predictor(Answers):
     "A published model that answers: for reading only, safe from many threads."
     def __init__(self, model, codecs, labels, config):
         self.model,self.codecs = model, codecs
@@ -35,9 +36,6 @@ class Predictor:
     def __repr__(self):
         n = sum(p.numel() for p in self.model.parameters())
         return f'{type(self).__name__}({self.config["kind"]}, {n:,} weights, {self.codec})'
-
-    def _one(self, item, text_col, res):
-        return res[0] if self.codec.is_one(item, text_col) else res
 
     @torch.no_grad()
     def _vectors(self, ids):
@@ -66,57 +64,21 @@ def target_score(
     if kind != 'category' or out.shape[1] == 1: return out[:,i]
     return out[:,i] - torch.cat([out[:,:i], out[:,i+1:]], 1).logsumexp(1)
 
-class LabelPredictor(Predictor):
+class LabelPredictor(LabelAnswers, Predictor):
     "A published classifier: one label, many labels or numbers."
-    def logits(self,
-        item, # a text, a row, a dictionary; or a list, a series or a frame of them
-        text_col:str=None, # the column of a row or frame; default: that of training
-        bs:int=64, # texts in a batch
-    ): # `(n_out,)`; `(n, n_out)` for several texts
-        "What the model says."
-        check_values(bs=bs)
-        ids = self.codec.encode(item, text_col)
-        return self._one(item, text_col, self.outputs(ids, bs))
-
     def outputs(self,
         ids, # list of token ids, `(n_tokens,)` each
         bs:int=64, # texts in a batch
     ): # `(n, n_out)`
         "What the model says of texts in numbers."
+        check_values(bs=bs)
         return text_outputs(self.model, self.codec.pad_idx, ids, bs)
-
-    @delegates(logits)
-    def probs(self,
-        item, # as in `logits`
-        **kwargs
-    ): # `(n_out,)`; `(n, n_out)` for several texts
-        "Probabilities of the labels; of a regression, the numbers."
-        return self.activate(self.logits(item, **kwargs))
 
     def activate(self,
         out, # outputs, `(..., n_out)`
     ): # of the same shape
         "Outputs as probabilities; of a regression, as they are."
         return ACTIVATIONS[self.labels['kind']](out)
-
-    @delegates(logits)
-    def predict(self,
-        item, # as in `logits`
-        **kwargs
-    ): # a label, a list of labels, or a number (a list of them where there are several)
-        "What a text is called; a list for several texts."
-        probs = self.probs(item, **kwargs)
-        return self.name(probs) if probs.ndim == 1 else [*map(self.name, probs)]
-
-    def name(self,
-        probs, # of one text, `(n_out,)`
-    ): # as in `predict`
-        "What probabilities mean."
-        kind,names = self.labels['kind'], self.labels['names']
-        if kind == 'category': return names[int(probs.argmax())]
-        if kind == 'multi': return [n for n,p in zip(names, probs.tolist())
-                                    if p > self.labels['threshold']]
-        return probs.tolist() if len(probs) > 1 else probs.item()
 
     def shares(self,
         text, # a text, or a row or dictionary with it

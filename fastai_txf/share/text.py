@@ -7,6 +7,7 @@ __all__ = []
 
 # %% ../../nbs/8_share/02_text.ipynb #9145897e
 import json
+from ..base.plain import ifnone
 from ..text.special import leading_space, plain_rule, replace_space, RULES
 from ..text.tokens import (
     BatchTokenizer, BPETokenizer, CharTokenizer, ForeignTokenizer)
@@ -131,3 +132,95 @@ def make_codec(
     rest = {k:v for k,v in data.items() if k not in ('tokenizer','rules')}
     rules = [_known_rules[r] for r in data['rules']]
     return cls(tok=make_tokenizer(data['tokenizer']), rules=rules, **rest)
+
+# %% ../../nbs/8_share/02_text.ipynb #c3a91d02
+KINDS = 'category','multi','regression' # of a classifier's labels
+
+def _is_number(v): return isinstance(v, (int,float)) and not isinstance(v, bool)
+
+def check_labels(
+    labels:dict, # of `labels.json`
+    kind:str, # of the model
+    config:dict, # fields of its configuration
+):
+    "A ValueError for labels that do not fit the model."
+    def _need(ok, k):
+        if not ok: raise ValueError(f'the field {k!r} is missing, or does not fit the model')
+    if kind == 'seq2seq': _need(_is_number(labels.get('ratio')), 'ratio')
+    if kind == 'mlm':
+        ids = range(config['vocab_sz'])
+        special = labels.get('special')
+        _need(isinstance(special, list) and all(i in ids for i in special), 'special')
+        _need(labels.get('mask_idx') in ids, 'mask_idx')
+    if kind != 'classifier': return
+    _need(labels.get('kind') in KINDS, 'kind')
+    if labels['kind'] == 'regression': return
+    names = labels.get('names')
+    _need(isinstance(names, list) and len(names) == config['n_out'], 'names')
+    _need(labels['kind'] != 'multi' or _is_number(labels.get('threshold')), 'threshold')
+
+def vocab_sizes(
+    kind:str, # of a model
+    config:dict, # fields of its configuration
+)->list: # of the vocabulary of each side
+    "How many tokens each side of a model knows."
+    one = config['vocab_sz']
+    return [one, ifnone(config['tgt_vocab_sz'], one)] if kind == 'seq2seq' else [one]
+
+def make_codecs(
+    data:dict, # of `text.json`
+    kind:str, # of the model
+    config:dict, # fields of its configuration
+    cls=PlainCodec, # the class
+)->list: # of `cls`, one for each side
+    "The codecs of a model. A ValueError for one that does not fit it."
+    sides,sizes = data.get('sides'), vocab_sizes(kind, config)
+    if not isinstance(sides, list) or len(sides) != len(sizes):
+        raise ValueError("the field 'sides' is missing, or does not fit the model")
+    res = [make_codec(o, cls) for o in sides]
+    for codec,n in zip(res, sizes):
+        if len(codec.vocab) == n: continue
+        raise ValueError(f'its vocabulary has {len(codec.vocab)} tokens, and the model {n}')
+    return res
+
+# %% ../../nbs/8_share/02_text.ipynb #c3a91d05
+class Answers:
+    "What has a `codec` and answers."
+    def _one(self, item, text_col, res):
+        return res[0] if self.codec.is_one(item, text_col) else res
+
+class LabelAnswers(Answers):
+    "What has `outputs` of ids, `activate` and `labels`, and says what a text is called."
+    def logits(self,
+        item, # a text, a row, a dictionary; or a list, a series or a frame of them
+        text_col:str=None, # the column of a row or frame; default: that of training
+        bs:int=64, # texts in a batch
+    ): # `(n_out,)`; `(n, n_out)` for several texts
+        "What the model says."
+        return self._one(item, text_col, self.outputs(self.codec.encode(item, text_col), bs))
+
+    def probs(self,
+        item, # as in `logits`
+        text_col:str=None, # as in `logits`
+        bs:int=64, # as in `logits`
+    ): # `(n_out,)`; `(n, n_out)` for several texts
+        "Probabilities of the labels; of a regression, the numbers."
+        return self.activate(self.logits(item, text_col, bs))
+
+    def predict(self,
+        item, # as in `logits`
+        text_col:str=None, # as in `logits`
+        bs:int=64, # as in `logits`
+    ): # a label, a list of labels, or a number (a list of them where there are several)
+        "What a text is called; a list for several texts."
+        probs = self.probs(item, text_col, bs)
+        return self.name(probs) if probs.ndim == 1 else [*map(self.name, probs)]
+
+    def name(self,
+        probs, # of one text, `(n_out,)`
+    ): # as in `predict`
+        "What probabilities mean."
+        kind,names = self.labels['kind'], self.labels['names']
+        if kind == 'category': return names[int(probs.argmax())]
+        if kind == 'regression': return probs.tolist() if len(probs) > 1 else probs.item()
+        return [n for n,p in zip(names, probs.tolist()) if p > self.labels['threshold']]

@@ -6,12 +6,15 @@
 __all__ = []
 
 # %% ../../nbs/2_text/03_plain.ipynb #0f8fc439
+import re
 from collections import defaultdict
 from functools import cached_property
+from itertools import accumulate
+from os.path import commonprefix
 from ..base.plain import first, ifnone, is_listy
 from .special import (
     BARRED, BOS, decode_specials, EOS, FILLERS, FLD, PAD, pad_index, STOPS, token_places)
-from .tokens import token_lists
+from .tokens import CharTokenizer, token_lists
 
 # %% ../../nbs/2_text/03_plain.ipynb #a049f5cc
 def put_start(toks):
@@ -253,3 +256,61 @@ def _without(ends, ids):
     "`ids` without those of `ends` behind, but for the first."
     while len(ids) > 1 and int(ids[-1]) in ends: ids = ids[:-1]
     return ids
+
+# %% ../../nbs/2_text/03_plain.ipynb #b7f01a02
+_gap = re.compile(r'_{3,}|\bxxmask\b|\[MASK\]|<mask>')
+
+def cut_gaps(
+    codec, # `PlainCodec`
+    text:str, # with gaps
+): # its pieces as strings, and as lists of tokens
+    "A text cut at its gaps. A ValueError for one that has none."
+    if codec.tok is None:
+        raise ValueError('these `dls` were made from tokens and have no tokenizer to cut a text '
+                         'with: make them from texts')
+    pieces = _gap.split(text)
+    if len(pieces) == 1:
+        raise ValueError(f'{text!r} has no gap: write ___ (or xxmask, [MASK], <mask>) '
+                         'where a token is missing')
+    cut = token_lists(['', *_trimmed(codec, pieces)], codec.tok, codec.rules)
+    toks = [[t for t in ts if t] for ts in cut]
+    end = {codec.vocab[i] for i in codec.stops}
+    start,*cut = [t[:-1] if len(t) > 1 and t[-1] in end else t for t in toks[:-1]] + toks[-1:]
+    # what begins a text stands before the first piece only, what ends it behind the last
+    return pieces, cut[:1] + [t[len(commonprefix([start, t])):] for t in cut[1:]]
+
+def _trimmed(codec, pieces):
+    "The pieces without the spaces that belong to no token of theirs."
+    if codec.sep: return [p.strip() for p in pieces]
+    if isinstance(codec.tok, CharTokenizer): return pieces
+    # byte pairs: the space belongs to the token behind it
+    return [p.rstrip() for p in pieces[:-1]] + pieces[-1:]
+
+# %% ../../nbs/2_text/03_plain.ipynb #b7f01a03
+def gap_ids(
+    codec, # `PlainCodec`
+    toks, # lists of tokens, with a gap between each two
+): # ids of the whole text, as `number` gives them, and the places of the gaps among them
+    "The pieces of a text as one, an id at each gap that stands for nothing."
+    pad = codec.vocab[codec.pad_idx]
+    toks = [[t for t in ts if t != pad] for ts in toks]              # a model leaves it out
+    given = [t for ts in toks for t in (*ts, 'xxfake')][:-1]
+    ids, = codec.number([given])
+    before = len(ids)-len(given)                            # the loaders may put xxbos in front
+    gaps = [i+n+before for i,n in enumerate(accumulate(map(len, toks[:-1])))]
+    return ids, [len(ids)-1-g for g in gaps] if codec.backwards else gaps
+
+def gap_guesses(
+    codec, # `PlainCodec`
+    pieces, # of the text, strings
+    ids, # of each gap's likeliest tokens, best first
+    probs, # likewise
+)->list: # a dictionary of gap, token, prob and text for each
+    "What a model guesses, written into the text; the other gaps get their likeliest tokens."
+    words = [[codec.decode([i]) for i in row] for row in ids]
+    def text_with(gap, word):
+        new = [*(word if g == gap else ws[0] for g,ws in enumerate(words)), '']
+        new = [w.lstrip() if p[-1:].isspace() and w.strip() else w for p,w in zip(pieces, new)]
+        return ''.join(o for pair in zip(pieces, new) for o in pair)
+    return [dict(gap=g, token=w, prob=p, text=text_with(g, w))
+            for g,(ws,ps) in enumerate(zip(words, probs)) for w,p in zip(ws, ps)]

@@ -8,7 +8,7 @@ __all__ = ['BatchTokenizer', 'CharTokenizer', 'BPETokenizer', 'token_lists']
 # %% ../../nbs/2_text/01_tokens.ipynb #32c4755a
 import re
 from array import array
-from ..base.plain import chunked, compose, is_listy, maps
+from ..base.plain import chunked, compose, is_listy, maps, package
 from .special import special_tokens
 
 # %% ../../nbs/2_text/01_tokens.ipynb #d4d257bb
@@ -78,11 +78,7 @@ class CharTokenizer(BatchTokenizer):
 # %% ../../nbs/2_text/01_tokens.ipynb #ede33704
 def _tokenizers():
     "The package `tokenizers`; an ImportError that says how to get it."
-    try: import tokenizers
-    except ImportError as e:
-        raise ImportError('byte-pair tokens need the package tokenizers: '
-                          'pip install tokenizers') from e
-    return tokenizers
+    return package('tokenizers', 'BPETokenizer')
 
 # blanks as the package has them; Python's \s has more
 _blank = r'\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000'

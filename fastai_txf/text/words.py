@@ -9,7 +9,7 @@ __all__ = ['FastSpacyTokenizer']
 import re
 from itertools import chain, islice
 from operator import eq
-from ..base.plain import compose, ifnone, maps, store_attr
+from ..base.plain import compose, ifnone, maps, package, store_attr
 from .special import (
     BOS, default_rules, fix_html, plain_rule, replace_all_caps, replace_maj, replace_rep,
     replace_space, replace_wrep, rm_useless_spaces, RULES, spec_add_spaces, special_tokens, TK_REP)
@@ -62,13 +62,9 @@ _each_stretch = compose(replace_rep, spec_add_spaces, rm_useless_spaces,
 
 def _spacy(lang, special_toks):
     "spaCy's tokenizer with tokens that are never cut; an ImportError that says how to get it."
-    try:
-        import spacy
-        from spacy.symbols import ORTH
-    except ImportError as e:
-        raise ImportError('words are cut by the package spacy: pip install spacy') from e
+    spacy = package('spacy', 'a tokenizer of words')
     res = spacy.blank(lang).tokenizer
-    for t in special_toks: res.add_special_case(t, [{ORTH:t}])
+    for t in special_toks: res.add_special_case(t, [{spacy.symbols.ORTH:t}])
     return res
 
 class FastSpacyTokenizer(BatchTokenizer):

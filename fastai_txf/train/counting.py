@@ -9,16 +9,14 @@ __all__ = ['nb_weights', 'fit_linear', 'feature_matrix', 'count_features']
 import numpy as np, torch
 from torch.nn.utils.rnn import pad_sequence
 from ..base.checks import check_values
+from ..base.plain import package
 from ..model.wide import WidePath
 
 # %% ../../nbs/4_train/08_counting.ipynb #8542ae4b
 def sklearn_package():
     "The package `sklearn`; an ImportError that says how to get it."
-    try: import sklearn.linear_model, sklearn.preprocessing
-    except ImportError as e:
-        message = 'counting needs the package scikit-learn: pip install scikit-learn'
-        raise ImportError(message) from e
-    return sklearn
+    package('sklearn.preprocessing', 'counting', 'scikit-learn')
+    return package('sklearn.linear_model', 'counting', 'scikit-learn')
 
 # %% ../../nbs/4_train/08_counting.ipynb #5486266e
 def nb_weights(

@@ -6,10 +6,8 @@
 __all__ = ['SharedDL', 'ShardedTrainer']
 
 # %% ../../nbs/4_train/06_distributed.ipynb #9fd47c37
-try: import accelerate
-except ImportError as e:
-    raise ImportError('training in several processes needs the package accelerate: '
-                      'pip install accelerate') from e
+from ..base.plain import package
+package('accelerate', 'training in several processes')
 import copy, numpy as np, os, random, torch
 from contextlib import contextmanager, nullcontext
 from itertools import chain
