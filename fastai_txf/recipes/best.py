@@ -96,8 +96,7 @@ class _Text:
         hits = hits_of(out, self.y[rows], self.target.kind).mean()
         return -hits if self.target.is_number else hits
 
-# characters: from here on a larger vocabulary, and a sample to choose with; texts: letters or not
-_many,_few = 5_000_000, 50_000
+_many,_few = 5_000_000, 50_000 # characters: from here on a sample; texts: compare letters
 
 def _ways(df, options):
     "`_Text`s of the same rows."
