@@ -29,9 +29,9 @@ from ..learn.classifier import (
     auto_fields, labelled_ids, read_vocab, transformer_classifier_learner)
 from .pretrain import self_pretrain
 from .selftrain import pseudo_labels, train_student
-from fastai_txf.recipes.heldout import (
-    BestReport, choose_shares, clearly_better, constant_outputs, hits_of, loss_of, score_row,
-    text_folds)
+from .heldout import (
+    BestReport, choose_shares, clearly_better, constant_outputs, hits_of, learning_curve,
+    loss_of, more_labels, score_row, text_folds)
 import fastai_txf.train.schedule # it gives learners their `fit_minutes`
 
 # %% ../../nbs/7_recipes/06_best.ipynb #046f15c0
@@ -56,12 +56,18 @@ class _Text:
         self.vocab,self.target = text_vocab(dls), Target.of(dls)
         self.pad_idx,self.fields = pad_index(dls), auto_fields(dls)
         ids,y = labelled_ids(dls.train_ds)
-        self.ids = [*map(torch.from_numpy, ids)]
-        self.y = torch.as_tensor(y)
+        self.ids,self.y = [*map(torch.from_numpy, ids)], torch.as_tensor(y)
+        return self.count_letters(self.fields['wide_letters'])
+
+    def count_letters(self, letters):
+        "Find the features, with runs of letters among them or without."
+        self.fields = {**self.fields, 'wide_letters':letters}
         x,_ = feature_matrix(self.wide(), self.ids)
         n = np.asarray(x.sum(1)).clip(min=1)
         self.x = x.multiply(1/np.sqrt(n)).tocsr() if self.target.is_number else x
         return self
+
+    def some(self, rows): return [self.ids[i] for i in rows]
 
     def wide(self):
         "A wide path for these texts, empty."
@@ -90,7 +96,7 @@ class _Text:
         hits = hits_of(out, self.y[rows], self.target.kind).mean()
         return -hits if self.target.is_number else hits
 
-_many = 5_000_000 # characters: from here on a larger vocabulary, and a sample to choose with
+_many,_few = 5_000_000, 50_000 # characters: from here on a sample; texts: compare letters
 
 def _ways(df, options):
     "`_Text`s of the same rows."
@@ -186,7 +192,7 @@ class _Towers:
                 warnings.filterwarnings('ignore', message='all .* are one class') # the table tells
                 if minutes is None: learn.fit_one_cycle(self.epochs)
                 else: learn.fit_minutes(minutes)
-        out = learn.outputs([self.text.ids[i] for i in held])
+        out = learn.outputs(self.text.some(held))
         state = learn.model.state_dict()
         if self.folder is not None:
             file = self._file(k, self.text.fold)
@@ -240,19 +246,17 @@ def _pretrained(towers, unlabelled):
     text.vocab = text_vocab(res.learn.dls)
     text.count()
     held = (text.fold == 0).nonzero()[0]
-    towers._keep(res.learn.model.state_dict(), _outputs(text, res.learn, held), held)
+    towers._keep(res.learn.model.state_dict(), res.learn.outputs(text.some(held)), held)
     if not rest: return
     try: _self_trained(towers, res, texts, rest, held)
     except KeyboardInterrupt: towers.say('stopped by hand: there is no student')
-
-def _outputs(text, learn, rows): return learn.outputs([text.ids[i] for i in rows])
 
 def _guess(text, learn, deep, texts, held):
     "What a transformer and the words counted in the texts not held out say together of `texts`."
     train = (text.fold != 0).nonzero()[0]
     kind,wide = text.target.kind, text.wide()
     shares = choose_shares(deep, text.linear(train, held), text.y[held], kind)
-    count_features(wide, [text.ids[i] for i in train], text.y[train].numpy(), kind, share=shares)
+    count_features(wide, text.some(train), text.y[train].numpy(), kind, share=shares)
     learn.model.wide = wide
     try: return pseudo_labels(learn, texts)
     finally: learn.model.wide = None
@@ -266,7 +270,7 @@ def _self_trained(towers, res, texts, minutes, held):
     guess = _guess(text, res.learn, old, texts, held)
     fields = dict(config='reviews', max_len=text.fields['max_len'], pretrained=res.pretrained)
     student = train_student(res.learn.dls, texts, guess, minutes, towers.seed, **fields)
-    new = _outputs(text, student, held)
+    new = student.outputs(text.some(held))
     counted = text.linear((text.fold != 0).nonzero()[0], held)
     def loss(deep):
         a,b = choose_shares(deep, counted, text.y[held], text.target.kind)
@@ -283,23 +287,6 @@ def _train(text, unlabelled, end, seed, folder, say):
     return towers
 
 # %% ../../nbs/7_recipes/06_best.ipynb #927c7737
-def _learning_curve(text):
-    "What the linear model scores on the first fold with parts of the others."
-    held = (text.fold == 0).nonzero()[0]
-    rest = np.random.default_rng(0).permutation((text.fold != 0).nonzero()[0])
-    rows = []
-    for part in (0.125,0.25,0.5,1):
-        some = rest[:max(2, int(part*len(rest)))]
-        hits = hits_of(text.linear(some, held), text.y[held], text.target.kind)
-        rows.append({'texts':len(some), text.target.metric_name:hits.mean()})
-    return pd.DataFrame(rows)
-
-def _more_labels(curve, target):
-    "What the curve says of more labels, as a sentence."
-    (n,a),(m,b) = curve.iloc[-2], curve.iloc[-1]
-    return (f'from {n:,.0f} to {m:,.0f} texts the linear model went from {a:.4g} to {b:.4g} '
-            f'({target.metric_name}): twice the labels may bring as much again, rarely more')
-
 def _assemble(text, towers, shares, valid, df):
     "The learner of all members and the counted words."
     n = max(1, len(towers.states)) if shares[0] else 1             # none has a say, none is kept
@@ -312,21 +299,37 @@ def _assemble(text, towers, shares, valid, df):
     count_features(learn.model.wide, text.ids, text.y.numpy(), text.target.kind, share=shares)
     return learn
 
+def _join(text, towers, folds):
+    "What the counted words say of the held-out texts `rows`, the shares, and both together."
+    counted,rows = text.held_out(folds)
+    if not towers.rows: return counted, rows, (0.,1.), counted
+    deep = torch.cat(towers.outs)
+    a,b = shares = choose_shares(deep, counted, text.y[rows], text.target.kind)
+    return counted, rows, shares, a*deep + b*counted
+
+def _choose_letters(text, towers, folds):
+    "`_join` with runs of letters or without, whichever is better together."
+    joined = _join(text, towers, folds)
+    if not text.fields['wide_letters'] or len(text.ids) > _few: return joined
+    other = _join(text.count_letters(False), towers, folds)
+    loss = lambda o: loss_of(o[3], text.y[o[1]], text.target.kind)
+    if loss(other) < loss(joined): return other
+    text.count_letters(True)
+    return joined
+
 def _compare(text, towers, minutes):
     "The shares of transformer and counted words, and the rows of the report."
     target,kind = text.target, text.target.kind
     folds = range(len(towers.rows)) if towers.rows else range(_folds)
     start = time.perf_counter()
-    counted,rows = text.held_out(folds)
+    counted,rows,shares,both = _choose_letters(text, towers, folds)
     y,spent = text.y[rows], (time.perf_counter()-start)/60
-    table = [score_row('mean' if target.is_number else 'majority', constant_outputs(text.y, len(rows), target), y, target, 0.),
+    always = constant_outputs(text.y, len(rows), target)
+    table = [score_row('mean' if target.is_number else 'majority', always, y, target, 0.),
              score_row(f'{text.name}, counted', counted, y, target, spent)]
-    if not towers.rows: return (0.,1.), table, 1
-    deep = torch.cat(towers.outs)
-    shares = choose_shares(deep, counted, y, kind)
-    both = shares[0]*deep + shares[1]*counted
+    if not towers.rows: return shares, table, 1
     table += [score_row(name, out, y, target, minutes) for name,out in towers.beside]
-    table += [score_row(towers.name, deep, y, target, minutes),
+    table += [score_row(towers.name, torch.cat(towers.outs), y, target, minutes),
               score_row('both', both, y, target, minutes+spent)]
     if clearly_better(counted, both, y, kind): return (0.,1.), table, 1
     return shares, table, len(table)-1
@@ -335,9 +338,9 @@ def _finish(text, towers, valid, notes, start):
     "The learner that is returned, with its report."
     shares,table,best = _compare(text, towers, (time.perf_counter()-start)/60)
     learn = _assemble(text, towers, shares, *ifnone(valid, (text.fold == 0, None)))
-    curve = _learning_curve(text)
+    curve = learning_curve(text)
     results = pd.DataFrame(table).assign(returned=[i == best for i in range(len(table))])
-    learn.report = BestReport(results, curve, [*notes, _more_labels(curve, text.target)])
+    learn.report = BestReport(results, curve, [*notes, more_labels(curve, text.target)])
     if valid is not None: _score_apart(learn, text.target)
     return learn
 

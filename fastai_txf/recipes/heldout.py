@@ -81,6 +81,23 @@ def constant_outputs(
     out = mean if target.is_number else mean.clamp(1e-6, 1-1e-6).logit()
     return out.expand(n, -1)
 
+def learning_curve(text):
+    "What the linear model scores on the first fold with parts of the others."
+    held = (text.fold == 0).nonzero()[0]
+    rest = np.random.default_rng(0).permutation((text.fold != 0).nonzero()[0])
+    rows = []
+    for part in (0.125,0.25,0.5,1):
+        some = rest[:max(2, int(part*len(rest)))]
+        hits = hits_of(text.linear(some, held), text.y[held], text.target.kind)
+        rows.append({'texts':len(some), text.target.metric_name:hits.mean()})
+    return pd.DataFrame(rows)
+
+def more_labels(curve, target):
+    "What the curve says of more labels, as a sentence."
+    (n,a),(m,b) = curve.iloc[-2], curve.iloc[-1]
+    return (f'from {n:,.0f} to {m:,.0f} texts the linear model went from {a:.4g} to {b:.4g} '
+            f'({target.metric_name}): twice the labels may bring as much again, rarely more')
+
 def score_row(name, out, y, target, minutes):
     "A row of the report: outputs of held-out texts beside their targets."
     hits = hits_of(out, y, target.kind)
