@@ -5,6 +5,7 @@ by the clock and by the processor's seconds, which other jobs on the machine dis
 import os, resource, shutil, sys, tempfile, textwrap
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+sys.modules.setdefault('torchvision', None) # transformers looks at it, and one that is not torch's own hinders it
 from fastai.text.all import *
 from fastai_txf.all import *
 from fastai_txf.base.shadow import shadow
@@ -35,18 +36,24 @@ def loaders(df, label='label', tok=FastSpacyTokenizer, **kw):
 
 def train_clf():
     learn = transformer_classifier_learner(loaders(reviews('train')), 'reviews', metrics=accuracy)
-    learn.fit_minutes(5, 1.5e-3, wd=0.3)
+    learn.fit_minutes(3, 1.5e-3, wd=0.3)
     return learn
 
 def train_multi():
     learn = transformer_classifier_learner(loaders(reviews('train', 5000), 'tags', label_delim=';'), max_len=256, metrics=accuracy_multi)
-    learn.fit_minutes(2, 1e-3)
+    learn.fit_minutes(1, 1e-3)
     return learn
 
 def train_lm():
     dls = TransformerDataLoaders.from_df(reviews('train', 5000), text_col='text', is_lm=True, valid_col='valid', tok_tfm=FastSpacyTokenizer(), max_vocab=10_000, bs=16, seq_len=256)
     learn = transformer_lm_learner(dls, d_model=256, n_heads=8, n_layers=4, metrics=[accuracy, Perplexity()])
-    learn.fit_minutes(3, 1e-3)
+    learn.fit_minutes(2, 1e-3)
+    return learn
+
+def train_deep():
+    "Four layers of width 256: its forward pass is what a text costs. Its speed is what counts."
+    learn = transformer_classifier_learner(loaders(reviews('train', 400)), d_model=256, n_heads=8, n_layers=4, metrics=accuracy)
+    learn.fit_minutes(0.2, 1e-4)
     return learn
 
 def train_bert():
@@ -55,7 +62,7 @@ def train_bert():
     learn.fit_one_cycle(1, 1e-4)
     return learn
 
-TRAIN = dict(clf=train_clf, multi=train_multi, lm=train_lm, bert=train_bert)
+TRAIN = dict(clf=train_clf, multi=train_multi, lm=train_lm, bert=train_bert, deep=train_deep)
 
 def published(name, onnx=False):
     "The folder of a model, or of the same in ONNX: made once."
@@ -79,7 +86,7 @@ def hugging_face(learn):
 
 def short_texts(n):
     "The first words of `n` test reviews that have as many."
-    texts = [' '.join(t.split()[:WORDS]) for t in reviews('test', 3*n).text if len(t.split()) >= WORDS]
+    texts = [' '.join(t.split()[:WORDS]) for t in reviews('test', min(3*n, 25_000)).text if len(t.split()) >= WORDS]
     return texts[:n]
 
 def bare(pred):
@@ -144,18 +151,24 @@ def single(args):
 
 # Many threads, a fresh process
 
+SERVERS = dict(
+    predictor=('`Predictor`, a layer of width 64', 'many', lambda: load_published(published('clf'))),
+    deep=('`Predictor`, 4 layers of width 256', 'many_deep', lambda: load_published(published('deep'))),
+    onnx=('`OnnxPredictor`, a layer of width 64', 'many', lambda: OnnxPredictor(published('clf', True), threads=1)))
+
 def threads(args):
-    "The same answers from eight threads, and how much faster."
+    "The same answers from eight threads, and how much faster; the numbers beside the labels, too."
     torch.set_num_threads(1)
-    texts = [*reviews('test', args.many).text]
-    for k,pred in dict(predictor=load_published(published('clf')), onnx=OnnxPredictor(published('clf', True), threads=1)).items():
+    for k,(_,n,make) in SERVERS.items():
+        pred,texts = make(), short_texts(getattr(args, n))
         pred.predict(texts[0])
-        start = time.perf_counter()
+        start = {c:clock() for c,clock in CLOCKS.items()}
         alone = [*map(pred.predict, texts)]
-        mid = time.perf_counter()
+        mid = {c:clock() for c,clock in CLOCKS.items()}
         with ThreadPoolExecutor(8) as pool: together = [*pool.map(pred.predict, texts)]
-        end = time.perf_counter()
-        yield dict(part='threads', candidate=k, texts=len(texts), same=alone == together, alone_s=round(mid-start, 2), together_s=round(end-mid, 2), times=(mid-start)/(end-mid))
+        end = {c:clock() for c,clock in CLOCKS.items()}
+        took = {f'{c}_{n}':round(b[c]-a[c], 2) for c in CLOCKS for n,a,b in (('alone',start,mid), ('together',mid,end))}
+        yield dict(part='threads', candidate=k, texts=len(texts), same=alone == together, times=took['wall_alone']/took['wall_together'], **took)
 
 HIDE = """
 import sys, time
@@ -259,6 +272,25 @@ def decoders(model, n, args):
     graph = export_graphs(model)['model.onnx']
     return {**res, 'onnx':by_session(graph, x, n), **{f'onnx_{how}':by_session(quantized(graph, how), x, n) for how in ('dynamic','nbits')}}
 
+SHAPES = [(256,768),(256,1024),(1024,256),(256,10_000),(512,2048),(512,10_000)]
+
+def maps(args):
+    "Microseconds of the processor for one map, the best of five: in fp32 and with both ways to eight bits."
+    torch.set_num_threads(1)
+    for n_in,n_out in SHAPES:
+        torch.manual_seed(0)
+        linear = nn.Linear(n_in, n_out)
+        runs = dict(fp32=linear, int8=to_int8(nn.Sequential(linear))[0], packed=PackedLinear(linear))
+        for rows in (1, 8, 256):
+            if rows == 256 and n_out > 4096: continue
+            x,n = torch.randn(rows, n_in), max(3, int(2e8/(2*rows*n_in*n_out + 2e5)))
+            with torch.no_grad():
+                times = {k:[] for k in runs}
+                for _ in range(6):
+                    for k,f in runs.items(): times[k].append(spent(lambda x: [f(x) for _ in range(n)], x)['processor']/n)
+                off = {k:float((f(x)-linear(x)).norm()/linear(x).norm()) for k,f in runs.items()}
+            for k,ts in times.items(): yield dict(part='maps', candidate=k, n_in=n_in, n_out=n_out, rows=rows, processor_us=round(1000*min(ts), 1), off=off[k])
+
 def rates(runs, rounds, n):
     "Tokens a second by both clocks, and the ratios to the compiled rate (or the plain one)."
     times = {k:[] for k in runs}
@@ -293,7 +325,7 @@ def quality(args):
 
 # Results
 
-PARTS = dict(single=single, threads=threads, fresh=fresh, onnx=onnx, int8=int8, quality=quality)
+PARTS = dict(single=single, threads=threads, fresh=fresh, onnx=onnx, maps=maps, int8=int8, quality=quality)
 DECODERS = dict(fp32='`generate`, fp32', compiled='`generate(compile=True)`, fp32', int8='`to_int8`: `torch.ops.quantized.linear_dynamic`', packed='`torch._weight_int8pack_mm`, inputs in bf16',
                 onnx="onnxruntime on `to_onnx`'s graph, fp32", onnx_dynamic='the same, `quantize_dynamic(per_channel=True)`', onnx_nbits="the same, `MatMulNBits` of 8 bits, blocks of 64")
 
@@ -320,13 +352,19 @@ def render(rows):
         cols = {'candidate':lambda r: SINGLE[r['candidate']][0], 'processor ms':'processor_median', 'p99':'processor_p99', 'clock ms':'wall_median', 'p99 ':'wall_p99', 'by the bare pass':'by_bare', "times AWD_LSTM's rate":'rate'}
         res += f"\n## Single texts of {WORDS} words, from string to label\n\nMedians and 99th percentiles of {part[0]['texts']} texts.\n\n{table(by_bare(part), cols)}"
     if part := of('threads'):
-        cols = {'candidate':lambda r: SINGLE[r['candidate']][0], 'texts':'texts', 'same answers':lambda r: 'yes' if r['same'] else 'no', 'one after the other, s':'alone_s', 'eight threads, s':'together_s', 'times':'times'}
-        res += f"\n## Eight threads at once\n\n{table(part, cols)}"
+        cols = {'candidate':lambda r: SERVERS[r['candidate']][0], 'texts':'texts', 'same answers':lambda r: 'yes' if r['same'] else 'no', 'one after the other, s':'wall_alone', 'eight threads, s':'wall_together',
+                'times':'times', 'processor s, one after the other':'processor_alone', 'eight threads':'processor_together'}
+        res += f"\n## Eight threads at once\n\nTexts of {WORDS} words.\n\n{table(part, cols)}"
     if part := of('fresh'):
         res += f"\n## Import, load and first answer in a fresh process without fastai\n\n{table(part, {'candidate':lambda r: SINGLE[r['candidate']][0], 'clock s':'wall_s', 'processor s':'processor_s'})}"
     if part := of('onnx'):
         cols = {'model':lambda r: dict(clf='one label', multi='several labels')[r['task']], 'candidate':'candidate', 'test reviews':'texts', 'labels that differ':'flipped', 'largest difference of a logit':lambda r: f"{r['off']:.1e}", 'accuracy':'accuracy'}
         res += f"\n## IMDB's test reviews: torch, ONNX, eight bits\n\n{table(part, cols)}"
+    if part := of('maps'):
+        by = {(r['n_in'], r['n_out'], r['rows'], r['candidate']):r for r in part}
+        of_map = lambda k: (lambda r: f"{by[r['n_in'], r['n_out'], r['rows'], k]['processor_us']:,.0f}")
+        cols = {'map':lambda r: f"{r['n_in']} → {r['n_out']:,}", 'rows':'rows', 'fp32':of_map('fp32'), '`quantized.linear_dynamic` (kept)':of_map('int8'), '`_weight_int8pack_mm`':of_map('packed')}
+        res += f"\n## One linear map\n\nMicroseconds of the processor.\n\n{table([r for r in part if r['candidate'] == 'fp32'], cols)}"
     if part := of('int8'):
         cols = {'candidate':lambda r: DECODERS[r['candidate']], 'width':'width', 'tokens a processor second':'processor_tokens_per_s', 'tokens/s':'wall_tokens_per_s', 'ratio':'processor_ratio', 'ratio by the clock':'wall_ratio'}
         res += f"\n## Decoding with weights of eight bits\n\n4 layers, 8 heads, vocabulary 10,000, one text, medians of {part[0]['rounds']} rounds. The ratio is that to {DECODERS[part[0]['base']]} of the same width. Kept: `to_int8`.\n\n{table(part, cols)}"
@@ -343,6 +381,7 @@ def main():
     p.add_argument('--n', type=int, default=None, help="part onnx: test reviews; default: all 25,000")
     p.add_argument('--texts', type=int, default=300, help='part single: texts')
     p.add_argument('--many', type=int, default=10_000, help='part threads: texts')
+    p.add_argument('--many-deep', type=int, default=500, help='part threads: texts for the model of four layers')
     p.add_argument('--tokens', type=int, default=256, help='part int8: tokens to write')
     p.add_argument('--rounds', type=int, default=5, help='part int8: rounds')
     p.add_argument('--lm-texts', type=int, default=200, help='part quality: reviews')

@@ -1373,6 +1373,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'fastai_txf/share/bundle.py'),
                                          'fastai_txf.share.bundle._digest': ('8_share/bundle.html#_digest', 'fastai_txf/share/bundle.py'),
                                          'fastai_txf.share.bundle._json': ('8_share/bundle.html#_json', 'fastai_txf/share/bundle.py'),
+                                         'fastai_txf.share.bundle._no_collections': ( '8_share/bundle.html#_no_collections',
+                                                                                      'fastai_txf/share/bundle.py'),
                                          'fastai_txf.share.bundle._reading': ('8_share/bundle.html#_reading', 'fastai_txf/share/bundle.py'),
                                          'fastai_txf.share.bundle.build_model': ( '8_share/bundle.html#build_model',
                                                                                   'fastai_txf/share/bundle.py'),

@@ -495,3 +495,14 @@ def test_bare_environment(made, tmp_path):
     assert not any(f'\n{o} ' in have for o in HEAVY)
     env = {k:v for k,v in os.environ.items() if k != 'PYTHONPATH'}
     check_elsewhere(made, python, ANSWER, env, PLAIN)
+
+def test_collections(made, tmp_path):
+    "Loading leaves Python's search for garbage as it was, whatever comes of it"
+    import gc
+    for on in (True, False):
+        (gc.enable if on else gc.disable)()
+        try:
+            load_published(made('one')[1])
+            with pytest.raises(FileNotFoundError): load_published(tmp_path/'none')
+            assert gc.isenabled() is on
+        finally: gc.enable()

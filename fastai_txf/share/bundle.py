@@ -6,7 +6,7 @@
 __all__ = ['load_published']
 
 # %% ../../nbs/8_share/04_bundle.ipynb #cc8e6275
-import dataclasses, hashlib, json, torch
+import dataclasses, gc, hashlib, json, torch
 from contextlib import contextmanager
 from pathlib import Path
 import fastai_txf
@@ -184,6 +184,16 @@ def parse_bundle(
     return model, codecs, labels, config
 
 # %% ../../nbs/8_share/04_bundle.ipynb #783f01b6
+@contextmanager
+def _no_collections():
+    """Python looks for no garbage within: loading makes many objects that all stay, spaCy's
+    import the most of them, and the search among them is a third of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try: yield
+    finally:
+        if was: gc.enable()
+
 def load_published(
     folder, # of a model that `publish` has written
     own_card:bool=False, # its `README.md` was edited: do not compare it with what was written
@@ -192,7 +202,7 @@ def load_published(
     """A published model that answers. Nothing in the folder is executed;
     FileNotFoundError and ValueError name the file that is not as it should be."""
     if dtype not in (None,'int8'): raise ValueError(f"{dtype=} is neither None nor 'int8'")
-    model,codecs,labels,config = parse_bundle(folder, own_card)
+    with _no_collections(): model,codecs,labels,config = parse_bundle(folder, own_card)
     for p in model.parameters(): p.requires_grad_(False)
     if dtype == 'int8': model = to_int8(model)
     return PREDICTORS[config['kind']](model, codecs, labels, config)
