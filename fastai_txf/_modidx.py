@@ -2471,6 +2471,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'fastai_txf/train/losses.py'),
                                          'fastai_txf.train.losses.in_full': ('4_train/losses.html#in_full', 'fastai_txf/train/losses.py')},
             'fastai_txf.train.muon': { 'fastai_txf.train.muon.MuonAdam': ('4_train/muon.html#muonadam', 'fastai_txf/train/muon.py'),
+                                       'fastai_txf.train.muon.MuonAdam.__getstate__': ( '4_train/muon.html#muonadam.__getstate__',
+                                                                                        'fastai_txf/train/muon.py'),
                                        'fastai_txf.train.muon.MuonAdam.__init__': ( '4_train/muon.html#muonadam.__init__',
                                                                                     'fastai_txf/train/muon.py'),
                                        'fastai_txf.train.muon.MuonAdam._look_ahead': ( '4_train/muon.html#muonadam._look_ahead',

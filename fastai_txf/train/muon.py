@@ -68,8 +68,15 @@ class MuonAdam(torch.optim.Adam):
         **kwargs # of `torch.optim.Adam`
     ):
         super().__init__(params, **kwargs)
-        self.matrices = {id(p) for p in matrices}
+        self.matrices = set(matrices)
         self.turns,self.dtype = turns,dtype
+        if any(type(p) is not nn.Parameter for p in matrices):
+            raise TypeError('Muon needs whole matrices, and the weights are shared among the '
+                            'processes: use opt_func=adamw')
+
+    def __getstate__(self):
+        "For copies."
+        return super().__getstate__() | {k:vars(self)[k] for k in ('matrices','turns','dtype')}
 
     def load_state_dict(self,
         sd:dict, # from `state_dict`
@@ -77,7 +84,7 @@ class MuonAdam(torch.optim.Adam):
         "As in torch. A ValueError for the state of another optimizer."
         ps = [p for g in self.param_groups for p in g['params']]
         for i,s in sd['state'].items():
-            if ('momentum_buffer' in s) != (id(ps[i]) in self.matrices):
+            if ('momentum_buffer' in s) != (ps[i] in self.matrices):
                 raise ValueError('the state of another optimizer: its matrices are not those of Muon')
         super().load_state_dict(sd)
 
@@ -86,7 +93,7 @@ class MuonAdam(torch.optim.Adam):
         "Adam's step with the matrices left out, then theirs."
         lists = [g['params'] for g in self.param_groups]
         for g,ps in zip(self.param_groups, lists):
-            g['params'] = [p for p in ps if id(p) not in self.matrices]
+            g['params'] = [p for p in ps if p not in self.matrices]
         try: loss = super().step(closure)
         finally:
             for g,ps in zip(self.param_groups, lists): g['params'] = ps
@@ -97,7 +104,7 @@ class MuonAdam(torch.optim.Adam):
         "Muon's step of all groups."
         ps,looks,lrs = [],[],[]
         for g in self.param_groups:
-            mine = [p for p in g['params'] if id(p) in self.matrices and p.grad is not None]
+            mine = [p for p in g['params'] if p in self.matrices and p.grad is not None]
             if not mine: continue
             looks += self._look_ahead(mine, g['betas'][0])
             lrs += [g['lr']]*len(mine)
