@@ -38,7 +38,7 @@ def cached(preset): return dict(positions='learned') if make_config(preset).posi
 
 cases = {**{k: dict(config=k, **cached(k)) for k in PRESETS}, **{f'{k} positions': dict(positions=k) for k in POSITIONS if k != 'conv'},
          'one key head': dict(n_kv_heads=1), 'two key heads, alibi': dict(n_kv_heads=2, positions='alibi'), 'two key heads, learned': dict(config='llama', n_kv_heads=2, positions='learned'),
-         'narrow': dict(mode='narrow'), 'one layer': dict(n_layers=1), 'four layers': dict(n_layers=4, positions='learned'),
+         'narrow': dict(mode='narrow'), 'norms of queries and keys': dict(qk_norm=True, n_kv_heads=2), 'one layer': dict(n_layers=1), 'four layers': dict(n_layers=4, positions='learned'),
          'width 1': dict(max_len=1), 'learned, width 1': dict(max_len=1, positions='learned'), 'learned, width 2': dict(max_len=2, positions='learned'),
          'learned, odd width': dict(max_len=7, positions='learned'), 'odd width': dict(max_len=7)}
 

@@ -16,7 +16,8 @@ from ..model.config import PRESETS, TransformerConfig
 from ..model.models import TransformerLM, TransformerMLM
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #c22dac34
-_shape_fields = ('d_model','n_heads','n_layers','mode','positions','ff','norm','wiring','eps')
+_shape_fields = ('d_model','n_heads','n_layers','mode','qk_norm','positions','ff','norm','wiring',
+                 'eps')
 _derived_fields = ('d_ff','d_head','n_kv_heads','bias') # None may stand for the same value
 _fitted = {'emb.weight','positions.emb.weight'} # as many rows as are needed
 _defaults = {f.name:f.default for f in dataclasses.fields(TransformerConfig)}

@@ -267,6 +267,7 @@ class SelfAttention(_Heads):
         bias:bool=None, # biases; default: all of them in standard mode, else only the last map's
         p:float=0., # dropout on the attention weights
         positions=None, # position scheme; default `NoPositions()`
+        qk_norm=None, # makes the norms of queries and keys from the width of a head; default: none
     ):
         if mode not in _modes: raise ValueError(f'{mode=} is not one of {_modes}')
         if mode == 'narrow' and (n_kv_heads or d_head):
@@ -278,6 +279,8 @@ class SelfAttention(_Heads):
         self.heads = n_heads,n_kv_heads,n_kv_heads                # of queries, keys and values
         self.widths = [n*d_head for n in self.heads]
         self.positions = ifnone(positions, NoPositions())
+        make_norm = ifnone(qk_norm, nn.Identity)
+        self.q_norm,self.k_norm = make_norm(d_head), make_norm(d_head)
         if mode == 'narrow': self.qkv = PerHeadLinear(d_model, n_heads)
         else: self.qkv = nn.Linear(d_model, sum(self.widths), bias=ifnone(bias, mode=='standard'))
         self.out = nn.Linear(n_heads*d_head, d_model, bias=ifnone(bias, True))
@@ -292,7 +295,7 @@ class SelfAttention(_Heads):
         "Attend from every token to every token: those of `x`, and those in `cache`."
         if pos is None: pos = torch.arange(x.shape[1], device=x.device)
         q,k,v = split_heads(self.qkv(x), sum(self.heads)).split(self.heads, 1)
-        q,k = self.positions.rotate(q, k, pos)
+        q,k = self.positions.rotate(self.q_norm(q), self.k_norm(k), pos)
         if cache is not None: k,v = cache.append(self, k, v)      # (bs, n_kv_heads, k_len, d_head)
         k_pos = pos if cache is None else cache.k_pos
         return self.mix(q, k, v, mask, self.positions.bias(pos, k_pos), need_weights)

@@ -73,6 +73,7 @@ class TransformerConfig:
     d_ff:int=None          # width in the feed-forward; default: its own (4 or 8/3 times `d_model`)
     d_head:int=None        # width of a head; default `d_model/n_heads`, in wide mode `d_model`
     n_kv_heads:int=None    # key and value heads (grouped queries); default `n_heads`
+    qk_norm:bool=False     # norms of queries and keys, head by head
     mode:str='standard'    # attention: 'standard', 'wide' or 'narrow'
     causal:bool=None       # hide the future; default: language models do, classifiers don't
     positions:str='rotary' # a key of `POSITIONS`
@@ -139,7 +140,8 @@ PRESETS = dict(
     bert   =dict(positions='learned', wiring='post', ff='gelu', attn_p=0.1, eps=1e-12,
                  emb_norm=True, init='gpt2', pool='first', pooler=True),
     llama  =dict(positions='rotary', wiring='pre', ff='swiglu', norm='rms', bias=False, tie=False,
-                 p=0., emb_p=0., init='gpt2'))
+                 p=0., emb_p=0., init='gpt2'),
+    modern =dict(positions='rotary', wiring='pre', qk_norm=True, bias=False, p=0., emb_p=0.))
 
 # %% ../../nbs/1_model/04_config.ipynb #54621787
 def make_config(

@@ -24,7 +24,8 @@ def _block_parts(c, positions, causal):
         d_model=c.d_model, n_heads=c.n_heads, d_ff=c.d_ff, ff=FEED_FORWARDS[c.ff],
         norm=partial(NORMS[c.norm], eps=c.eps), wiring=WIRINGS[c.wiring], bias=c.bias,
         p=c.p, attn_p=c.attn_p, ff_p=c.ff_p, mode=c.mode, causal=causal, d_head=c.d_head,
-        n_kv_heads=c.n_kv_heads, positions=positions.in_attention)
+        n_kv_heads=c.n_kv_heads, positions=positions.in_attention,
+        qk_norm=partial(nn.RMSNorm, eps=c.eps) if c.qk_norm else None)
 
 def _make_block(block, parts):
     "Call `block` with those of `parts` that it takes and that a `partial` has not set."

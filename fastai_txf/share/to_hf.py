@@ -23,6 +23,7 @@ _targets = {
     TransformerLM:('GPT2LMHeadModel','LlamaForCausalLM'), TransformerMLM:('BertForMaskedLM',),
     TransformerClassifier:('BertForSequenceClassification',),
     TransformerEncoder:('GPT2Model','LlamaModel','BertModel')}
+_ours_alone = dict(qk_norm=False) # parts that no architecture there has
 _free = 'init','long','scale_emb' # no answer depends on them, or the weights can hold them
 
 def _odd_heads(c, family):
@@ -36,7 +37,8 @@ def _odd_heads(c, family):
 def _misfits(c, entry):
     "The fields that an architecture of `transformers` does not have: name, value, what it needs."
     f = entry.family
-    fixed = {k:v for k,v in {**f.fixed, **entry.fixed}.items() if k not in _free}
+    fixed = {**_ours_alone, **f.fixed, **entry.fixed}
+    fixed = {k:v for k,v in fixed.items() if k not in _free}
     res = [(k, getattr(c, k), v) for k,v in fixed.items() if (getattr(c, k) or False) != v]
     if c.ff not in f.acts.values(): res.append(('ff', c.ff, ' or '.join({*f.acts.values()})))
     return res + [*_odd_heads(c, f)]
