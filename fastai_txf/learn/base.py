@@ -6,7 +6,7 @@
 __all__ = ['TransformerLearner']
 
 # %% ../../nbs/5_learn/03_base.ipynb #c2d17d62
-import dataclasses, difflib, inspect, torch, torch.nn as nn
+import dataclasses, difflib, inspect, torch, torch.nn as nn, warnings
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -20,7 +20,7 @@ from fastcore.basics import ifnone
 from fastcore.foundation import L
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
-from ..base.compat import validation_loop
+from ..base.compat import emulates_bf16, validation_loop
 from ..base.checks import check_spelling
 from ..base.files import save_tensors
 from ..model.config import make_config, TransformerConfig
@@ -125,7 +125,12 @@ class TransformerLearner(RatedLearner):
         return self.to_fp32().add_cb(DeviceMixedPrecision(**kwargs))
 
     def to_bf16(self):
-        "Mixed precision in bfloat16 on the model's device."
+        """Mixed precision in bfloat16 on the model's device;
+        a warning where the processor has no units for it."""
+        if next(self.model.parameters()).device.type == 'cpu' and emulates_bf16():
+            warnings.warn('this processor has no units for bfloat16 (avx512_bf16 or amx_bf16) and '
+                          'emulates it: training takes longer than without to_bf16',
+                          stacklevel=2)
         return self.to_fp32().add_cb(DeviceMixedPrecision(AMPMode.BF16))
 
     def check_vocabs(self):

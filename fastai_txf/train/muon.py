@@ -22,7 +22,8 @@ def orthogonalize(
     dtype=None, # of the products; default: that of `x`
 ): # `(n, rows, cols)` in `dtype`
     "Each matrix with its singular values moved towards 1 (Newton–Schulz; Jordan et al. 2024)."
-    (a,b,c),high = _coefs, x.shape[-2] > x.shape[-1]
+    a,b,c = _coefs
+    high = x.shape[-2] > x.shape[-1]
     x = (x.mT if high else x).to(dtype or x.dtype)
     x = x/x.norm(dim=(-2,-1), keepdim=True).clamp(min=1e-7)      # singular values of at most 1
     for _ in range(turns):
@@ -85,7 +86,7 @@ class MuonAdam(torch.optim.Adam):
         ps = [p for g in self.param_groups for p in g['params']]
         for i,s in sd['state'].items():
             if ('momentum_buffer' in s) != (ps[i] in self.matrices):
-                raise ValueError('the state of another optimizer: its matrices are not those of Muon')
+                raise ValueError('the state of another optimizer: it has other matrices')
         super().load_state_dict(sd)
 
     @torch.no_grad()
@@ -102,7 +103,8 @@ class MuonAdam(torch.optim.Adam):
 
     def _turn(self):
         "Muon's step of all groups."
-        ps,looks,lrs = [],[],[]
+        ps,looks = [],[]
+        lrs = []
         for g in self.param_groups:
             mine = [p for p in g['params'] if p in self.matrices and p.grad is not None]
             if not mine: continue
