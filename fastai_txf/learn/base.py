@@ -107,10 +107,10 @@ class TransformerLearner(RatedLearner):
         return {k:None if k in left else o for k,o in state.items() if k != '_codec'}
 
     def create_opt(self):
-        "As in `Learner`. An `opt_func` with a parameter `model` is given the model."
+        "As in `Learner`. An `opt_func` that asks for a `model` is given the learner's."
         given = self.opt_func
-        asks = callable(given) and 'model' in inspect.signature(given).parameters
-        if asks: self.opt_func = partial(given, model=get_model(self.model))
+        asked = inspect.signature(given).parameters.get('model') if callable(given) else None
+        if asked and asked.default is None: self.opt_func = partial(given, model=get_model(self.model))
         try: super().create_opt()
         finally: self.opt_func = given
 
