@@ -250,6 +250,13 @@ def test_has_bf16():
     if 'flags' in flags: assert compat.has_bf16() == ('avx512_bf16' in flags or 'amx_tile' in flags)
     assert isinstance(compat.has_bf16(), bool)
 
+def test_emulates_bf16(monkeypatch):
+    "On x86 the opposite of `has_bf16`; of other processors nothing is known."
+    monkeypatch.setattr('platform.machine', lambda: 'x86_64')
+    assert compat.emulates_bf16() != compat.has_bf16()
+    monkeypatch.setattr('platform.machine', lambda: 'arm64')
+    assert not compat.emulates_bf16()
+
 def test_has_vnni():
     "torch.cpu._is_vnni_supported: what the processor's list of features says"
     exists(torch.cpu, '_is_vnni_supported')

@@ -129,3 +129,9 @@ def test_the_stand_in_names_the_remedy():
     for touch in (lambda o: o.shape, lambda o: o[0], lambda o: torch.softmax(o, -1), lambda o: list(o)):
         with pytest.raises(AttributeError, match='needs_logits=True'): touch(NoLogits())
     copy.deepcopy(NoLogits())
+
+@pytest.mark.parametrize('emulates', [True,False])
+def test_to_bf16_warns_where_it_is_emulated(monkeypatch, recwarn, emulates):
+    monkeypatch.setattr('fastai_txf.learn.base.emulates_bf16', lambda: emulates)
+    learner().to_bf16()
+    assert any('no units for bfloat16' in str(w.message) for w in recwarn) == emulates

@@ -154,3 +154,28 @@ def test_maps_of_each_head_are_matrices_too():
     opt.step()
     one = orthogonalize((w.grad*(0.05*0.95+0.05)).flatten(0, 1)).view_as(w)
     t.test_close((old-w)/(1e-2*0.2*8**0.5), one, eps=2e-2)
+
+def test_a_copy_of_a_learner_trains_as_it_does():
+    learn = learner()
+    trained(learn, 1, 1e-2)
+    other = copy.deepcopy(learn)
+    t.test_eq(trained(other, 1, 1e-2, reset_opt=False), trained(learn, 1, 1e-2, reset_opt=False))
+
+def test_shares_of_weights_are_refused():
+    class Share(torch.nn.Parameter): pass
+    w = Share(torch.randn(4, 4))
+    with pytest.raises(TypeError, match='opt_func=adamw'): MuonAdam([w], [w])
+
+def test_a_model_that_is_given_stays():
+    learn = learner()
+    mats = hidden_matrices(learn.model)[:1]
+    learn.opt_func = partial(muon, model=torch.nn.ModuleList([torch.nn.Embedding(3, 3), torch.nn.Linear(2, 2)]))
+    learn.create_opt()
+    assert mats[0] not in learn.opt.opt.matrices and not learn.opt.opt.matrices
+
+def test_it_bears_rates_that_adam_does_not(recwarn):
+    "Width 32: Adam is warned of beyond 2.4e-2, muon beyond 6e-2."
+    trained(learner(), 1, 5e-2)
+    assert not any('far beyond' in str(w.message) for w in recwarn)
+    trained(learner(opt_func=adamw), 1, 5e-2)
+    assert any('far beyond' in str(w.message) for w in recwarn)

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/0_base/00_compat.ipynb #4b1e1d5e
-import torch
+import platform, torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
@@ -157,6 +157,10 @@ def blend_all(
 def has_bf16()->bool:
     "Whether this processor has units for bfloat16; without them its products are emulated."
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+def emulates_bf16()->bool:
+    "Whether this processor is known to lack these units: nothing is known of others than x86."
+    return platform.machine().lower() in ('x86_64','amd64') and not has_bf16()
 
 def has_vnni()->bool:
     "Whether this processor multiplies eight-bit numbers without overflow."

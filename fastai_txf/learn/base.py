@@ -6,7 +6,7 @@
 __all__ = ['TransformerLearner']
 
 # %% ../../nbs/5_learn/03_base.ipynb #c2d17d62
-import dataclasses, difflib, inspect, torch, torch.nn as nn
+import dataclasses, difflib, inspect, torch, torch.nn as nn, warnings
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -20,7 +20,7 @@ from fastcore.basics import ifnone
 from fastcore.foundation import L
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
-from ..base.compat import validation_loop
+from ..base.compat import emulates_bf16, validation_loop
 from ..base.checks import check_spelling
 from ..base.files import save_tensors
 from ..model.config import make_config, TransformerConfig
@@ -107,10 +107,10 @@ class TransformerLearner(RatedLearner):
         return {k:None if k in left else o for k,o in state.items() if k != '_codec'}
 
     def create_opt(self):
-        "As in `Learner`. An `opt_func` with a parameter `model` is given the model."
+        "As in `Learner`. An `opt_func` that asks for a `model` is given the learner's."
         given = self.opt_func
-        asks = callable(given) and 'model' in inspect.signature(given).parameters
-        if asks: self.opt_func = partial(given, model=get_model(self.model))
+        asked = inspect.signature(given).parameters.get('model') if callable(given) else None
+        if asked and asked.default is None: self.opt_func = partial(given, model=get_model(self.model))
         try: super().create_opt()
         finally: self.opt_func = given
 
@@ -125,7 +125,12 @@ class TransformerLearner(RatedLearner):
         return self.to_fp32().add_cb(DeviceMixedPrecision(**kwargs))
 
     def to_bf16(self):
-        "Mixed precision in bfloat16 on the model's device."
+        """Mixed precision in bfloat16 on the model's device;
+        a warning where the processor has no units for it."""
+        if next(self.model.parameters()).device.type == 'cpu' and emulates_bf16():
+            warnings.warn('this processor has no units for bfloat16 (avx512_bf16 or amx_bf16) and '
+                          'emulates it: training takes longer than without to_bf16',
+                          stacklevel=2)
         return self.to_fp32().add_cb(DeviceMixedPrecision(AMPMode.BF16))
 
     def check_vocabs(self):

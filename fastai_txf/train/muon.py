@@ -22,7 +22,8 @@ def orthogonalize(
     dtype=None, # of the products; default: that of `x`
 ): # `(n, rows, cols)` in `dtype`
     "Each matrix with its singular values moved towards 1 (Newton–Schulz; Jordan et al. 2024)."
-    (a,b,c),high = _coefs, x.shape[-2] > x.shape[-1]
+    a,b,c = _coefs
+    high = x.shape[-2] > x.shape[-1]
     x = (x.mT if high else x).to(dtype or x.dtype)
     x = x/x.norm(dim=(-2,-1), keepdim=True).clamp(min=1e-7)      # singular values of at most 1
     for _ in range(turns):
@@ -68,8 +69,15 @@ class MuonAdam(torch.optim.Adam):
         **kwargs # of `torch.optim.Adam`
     ):
         super().__init__(params, **kwargs)
-        self.matrices = {id(p) for p in matrices}
+        self.matrices = set(matrices)
         self.turns,self.dtype = turns,dtype
+        if any(type(p) is not nn.Parameter for p in matrices):
+            raise TypeError('Muon needs whole matrices, and the weights are shared among the '
+                            'processes: use opt_func=adamw')
+
+    def __getstate__(self):
+        "For copies."
+        return super().__getstate__() | {k:vars(self)[k] for k in ('matrices','turns','dtype')}
 
     def load_state_dict(self,
         sd:dict, # from `state_dict`
@@ -77,8 +85,8 @@ class MuonAdam(torch.optim.Adam):
         "As in torch. A ValueError for the state of another optimizer."
         ps = [p for g in self.param_groups for p in g['params']]
         for i,s in sd['state'].items():
-            if ('momentum_buffer' in s) != (id(ps[i]) in self.matrices):
-                raise ValueError('the state of another optimizer: its matrices are not those of Muon')
+            if ('momentum_buffer' in s) != (ps[i] in self.matrices):
+                raise ValueError('the state of another optimizer: it has other matrices')
         super().load_state_dict(sd)
 
     @torch.no_grad()
@@ -86,7 +94,7 @@ class MuonAdam(torch.optim.Adam):
         "Adam's step with the matrices left out, then theirs."
         lists = [g['params'] for g in self.param_groups]
         for g,ps in zip(self.param_groups, lists):
-            g['params'] = [p for p in ps if id(p) not in self.matrices]
+            g['params'] = [p for p in ps if p not in self.matrices]
         try: loss = super().step(closure)
         finally:
             for g,ps in zip(self.param_groups, lists): g['params'] = ps
@@ -95,9 +103,10 @@ class MuonAdam(torch.optim.Adam):
 
     def _turn(self):
         "Muon's step of all groups."
-        ps,looks,lrs = [],[],[]
+        ps,looks = [],[]
+        lrs = []
         for g in self.param_groups:
-            mine = [p for p in g['params'] if id(p) in self.matrices and p.grad is not None]
+            mine = [p for p in g['params'] if p in self.matrices and p.grad is not None]
             if not mine: continue
             looks += self._look_ahead(mine, g['betas'][0])
             lrs += [g['lr']]*len(mine)

@@ -24,6 +24,7 @@ def width_lr(
 
 _much = 4 # times what suits: from here on trainings fail
 _much_alone = 10 # the same where the last group is trained alone
+_much_by = dict(muon=10, SGD=float('inf')) # the same with other optimizers than Adam
 _libraries = 'fastai','fastai_txf','fastcore'
 
 def _callers_level():
@@ -47,12 +48,13 @@ def warn_of_rate(
     d_model = getattr(getattr(learn.model, 'config', None), 'd_model', None)
     cbs = [*learn.cbs, *L(cbs)]
     finds = any(isinstance(cb, LRFinder) for cb in cbs)
-    if d_model is None or finds or getattr(learn.opt_func, '__name__', '') == 'SGD': return
+    if d_model is None or finds: return
+    opt = getattr(getattr(learn.opt_func, 'func', learn.opt_func), '__name__', '')
     n,frozen = len(learn.opt.param_lists), learn.opt.frozen_idx
     alone = n > 1 and frozen == n-1
     rates,fits = _top_rates(ifnone(lr, learn.lr), cbs), width_lr(d_model)
     top = float(rates.max() if len(rates) < n else rates[frozen:].max())
-    if top <= (_much_alone if alone else _much)*fits: return
+    if top <= max(_much_alone if alone else _much, _much_by.get(opt, 0))*fits: return
     what = f'the output layer of a transformer of {d_model=} bears, while the rest is frozen' \
         if alone else f'a transformer of {d_model=} bears'
     warnings.warn(f'a learning rate of {top:.2g} is far beyond what {what}, and may leave it where '
