@@ -575,6 +575,18 @@ def test_load_encoder_with_vectors(make, df):
     with pytest.raises(ValueError, match=r'`vectors` of 3 tokens for .* tokens of `new`'): learn.load_encoder('enc', vectors=vectors[:3])
     assert not changed(learn, before)
 
+def test_encoder_with_bigrams(make, df):
+    "Into a classifier of the same vocabulary, bit for bit; a pair of another vocabulary is another pair"
+    lm = make('lm', bigrams=90)
+    nn.init.normal_(lm.model.encoder.bigrams.table.weight)
+    lm.save_encoder('enc')
+    learn = make(bigrams=90).load_encoder('enc')
+    assert learn.model.encoder.bigrams.table.weight.cpu().equal(lm.model.encoder.bigrams.table.weight.cpu())
+    other = make(dls=make_dls(df.assign(text=df.text.str.replace('warm', 'sunny'))), bigrams=90)
+    before = weights(other)
+    with pytest.raises(ValueError, match='bigrams=90: the pairs of the encoder'): other.load_encoder('enc')
+    assert not changed(other, before)
+
 @pytest.mark.parametrize('pool', ['first','last'])
 def test_empty_text_beside_long_ones(make, pool):
     "What is said of a text without tokens does not depend on the others"
