@@ -1,8 +1,8 @@
 """Which parts of recent language models pay at this size, one at a time: characters of tinyshakespeare at nanoGPT's CPU setting, and 2,000 byte pairs of the same text.
 
-The model is written out here without the library, so that parts which do not pay need not be kept anywhere else: rotary positions, norms before, GELU, tied embeddings, no biases, no dropout. `+part` adds one
+The model is written out here without the library, so that parts which did not pay are kept nowhere else: rotary positions, norms before, GELU, tied embeddings, no biases, no dropout. `+part` adds one
 part to that, `all-part` leaves one out of all. Matrices of the blocks are trained with Muon and the rest with Adam, or all of it with Adam; the schedule is 5 % of warm-up and a cosine."""
-import json, time
+import itertools
 import numpy as np
 from common import *
 
@@ -20,7 +20,7 @@ PARTS = dict(
     short='the embeddings added to every block, with learned factors',
     bigram='embeddings of hashed pairs of tokens, added to those of the tokens',
     bigshort='these, added to every block, with learned factors')
-MAIN = 'qk','zero','scale','value','cap','untied','short','bigram'
+ALL = 'qk','zero','scale','value','cap','untied','short','bigram'
 
 # The model
 
@@ -175,24 +175,52 @@ DATA = dict(chars=char_ids, bpe=bpe_ids)
 
 def parse(name):
     "The parts of a candidate: 'base', '+a+b', 'all', 'all-a'."
-    if name.startswith('all'): return tuple(p for p in MAIN if p not in name.split('-')[1:])
+    if name.startswith('all'): return tuple(p for p in ALL if p not in name.split('-')[1:])
     return tuple(name.split('+')[1:])
+
+# Results
+
+TITLES = dict(chars='characters', bpe='2,000 byte pairs')
+KEY = 'data','steps','opt','seed','name'
+
+def kept_rows():
+    "The rows of earlier runs."
+    file = HERE/'results'/'modern.jsonl'
+    return [json.loads(l) for l in file.read_text().splitlines()] if file.exists() else []
+
+def against(rows, r):
+    "How far the loss of `r` is from that of its base: the same without the last of its parts, or all of them."
+    own = parse(r['name'])
+    name = 'all' if '-' in r['name'] else 'base' if len(own) < 2 or r['name'] == 'all' else ''.join(f'+{p}' for p in own[:-1])
+    base = [b['loss'] for b in rows if [b[k] for k in KEY] == [*[r[k] for k in KEY[:-1]], name]]
+    return '' if r['name'] == 'base' or not base else f"{r['loss']-base[0]:+.3f} to {name}"
+
+def render(rows):
+    "The results as markdown."
+    text = f"# Parts of recent language models\n\nWritten by `python benchmarks/modern.py`, which holds the model and its parts. {LAYERS} layers, {HEADS} heads, width {WIDTH}, windows of {SEQ_LEN} tokens, batches of {BS}; " \
+           "the loss is over the whole last tenth of the text. A millisecond is one of processor time, on a machine with other work: times of one table differ by chance by a tenth.\n\n"
+    groups = groupby(rows, lambda r: (r['steps'],r['data'],r['opt']))
+    for (steps,data,opt),part in sorted(groups.items(), key=lambda o: (o[0][1] != 'chars', o[0][2] != 'muon', -o[0][0])):
+        cols = {'parts':'name', 'what it is':lambda r: PARTS.get(r['name'].split('+')[-1], ''), 'seed':'seed', 'valid loss':lambda r: f"{r['loss']:.3f}", 'difference':lambda r: against(part, r), 'ms a step':lambda r: f"{r['ms']:.0f}", 'parameters':'params'}
+        text += f"## {TITLES[data].capitalize()}, {opt.capitalize()}, {steps:,} steps\n\n{table(sorted(part, key=lambda r: (r['seed'],r['name'].count('+'),r['name'])), cols)}\n"
+    return text + ran_with(rows, env=None)
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    p.add_argument('names', nargs='*')
-    p.add_argument('--data', default='chars', choices=DATA)
-    p.add_argument('--opts', nargs='+', default=['muon','adam'])
+    p.add_argument('--only', nargs='+', default=['base', *(f'+{k}' for k in PARTS)], help="candidates: 'base', '+qk', '+qk+value', 'all', 'all-cap'")
+    p.add_argument('--data', nargs='+', default=['chars'], choices=DATA)
+    p.add_argument('--opts', nargs='+', default=['muon','adam'], choices=['muon','adam'])
     p.add_argument('--seeds', nargs='+', type=int, default=[0])
     p.add_argument('--steps', type=int, default=500)
     args = p.parse_args()
     torch.set_num_threads(1)
-    (ids,valid),vocab_sz = DATA[args.data]()
-    for seed in args.seeds:
-        for opt in args.opts:
-            for name in args.names or ['base', *(f'+{p}' for p in PARTS), 'all', *(f'all-{p}' for p in MAIN)]:
-                model,secs = train(ids, vocab_sz, parse(name), opt, args.steps, seed)
-                loss = token_losses(model, valid, SEQ_LEN).mean().item()
-                print(json.dumps(dict(data=args.data, name=name, opt=opt, seed=seed, steps=args.steps, loss=round(loss, 4), ms=round(1000*secs/args.steps, 2))), flush=True)
+    for data in args.data:
+        (ids,valid),vocab_sz = DATA[data]()
+        for seed,opt,name in itertools.product(args.seeds, args.opts, args.only):
+            model,secs = train(ids, vocab_sz, parse(name), opt, args.steps, seed)
+            row = dict(data=data, steps=args.steps, opt=opt, seed=seed, name=name, loss=round(token_losses(model, valid, SEQ_LEN).mean().item(), 4), ms=round(1000*secs/args.steps, 1), params=n_params(model), **about(1))
+            print(json.dumps(row), flush=True)
+            rows = [r for r in kept_rows() if any(r[k] != row[k] for k in KEY)] + [row]
+            record('modern', rows, render(rows))
 
 if __name__ == '__main__': main()

@@ -38,7 +38,7 @@ def cached(preset): return dict(positions='learned') if make_config(preset).posi
 
 cases = {**{k: dict(config=k, **cached(k)) for k in PRESETS}, **{f'{k} positions': dict(positions=k) for k in POSITIONS if k != 'conv'},
          'one key head': dict(n_kv_heads=1), 'two key heads, alibi': dict(n_kv_heads=2, positions='alibi'), 'two key heads, learned': dict(config='llama', n_kv_heads=2, positions='learned'),
-         'narrow': dict(mode='narrow'), 'norms of queries and keys': dict(qk_norm=True, n_kv_heads=2), 'one layer': dict(n_layers=1), 'four layers': dict(n_layers=4, positions='learned'),
+         'narrow': dict(mode='narrow'), 'norms of queries and keys': dict(qk_norm=True, n_kv_heads=2), 'bigrams': dict(bigrams=50), 'bigrams, learned': dict(bigrams=50, positions='learned'), 'all bigrams': dict(bigrams=V*(V+1), positions='alibi'), 'one layer': dict(n_layers=1), 'four layers': dict(n_layers=4, positions='learned'),
          'width 1': dict(max_len=1), 'learned, width 1': dict(max_len=1, positions='learned'), 'learned, width 2': dict(max_len=2, positions='learned'),
          'learned, odd width': dict(max_len=7, positions='learned'), 'odd width': dict(max_len=7)}
 
@@ -67,6 +67,7 @@ def test_logits(case):
     "Ragged prompts, one of them beyond `max_len`, and on until the cache has rolled over several times"
     model,more = tiny(**{**dict(max_len=W), **cases[case]}), torch.randint(0, V, (3,26))
     prompts = ids(1, 7, 20)
+    if 'bigrams' in case: model.double() # pairs of random vectors: far apart, and rounding with them
     want = walk_by_hand(model, prompts, more, model.config.max_len)
     assert_same(walk(model, prompts, more), want)
     if case in ('default','gpt2','alibi positions'): assert_same(walk(model, prompts, more, cache=False), want)

@@ -128,6 +128,7 @@ def tiny(config='default', **kwargs):
     model = TransformerLM(config, **{**dict(vocab_sz=30, d_model=32, n_heads=4, max_len=12), **kwargs}).eval()
     with torch.no_grad():
         for p in model.parameters(): p.mul_(4)
+        if model.decoder.bigrams is not None: nn.init.normal_(model.decoder.bigrams.table.weight)
     return model
 
 def banded(model, x, width):

@@ -365,6 +365,7 @@ def test_explain_mistakes(clf, make, s2s):
     for kw,match in ((dict(target='posi'),"close to it are 'pos'"), (dict(target=2),'target=2'), (dict(baseline='nul'),"baseline='nul'"), (dict(steps=0),'steps=0')):
         with pytest.raises(ValueError, match=match): clf.explain(TEXT, **kw)
     with pytest.raises(TypeError, match='a list'): clf.explain([TEXT])
+    with pytest.raises(ValueError, match='bigrams=90: what a pair'): make('clf', bigrams=90).explain(TEXT)
     for learn in (make('lm'),s2s):
         with pytest.raises(TypeError, match='only classifiers'): learn.explain('abc')
 

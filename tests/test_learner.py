@@ -479,7 +479,7 @@ def test_encoder_other_vocabulary(make, df, tie, capsys):
     assert back.model.encoder.emb.weight[old.index('film')].cpu().equal(src[old.index('film')])
 
 @pytest.mark.parametrize('kw,words', [(dict(d_model=32), 'd_model=16 \\(here 32\\)'), (dict(n_layers=1), 'n_layers=2 \\(here 1\\)'), (dict(wiring='post'), "wiring='pre' \\(here 'post'\\)"),
-    (dict(n_heads=4), 'n_heads=2 \\(here 4\\)'), (dict(d_ff=32), 'd_ff='), (dict(qk_norm=True), 'qk_norm=False \\(here True\\)')])
+    (dict(n_heads=4), 'n_heads=2 \\(here 4\\)'), (dict(d_ff=32), 'd_ff='), (dict(qk_norm=True), 'qk_norm=False \\(here True\\)'), (dict(bigrams=90), 'bigrams=None \\(here 90\\)')])
 def test_encoder_of_another_shape(make, kw, words):
     "Both values are named and nothing has changed"
     make().save_encoder('enc')
@@ -574,6 +574,18 @@ def test_load_encoder_with_vectors(make, df):
     learn = make(dls=other); before = weights(learn)
     with pytest.raises(ValueError, match=r'`vectors` of 3 tokens for .* tokens of `new`'): learn.load_encoder('enc', vectors=vectors[:3])
     assert not changed(learn, before)
+
+def test_encoder_with_bigrams(make, df):
+    "Into a classifier of the same vocabulary, bit for bit; a pair of another vocabulary is another pair"
+    lm = make('lm', bigrams=90)
+    nn.init.normal_(lm.model.encoder.bigrams.table.weight)
+    lm.save_encoder('enc')
+    learn = make(bigrams=90).load_encoder('enc')
+    assert learn.model.encoder.bigrams.table.weight.cpu().equal(lm.model.encoder.bigrams.table.weight.cpu())
+    other = make(dls=make_dls(df.assign(text=df.text.str.replace('warm', 'sunny'))), bigrams=90)
+    before = weights(other)
+    with pytest.raises(ValueError, match='bigrams=90: the pairs of the encoder'): other.load_encoder('enc')
+    assert not changed(other, before)
 
 @pytest.mark.parametrize('pool', ['first','last'])
 def test_empty_text_beside_long_ones(make, pool):
@@ -731,7 +743,7 @@ def test_old_encoder_files(make, tmp_path):
     file = make().save_encoder('enc')
     saved = torch.load(file, weights_only=True)
     saved.pop('bases')
-    for f in ('qk_norm',): saved['config'].pop(f)
+    for f in ('qk_norm','bigrams'): saved['config'].pop(f)
     torch.save(saved, file)
     make().load_encoder('enc')
     with pytest.raises(ValueError, match=r'qk_norm=False \(here True\)'): make(qk_norm=True).load_encoder('enc')

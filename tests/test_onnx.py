@@ -93,7 +93,7 @@ def test_threads(made):
 
 prompts = 'warm', 'the film was', 'dull and cold '*20
 
-@pytest.mark.parametrize('kw', [dict(max_len=12), dict(max_len=12, config='modern', n_kv_heads=1), *(pytest.param(dict(max_len=12, positions=p, n_kv_heads=1), marks=slow) for p in ('learned','alibi','conv'))],
+@pytest.mark.parametrize('kw', [dict(max_len=12), dict(max_len=12, config='modern', n_kv_heads=1, bigrams=50), *(pytest.param(dict(max_len=12, positions=p, n_kv_heads=1), marks=slow) for p in ('learned','alibi','conv'))],
                          ids=lambda kw: kw.get('positions', kw.get('config', 'rotary')))
 def test_text(made, kw):
     "Logits of prompts, and greedy texts that outgrow `max_len`, token for token"
@@ -145,7 +145,7 @@ def test_fill(made):
 
 @slow
 @pytest.mark.parametrize('kw', [dict(positions=p) for p in POSITIONS] + [dict(pool=p) for p in [*POOLS,'max_logits']] + [dict(long=l) for l in LONG[1:]] +
-                         [dict(mode='wide'), dict(mode='narrow'), dict(causal=True), dict(pooler=True, norm='rms', ff='swiglu', n_kv_heads=1), dict(config='modern')], ids=str)
+                         [dict(mode='wide'), dict(mode='narrow'), dict(causal=True), dict(pooler=True, norm='rms', ff='swiglu', n_kv_heads=1), dict(config='modern', bigrams=50)], ids=str)
 def test_configurations(kw, tmp_path):
     "Graphs of classifiers of all configurations"
     ready()

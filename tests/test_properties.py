@@ -30,7 +30,7 @@ def configs(draw, **kwargs):
     one_of = lambda table: draw(st.sampled_from([*table]))
     sizes = dict(vocab_sz=vocab_sz, d_model=n_heads*draw(st.sampled_from([2,4])), n_layers=draw(st.integers(1,3)), max_len=draw(st.integers(8,20)))
     heads = dict(n_heads=n_heads, mode=mode, n_kv_heads=draw(n_kv), d_head=draw(d_head))
-    parts = {f:one_of(table) for f,table in dict(positions=POSITIONS, norm=NORMS, wiring=WIRINGS, ff=FEED_FORWARDS, bias=[None,False], scale_emb=[True,False], emb_norm=[True,False], qk_norm=[True,False]).items()}
+    parts = {f:one_of(table) for f,table in dict(positions=POSITIONS, norm=NORMS, wiring=WIRINGS, ff=FEED_FORWARDS, bias=[None,False], scale_emb=[True,False], emb_norm=[True,False], qk_norm=[True,False], bigrams=[None,7,40*vocab_sz]).items()}
     return TransformerConfig(**{**sizes, **heads, **parts, 'pad_idx':pad, **kwargs})
 
 def build(cls, config, seed=0):

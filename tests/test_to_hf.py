@@ -244,7 +244,7 @@ refused = {
     'd_head':(lambda: lm('gpt2', d_head=8), 'd_head=8'), 'emb_norm':(lambda: lm('llama', emb_norm=True), 'emb_norm=True, not False'), 'pool':(lambda: TransformerClassifier('bert', pool='mean', **small), "pool='mean', not 'first'"),
     'pooler':(lambda: TransformerClassifier('bert', pooler=False, **small), 'pooler=False, not True'), 'relu pooler':(lambda: TransformerClassifier('bert', pooler='relu', **small), "pooler='relu', not True"),
     'wide':(lambda: TransformerClassifier('bert', wide=64, **small), 'wide=64'),
-    'norms of queries and keys':(lambda: lm('llama', qk_norm=True), 'qk_norm=True, not False'),
+    'norms of queries and keys':(lambda: lm('llama', qk_norm=True), 'qk_norm=True, not False'), 'bigrams':(lambda: lm('gpt2', bigrams=90), 'bigrams=90, not False'),
     'causal':(lambda: TransformerClassifier('bert', causal=True, **small), 'causal=True, not False'), 'no head':(lambda: TransformerMLM('bert', **small), 'mlm_head=False, not True'),
     'y_range':(lambda: TransformerClassifier('bert', y_range=(0,1), n_out=1, **small), 'y_range'), 'arch':(lambda: Seq2SeqTransformer(**small), 'arch=Seq2SeqTransformer'), 'linear':(lambda: nn.Linear(2,2), 'arch=Linear'),
     'block':(lambda: TransformerLM('gpt2', block=own_block(ff=partial(FeedForward, act=nn.Tanh)), **small), 'blocks.0.ff.fn.act is a Tanh.*block='),

@@ -224,6 +224,9 @@ def explain(self:Learner,
     if baseline not in BASELINES: raise ValueError(f'{baseline=} is not one of {list(BASELINES)}')
     if steps is not None and steps < 1: raise ValueError(f'{steps=}: at least 1 point')
     ids,model = text_ids(self, text), kept_shadow(self.model)
+    if model.encoder.bigrams is not None:
+        raise ValueError(f'bigrams={model.encoder.config.bigrams}: what a pair of tokens adds '
+                         'belongs to no single one')
     with torch.no_grad(): out = model(ids)
     if out.isnan().any(): raise ValueError(DIVERGED)
     if target is None and not asked.is_number: i = int(out[0].argmax())

@@ -6,7 +6,7 @@
 __all__ = ['KVCache']
 
 # %% ../../nbs/3_generate/01_cache.ipynb #6cf65778
-import torch
+import torch, torch.nn.functional as F
 from ..base.plain import ifnone, store_attr
 from ..model.attention import combine_masks
 
@@ -38,6 +38,7 @@ class KVCache:
         self.end = 0                                     # columns filled
         self.size = 0                                    # columns there are
         self.layers,self.fixed = {}, {}
+        self.last = None                                 # the last token, where a model asks
         padding = 0 if real is None else -(~real).sum(1, keepdim=True) # (bs, 1)
         self.first = ifnone(first, padding)
 
@@ -68,6 +69,17 @@ class KVCache:
         moved = not (isinstance(self.first, int) and self.first == 0)
         self.k_pos = (k_pos+self.first).clamp(min=0) if moved else k_pos
         return self.k_pos[...,-sl:], self._mask(sl, x.device)
+
+    def before(self,
+        x, # the token ids of `open`, `(bs, sl)`
+    ): # `(bs, sl)`, -1 where there is none, or padding
+        "The token before each. A model that asks does so after every `open`."
+        last = x.new_full((len(x),1), -1) if self.last is None else self.last
+        self.last,sl = x[:,-1:], x.shape[1]
+        res = torch.cat([last, x[:,:-1]], 1)
+        if self.real is None: return res
+        seen = F.pad(self.real[:,:self.n-1], (1,0))[:,-sl:]
+        return res.masked_fill(~seen, -1)
 
     def _visible_text(self):
         "Which of the visible columns are text, `(bs, 1, 1, k_len)`, or None: all"
@@ -118,5 +130,6 @@ class KVCache:
             self.fixed[layer] = [_rows(t, rows) for t in kv]
         self.context = [t if t is None else _rows(t, rows) for t in self.context]
         if self.real is not None: self.real = self.real[rows]
+        if self.last is not None: self.last = self.last[rows]
         if isinstance(self.first, torch.Tensor): self.first = self.first[rows]
         return self

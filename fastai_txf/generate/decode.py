@@ -129,6 +129,7 @@ class CachedReader(Reader):
         self.step,self.context = None,None
         self.ends = model.decoder.positions.max_len is not None
         self.reach = max_len if self.ends else len(model.decoder.blocks)*(max_len-1) + 1
+        if model.decoder.bigrams is not None: self.reach += 1 # the first pair's first token
         if self.ends: self.start = self.start.clamp(min=idxs.shape[1]-max_len)
         self._measure()
 

@@ -93,8 +93,8 @@ def check_metrics(learn):
 # %% ../../nbs/5_learn/05_classifier.ipynb #5b1e7a02
 # fields that an encoder's weights, or what they mean, depend on
 ENCODER_FIELDS = ('d_model','n_heads','n_layers','d_ff','d_head','n_kv_heads','qk_norm','mode',
-                  'causal','positions','pos_base','max_len','ff','norm','eps','emb_norm','wiring',
-                  'bias','scale_emb')
+                  'causal','positions','pos_base','max_len','ff','norm','eps','bigrams','emb_norm',
+                  'wiring','bias','scale_emb')
 _word_starts = 'Ġ','▁','xx' # byte pairs, sentencepiece and characters; special tokens
 _min_rows,_max_rows = 2**12, 2**21
 _max_cells = 2**24 # numbers in the table

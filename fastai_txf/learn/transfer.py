@@ -17,7 +17,7 @@ from ..model.models import TransformerLM, TransformerMLM
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #c22dac34
 _shape_fields = ('d_model','n_heads','n_layers','mode','qk_norm','positions','ff','norm','wiring',
-                 'eps')
+                 'eps','bigrams')
 _derived_fields = ('d_ff','d_head','n_kv_heads','bias') # None may stand for the same value
 _fitted = {'emb.weight','positions.emb.weight'} # as many rows as are needed
 _defaults = {f.name:f.default for f in dataclasses.fields(TransformerConfig)}
@@ -106,6 +106,9 @@ def check_same_scale(saved, model, source):
 
 def fit_weights(saved, enc, vocab, vectors):
     "The saved weights with the rows that `enc` needs, and how many tokens of `vocab` were found."
+    if enc.bigrams is not None and saved['vocab'] != [*map(str, vocab)]:
+        raise ValueError(f'bigrams={enc.config.bigrams}: the pairs of the encoder are those of its '
+                         'own vocabulary: make the loaders with the same (text_vocab=…)')
     weights = dict(saved['weights'])
     rows,found = remap_rows(weights['emb.weight'], saved['vocab'], vocab, vectors)
     scale = emb_scale(saved['config'])/emb_scale(dataclasses.asdict(enc.config))

@@ -82,6 +82,7 @@ class TransformerConfig:
     ff:str='gelu'          # a key of `FEED_FORWARDS`
     norm:str='layer'       # a key of `NORMS`
     eps:float=1e-5         # of the norms
+    bigrams:int=None       # rows of a table of pairs of neighbouring tokens; default: none
     emb_norm:bool=False    # a norm between the embeddings and the first block
     wiring:str='pre'       # a key of `WIRINGS`
     bias:bool=None         # biases in all linear maps of the blocks; default: each part's own

@@ -228,7 +228,8 @@ def classifier_splitter(
 ): # list of lists of parameters
     "Embeddings and positions, each block, the rest."
     enc = model.encoder
-    return _split(model, [nn.ModuleList([enc.emb, enc.positions, enc.emb_norm]), *enc.blocks])
+    first = nn.ModuleList([enc.emb, enc.bigrams, enc.positions, enc.emb_norm])
+    return _split(model, [first, *enc.blocks])
 
 def lm_splitter(
     model, # a `TransformerLM`, or any model with an `encoder` of that kind

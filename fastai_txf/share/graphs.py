@@ -73,9 +73,10 @@ class SourceGraph(WindowGraph):
 class _Past:
     "Keys and values as tensors, in place of a `KVCache`."
     n = None
-    def __init__(self, keys, values, first, max_len, context, real):
+    def __init__(self, keys, values, first, max_len, context, real, behind):
         self.old,self.grown = (keys,values), []
         self.first,self.max_len = first, max_len
+        self.behind = behind
         self.context = context, None if real is None else real[:,None,None]
 
     def open(self, x):
@@ -85,6 +86,8 @@ class _Past:
         pos = self.k_pos[past:]
         back = pos[:,None] - self.k_pos                                # (sl, past+sl)
         return pos, (back >= 0) & (back < self.max_len)
+
+    def before(self, x): return self.behind
 
     def append(self, layer, k, v):
         "All keys and values of a layer."
@@ -99,7 +102,7 @@ class StepGraph(Module):
     def __init__(self, model): self.model = model
 
     def forward(self,
-        ids, # the new tokens, `(bs, sl)`
+        ids, # the new tokens, `(bs, sl)`; with bigrams, the one before (or -1) in front
         first, # position of the first of the past tokens, a number
         keys, # of the past tokens, `(n_layers, bs, n_kv_heads, past, d_head)`
         values, # likewise
@@ -108,7 +111,9 @@ class StepGraph(Module):
     ): # `(bs, sl, vocab_sz)`, and the keys and values, those of the new tokens behind
         "The logits of the token after each of `ids`."
         decoder = self.model.decoder
-        past = _Past(keys, values, first, decoder.config.max_len, context, real)
+        behind = None
+        if decoder.bigrams is not None: behind,ids = ids[:,:-1], ids[:,1:]
+        past = _Past(keys, values, first, decoder.config.max_len, context, real, behind)
         logits = self.model.head(decoder(ids, cache=past))
         return logits, *(torch.stack(t) for t in zip(*past.grown))
 

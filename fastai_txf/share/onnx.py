@@ -245,6 +245,12 @@ class _Writer(OnnxPredictor):
         drop = 0 if self.config['options']['ends'] else max(0, past[0].shape[3] - self.max_len + 1)
         return logits[0], (first+drop, *(t[:,:,:,drop:] for t in past))
 
+    def _pieces(self, ids, size, behind=-1):
+        "`ids` as the graph reads them: with the token `behind` them in front where it asks."
+        for piece in chunked(ids, size):
+            yield [behind, *piece] if self.config['options'].get('bigrams') else piece
+            behind = piece[-1]
+
     def _all_logits(self, ids, context={}):
         "The logits of the token after each of `ids`."
         if self.config['options']['ends'] and len(ids) > self.max_len:
@@ -252,7 +258,7 @@ class _Writer(OnnxPredictor):
         check_tokens(ids, len(self.codecs[-1].vocab))
         past,res = self._empty(), []
         size = _piece if self.config['options']['cached'] else max(1, len(ids))
-        for piece in chunked(ids, size):
+        for piece in self._pieces(ids, size):
             logits,past = self._read(piece, past, context)
             res.append(logits)
         return np.concatenate(res)
@@ -269,7 +275,8 @@ class _Writer(OnnxPredictor):
                 start += max(1, self.max_len//2)
                 seen,past = start, self._empty()
             if not cached: seen,past = max(0, len(ids)-self.max_len), self._empty()
-            for piece in chunked(ids[seen:], _piece if cached else self.max_len):
+            behind = ids[seen-1] if past[1].shape[3] else -1
+            for piece in self._pieces(ids[seen:], _piece if cached else self.max_len, behind):
                 logits,past = self._read(piece, past, context)
             seen,last = len(ids), logits[-1]
             last[barred] = -np.inf
@@ -413,6 +420,7 @@ def to_onnx(
     files = {**export_graphs(model), **{k:files[k] for k in _beside}}
     stack = getattr(model, 'decoder', model.encoder)
     options = dict(ends=stack.positions.max_len is not None, cached=stack.positions.per_token)
+    if stack.bigrams is not None: options['bigrams'] = True
     if (wide := getattr(model, 'wide', None)) is not None:
         options['wide'] = _wide_options(wide)
     config = {**{k:config[k] for k in ('kind','config','versions')}, 'options':options}

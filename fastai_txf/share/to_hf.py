@@ -23,7 +23,7 @@ _targets = {
     TransformerLM:('GPT2LMHeadModel','LlamaForCausalLM'), TransformerMLM:('BertForMaskedLM',),
     TransformerClassifier:('BertForSequenceClassification',),
     TransformerEncoder:('GPT2Model','LlamaModel','BertModel')}
-_ours_alone = dict(qk_norm=False) # parts that no architecture there has
+_ours_alone = dict(qk_norm=False, bigrams=False) # parts that no architecture there has
 _free = 'init','long','scale_emb' # no answer depends on them, or the weights can hold them
 
 def _odd_heads(c, family):
