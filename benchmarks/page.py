@@ -345,7 +345,7 @@ def summary():
          f"{acc(rows('sets', candidate='bigrams'))}, linear model of word pairs", 'sets'),
         ('Multi30k, German to English, BLEU', bleu('txf'), f"{bleu('torch')}, `nn.Transformer`", 'multi30k'),
         ("characters at nanoGPT's CPU setting, loss", loss('txf'), f"{loss('plain')}, nanoGPT's arrangement", 'shakespeare'),
-        ('a training step without logits, time', f'{step:.2f}', "1, nanoGPT's arrangement", 'train'),
+        ('time of a training step (`ChunkedLoss`)', f'{step:.2f}', "1, nanoGPT's arrangement", 'train'),
         ('tokens a second, one text', rate('ours', 1), f"{rate('hf', 1)}, Hugging Face GPT-2", 'generate'),
         ('the same, 32 texts', rate('ours', 32), f"{rate('hf', 32)}, Hugging Face GPT-2", 'generate'),
         ("reviews tokenized a second, fastai's tokens", texts('spacy_plain'), f"{texts('fastai')}, fastai", 'tokenizing')]

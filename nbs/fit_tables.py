@@ -8,6 +8,7 @@ from pathlib import Path
 
 HEADER = re.compile(r'epoch\s+train_loss\s')
 ROW = re.compile(r'\d+\s+-?[\d.einfa+-]+\s')
+BAR = re.compile(r'(Epoch \d+/\d+ : *)?\|[█-]+\|[^\]]*\]') # what is printed beside it stays
 
 def shown(o):
     "A cell of the table as fastai writes it"
@@ -26,7 +27,7 @@ def table(names, rows):
 
 def last_on_screen(line):
     "What a terminal leaves of a line that was written over"
-    parts = [o for o in line.split('\r') if o.strip()]
+    parts = [o for o in (BAR.sub('', o) for o in line.split('\r')) if o.strip()]
     told = [o for o in parts if HEADER.match(o) or ROW.match(o)]
     return told[-1] if told else parts[-1] if parts and '|' not in parts[-1] and '█' not in parts[-1] else ''
 

@@ -64,6 +64,18 @@ def killed(learn, *cbs, fit='fit_one_cycle'):
 
 # Exact
 
+def test_progress_bars(tmp_path):
+    "With fastai's own bars, which a learner has unless they are taken away, and an end in the second epoch"
+    x = torch.randn(16, 3)
+    def line(seed):
+        set_seed(seed)
+        dl = DataLoader(list(zip(x, x.sum(1, keepdim=True))), bs=4, shuffle=True)
+        return Learner(DataLoaders(dl, dl), torch.nn.Linear(3, 1), MSELossFlat(), path=tmp_path)
+    assert hasattr(line(0), 'progress')
+    whole = run(line(0), Kill())
+    killed(line(0), ResumeCallback(every=3), Kill(6))
+    assert_same(run(line(1), ResumeCallback(every=3), Kill()), whole)
+
 @both
 def test_resumed_is_whole(new, whole, kind):
     "Killed at any step and any event, resumed by a learner that began with other random numbers"

@@ -191,7 +191,7 @@ class SoftCrossEntropy(CrossEntropyLossFlat):
 
 # %% ../../nbs/4_train/00_losses.ipynb #23bd3e96
 class TokenAccuracy(Metric):
-    "The share of tokens that the likeliest guess hits; padding does not count."
+    "The share of tokens that are predicted right; padding does not count."
     def __init__(self,
         pad_idx:int=1, # id of the padding
     ): store_attr()

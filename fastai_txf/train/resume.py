@@ -296,7 +296,9 @@ class ResumeCallback(Callback):
         if self.epoch >= self._saved['epoch']: return
         def pauses(cb): return cb.run and not isinstance(cb, (Recorder,ResumeCallback))
         self._paused = self.learn.cbs.filter(pauses)
-        for cb in self._paused: cb.run = False
+        for cb in self._paused:
+            if isinstance(cb, ProgressCallback): cb.before_epoch() # its bar has to begin at epoch 0
+            cb.run = False
         self.recorder.before_epoch()
         self.recorder.log += self._saved['rows'][self.epoch]
         raise CancelEpochException()

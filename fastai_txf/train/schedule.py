@@ -89,7 +89,7 @@ def fit_gradual(self:Learner,
     minutes:float, # of training in all, without validation
     lr=None, # largest learning rate of the last group; default: the learner's
     frozen:float=0.1, # part of the time in which some groups are frozen, in equal stages
-    div:float=1., # each group's rate is that of the group after it by `div`
+    div:float=1., # each group's rate is that of the group after it, divided by `div`
     **kwargs
 ):
     """Train the last group of parameters, then the last two, in the end all (Howard & Ruder 2018,
