@@ -5,7 +5,7 @@ import matplotlib.pyplot as plt, pandas as pd, pytest, torch, torch.nn as nn
 from functools import partial
 from pathlib import Path
 from fastai.text.all import (AWD_LSTM, BaseTokenizer, Callback, ClassificationInterpretation, MixUp,
-                             Perplexity, TextDataLoaders, accuracy, load_learner)
+                             Perplexity, TextDataLoaders, accuracy, load_learner, set_seed)
 from fastai_txf.all import (
     CharTokenizer, KVCache, Seq2SeqDataLoaders, Seq2SeqTransformer, TransformerClassifier,
     TransformerDataLoaders, TransformerEncoder, TransformerLM, TransformerMLM, add_pseudo_labels,
@@ -241,20 +241,22 @@ def test_rates_of_fastais_tutorial(make, tmp_path):
     learn.unfreeze()
     assert not said_of_rates(lambda: learn.fit_one_cycle(1, slice(1e-3/mult, 1e-3)))
 
-def reviews(n_train, n_valid):
+def reviews(n_train, n_valid, seed=0):
     "Reviews of IMDB's training set; a skip where fastai has not unpacked it"
     path = Path(os.environ.get('FASTAI_HOME', '~/.fastai')).expanduser()/'data'/'imdb'/'train'
     if not path.exists(): pytest.skip(f'IMDB is not at {path}: untar_data(URLs.IMDB) puts it there')
     files = [(f, kind) for kind in ('neg','pos') for f in sorted((path/kind).glob('*.txt'))]
-    files = random.Random(0).sample(files, n_train+n_valid)
+    files = random.Random(seed).sample(files, n_train+n_valid)
     rows = [(f.read_text(), kind, i >= n_train) for i,(f,kind) in enumerate(files)]
     return pd.DataFrame(rows, columns=['text','label','is_valid'])
 
 @pytest.mark.slow
-def test_fastais_tutorial_ends_well(tmp_path):
+@pytest.mark.parametrize('seed', range(3))
+def test_fastais_tutorial_ends_well(tmp_path, seed):
     """Tokenize, language model (of few reviews: it has to be made, not good), encoder, classifier, gradual
     unfreezing, at fastai's rates and with the learners' names changed alone: 1,200 reviews"""
-    df,mult = reviews(1200, 600), 2.6**4
+    set_seed(seed)
+    df,mult = reviews(1200, 600, seed), 2.6**4
     loaders = partial(TextDataLoaders.from_df, text_col='text', path=tmp_path, n_workers=0, num_workers=0)
     dls_lm = loaders(df[~df.is_valid][:300], is_lm=True, valid_pct=0.1, seed=0)
     lm = quiet(transformer_lm_learner(dls_lm, metrics=[accuracy,Perplexity()], path=tmp_path, wd=0.1))

@@ -10,7 +10,7 @@ from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fastai_txf.text.target import Target
 from fastai_txf.train.counting import count_features, fit_linear, nb_weights
-from fastai_txf.learn.classifier import auto_fields, labelled_ids, transformer_classifier_learner
+from fastai_txf.learn.classifier import auto_fields, fitting_scale, labelled_ids, transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.share.tables import feature_rows
 import fastai_txf.explain.attribution
@@ -249,6 +249,67 @@ def test_no_say_is_a_choice():
     learn = transformer_classifier_learner(loaders()).count_wide(share=(1.,0.))
     with learn.no_bar(), learn.no_logging(): learn.fit(1, 0.)
     assert learn.model.wide.shares.tolist() == [1.,0.]
+
+def wild(learn):
+    "Make its transformer very sure of what it does not know"
+    with torch.no_grad(): learn.model.head.weight.normal_(0, 20)
+
+def humble(learn):
+    "Let its transformer guess, and say so"
+    with torch.no_grad(): [p.zero_() for p in learn.model.head.parameters()]
+
+def fitted(learn, lr, epochs=1):
+    with learn.no_bar(), learn.no_logging(): learn.fit(epochs, lr, wd=0.)
+    return learn.model.wide.shares.tolist()
+
+@pytest.mark.parametrize('kind', ['category','multi'])
+def test_a_wild_transformer_has_nothing_to_say(kind):
+    "Where it is surer of its training texts than right, the counted words answer; where it is not worse than guessing, it has its share"
+    learn = transformer_classifier_learner(loaders(kind), d_model=32, config='auto').count_wide()
+    given = learn.model.wide.shares.tolist()
+    assert given == pytest.approx([0.3,0.5])
+    wild(learn)
+    assert fitted(learn, 0.)[0] <= 0.03
+    out,_ = learn.get_preds(act=lambda o: o)
+    learn.model.wide.shares.copy_(torch.tensor([0.,0.5]))
+    torch.testing.assert_close(out, learn.get_preds(act=lambda o: o)[0], rtol=0, atol=0.05*float(out.abs().max()) + 3)
+    learn.model.wide.shares.copy_(torch.tensor(given))
+    humble(learn)
+    assert fitted(learn, 0.) == given
+
+@pytest.mark.parametrize('share', [(1.,0.),(0.,1.)])
+def test_shares_of_none_stay(share):
+    learn = transformer_classifier_learner(loaders()).count_wide(share=share)
+    wild(learn)
+    assert fitted(learn, 0.) == list(share)
+
+def test_a_share_comes_back():
+    "Nothing to say is no sentence for ever: a later fit gives the share that was given"
+    learn = transformer_classifier_learner(loaders(), d_model=32, config='auto').count_wide(share=(0.4,0.6))
+    wild(learn)
+    assert fitted(learn, 0.)[0] <= 0.04
+    humble(learn)
+    assert fitted(learn, 0.) == pytest.approx([0.4,0.6])
+
+def test_numbers_keep_their_shares():
+    learn = transformer_classifier_learner(loaders('number'), d_model=32, config='auto').count_wide()
+    before = learn.model.wide.shares.tolist()
+    wild(learn)
+    assert fitted(learn, 0.) == before
+
+def test_fitting_scale():
+    "1 where outputs are better than guessing, however sure; 0 for sure ones of chance; between them where they know a little"
+    torch.manual_seed(0)
+    y,z = torch.randint(0, 2, (2000,)), torch.randn(2000, 2)
+    shy = torch.nn.functional.one_hot(y, 2) + 0.1*z
+    assert fitting_scale(shy, y, 'category') == fitting_scale(0.01*z, y, 'category') == 1 and fitting_scale(5*z, y, 'category') <= 0.1
+    p = 0.3 + 0.4*torch.rand(2000)
+    drawn = (torch.rand(2000) < p).long()
+    logit = torch.stack([torch.zeros(2000), p.logit()], 1)
+    assert fitting_scale(logit, drawn, 'category') == 1
+    for a in (5,10):
+        assert abs(fitting_scale(a*logit, drawn, 'category') - 1/a) < 0.11
+        assert abs(fitting_scale(a*p.logit()[:,None], drawn[:,None].float(), 'multi') - 1/a) < 0.11
 
 def test_many_classes_within_memory():
     "150 classes: the table is capped at 16 million numbers"

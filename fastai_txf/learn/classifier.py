@@ -7,7 +7,7 @@ __all__ = ['TransformerClassifierLearner', 'transformer_classifier_learner', 'sh
 
 # %% ../../nbs/5_learn/05_classifier.ipynb #6f0f4266
 import fastai.text.learner # its `show_results` for texts is registered before ours, in any order
-import dataclasses, math, numpy as np, pandas as pd, torch, warnings
+import dataclasses, math, numpy as np, pandas as pd, torch, torch.nn.functional as F, warnings
 from fastai.callback.core import Callback
 from fastai.data.transforms import get_c
 from fastai.data.core import Datasets
@@ -154,12 +154,52 @@ def wide_path(model):
     "The `WidePath` of a model, None if it has none."
     return getattr(getattr(model, 'module', model), 'wide', None)
 
+_losses = dict(category=F.cross_entropy, multi=F.binary_cross_entropy_with_logits)
+_scales = [i/10 for i in range(10, -1, -1)]
+_bad = 1.05 # times the loss of guessing: from here on outputs do harm
+_most_rows = 4000 # texts of an epoch that are looked at, of which the last half tells
+
+def fitting_scale(
+    out, # outputs, `(n, n_out)`
+    y, # targets
+    kind:str, # 'category' or 'multi'
+): # a number from 0 to 1
+    "1 for outputs that are better than guessing; else the factor with which they fit best."
+    losses = [_losses[kind](a*out, y).item() for a in _scales]
+    return 1. if losses[0] <= _bad*losses[-1] else _scales[int(np.argmin(losses))]
+
 class CountWords(Callback):
-    "Fit the wide path before the first fit."
+    """Fit the wide path before the first fit; and give the transformer less to say as long as it
+    does worse on its training texts than guessing."""
     order = -50 # before lr_find saves the model
+    def __init__(self):
+        self.full = self.now = None        # its share where it is sound, and now
+        self.kind,self.rows = None,[]
+
     def before_fit(self):
         wide = wide_path(self.learn.model)
-        if wide is not None and not wide.counted: self.learn.count_wide()
+        if wide is None: return
+        if not wide.counted: self.learn.count_wide()
+        share = float(wide.shares[0])
+        if share != self.now: self.full = share
+        self.kind = Target.of(self.dls).kind if wide.shares[1] > 0 else None
+
+    def before_train(self): self.rows = []
+    def after_pred(self):
+        if not self.training or self.kind not in _losses or not len(self.yb): return
+        row = tuple(o.detach().as_subclass(torch.Tensor) for o in (self.pred, self.y))
+        self.rows = [*self.rows, row][-max(2, _most_rows//len(row[1])):]
+
+    def after_train(self):
+        wide,rows = wide_path(self.learn.model), self.rows[len(self.rows)//2:]
+        self.rows = []
+        if wide is None or not rows: return
+        out,y = (torch.cat(o) for o in zip(*rows))
+        if self.kind == 'multi': y = y.float()
+        wide.shares[0] = self.full*fitting_scale(out.float(), y, self.kind)
+        self.now = float(wide.shares[0])
+
+    def after_cancel_train(self): self.after_train()
 
 # %% ../../nbs/5_learn/05_classifier.ipynb #1785ac0f
 class TransformerClassifierLearner(TransformerLearner):
