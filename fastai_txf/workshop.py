@@ -42,12 +42,12 @@ def _reshaped(got, want):
     if got.numel() == want.numel():
         for order in itertools.permutations(dims):
             if _same(got, want.permute(order)):
-                return f'the numbers are right, but the dimensions stand in the order {list(order)}'
+                return f'the dimensions stand in the order {list(order)}'
         if _same(got.flatten(), want.flatten()):
             return f'the numbers are right: only the shape should be {tuple(want.shape)}'
         for order in itertools.permutations(dims):
             if _same(got.flatten(), want.permute(order).flatten()):
-                return f'the numbers are right, but they are counted off in the order {list(order)}'
+                return f'the right numbers are counted off in the order {list(order)}'
     for d in dims:
         for name,short in (('mean',want.mean(d)), ('sum',want.sum(d)), ('maximum',want.amax(d)),
                            ('first',want.select(d, 0)), ('last',want.select(d, -1))):
@@ -213,6 +213,8 @@ def check_dot_products(
     _compare(_run(fn, x, hint=hint), x @ x.mT, {
         'this is x times x: the second factor is not transposed': x @ x,
         'this is xᵀx, which compares features: the transposed factor stands second': x.mT @ x,
+        'the pairs below the diagonal are missing: every vector meets every other':
+            (x @ x.mT).triu(),
         'this multiplies place by place: a matrix product is wanted': x * x,
         'this is divided by √k, which comes in step 3': x @ x.mT / 2,
         'this is divided by k: a dot product is the sum of the products, not their mean':
@@ -243,6 +245,8 @@ def _softmax_mistakes(dots):
         'this is the logarithm of the weights': dots.log_softmax(2),
         'this is a sigmoid: every weight lies between 0 and 1, but rows do not sum to 1':
             dots.sigmoid(),
+        'these are powers of 2: the softmax takes powers of e':
+            2**dots/(2**dots).sum(2, keepdim=True),
         'the sign is turned round: the largest dot product should get the largest weight':
             dots.neg().softmax(2),
         'all weight is on the largest dot product: softmax, not argmax':
@@ -276,6 +280,8 @@ def check_self_attention(
         'x stands before the weights: the weights come first': x @ w,
         'there are two softmaxes: `weights` has one already': w.softmax(2) @ x,
         'x is added to the result: residual sums come in step 5': w @ x + x,
+        'only the vector with the largest weight is taken: the mean takes all of them':
+            F.one_hot(w.argmax(-1), 4).float() @ x,
         'the weights are those of x itself: give `weights` the dot products': x.softmax(-1) @ x,
         'the dot products are scaled too early: that comes in step 3':
             (x @ x.mT / 2).softmax(-1) @ x,
@@ -339,6 +345,8 @@ def check_attention(
             dots.softmax(1) @ v,
         'there is no softmax': dots @ v,
         'the keys are not transposed': (q @ k).softmax(-1) @ v,
+        'the future is hidden: that comes in step 8':
+            dots.masked_fill(~causal_mask(4), -math.inf).softmax(-1) @ v,
         'the dot products are scaled too early: that comes in step 3': (dots/2).softmax(-1) @ v,
         'the weights are transposed: each query has a row of them': w.mT @ v,
         'the values stand before the weights: the weights come first': v @ w,
@@ -381,6 +389,8 @@ def check_scaled_dots(
     dots = q @ k.mT
     _compare(_run(fn, q, k), dots/3, {
         'the dot products are not scaled': dots,
+        'these are cosines: the vectors keep their lengths':
+            F.cosine_similarity(q[:,:,None], k[:,None], -1),
         'queries and keys are each divided by √k, so the dot product by k: take the fourth root':
             dots/9,
         'only one of the two is divided by the fourth root of k': dots/9**0.25,
@@ -410,6 +420,8 @@ def check_split_heads(
     x = torch.randn(2, 3, 3*h)
     _compare(_run(fn, x, h, hint=_use_reshape), _fold(x, h), {
         viewed: x.reshape(2*h, 3, 3),
+        'tokens and features are swapped before the vector is cut: view as (b, t, heads, k) first':
+            x.mT.reshape(2*h, 3, 3),
         'the heads are not slices of the vector: '
         'view the last dimension as (heads, k), not (k, heads)':
             x.unflatten(-1, (3,h)).permute(0,3,1,2).flatten(0, 1),

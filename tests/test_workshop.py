@@ -40,7 +40,8 @@ wrong['check_dot_products'] = [
     ('softmax is taken already', lambda x: weights(x @ x.mT)),
     ('wrong sign', lambda x: -(x @ x.mT)),
     ('3 times what it should be', lambda x: 3*(x @ x.mT)),
-    ('larger by 1: what is added', lambda x: x @ x.mT + 1)]
+    ('larger by 1: what is added', lambda x: x @ x.mT + 1),
+    ('below the diagonal are missing', lambda x: (x @ x.mT).triu())]
 
 wrong['check_softmax'] = [
     ('columns sum to 1', lambda d: F.softmax(d, dim=1)),
@@ -56,7 +57,8 @@ wrong['check_softmax'] = [
     ('softmax, not argmax', lambda d: F.one_hot(d.argmax(2), d.shape[-1])),
     ('what is negative gets no weight', lambda d: F.relu(d)/F.relu(d).sum(2, keepdim=True)),
     ('weights are transposed', lambda d: F.softmax(d, dim=2).mT),
-    ('a softmax too many', lambda d: F.softmax(F.softmax(d, dim=2), dim=2))]
+    ('a softmax too many', lambda d: F.softmax(F.softmax(d, dim=2), dim=2)),
+    ('powers of 2', lambda d: 2**d/(2**d).sum(2, keepdim=True))]
 
 wrong['check_self_attention'] = [
     ('still to be multiplied', lambda x: weights(x @ x.mT)),
@@ -70,7 +72,8 @@ wrong['check_self_attention'] = [
     ('mean is taken twice', lambda x: weights(x @ x.mT) @ weights(x @ x.mT) @ x),
     ('transposed in the second product', lambda x: weights(x @ x.mT) @ x.mT),
     ('a plain mean', lambda x: x.mean(1, keepdim=True).expand_as(x)),
-    ('4 times what it should be', lambda x: weights(x @ x.mT) @ x * x.shape[1])]
+    ('4 times what it should be', lambda x: weights(x @ x.mT) @ x * x.shape[1]),
+    ('only the vector with the largest weight', lambda x: torch.stack([o[(o @ o.T).argmax(1)] for o in x]))]
 
 def projections(k_out=lambda k, h: h*k, bias=False, make=lambda self: None):
     "A class of three maps."
@@ -112,7 +115,8 @@ wrong['check_attention'] = [
     ('values stand before', lambda q, k, v: v @ weights(q @ k.mT)),
     ('two softmaxes', lambda q, k, v: weights(weights(q @ k.mT)) @ v),
     ('still to be multiplied', lambda q, k, v: weights(q @ k.mT)),
-    ('queries are added', lambda q, k, v: weights(q @ k.mT) @ v + q)]
+    ('queries are added', lambda q, k, v: weights(q @ k.mT) @ v + q),
+    ('that comes in step 8', lambda q, k, v: weights(hide_future(q @ k.mT)) @ v)]
 
 wrong['check_dot_std'] = [
     ('this is the variance', lambda k: k),
@@ -138,7 +142,8 @@ wrong['check_scaled_dots'] = [
     ('the number of tokens', scaled_by(lambda x: x.shape[1]**0.25)),
     (r'`k\*\*1/2` is', scaled_by(lambda x: x.shape[-1]**1/2)),
     ('softmax is taken already', lambda q, k: weights(scaled(q, k))),
-    ('queries and keys are swapped', lambda q, k: scaled(k, q))]
+    ('queries and keys are swapped', lambda q, k: scaled(k, q)),
+    ('cosines', lambda q, k: F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT)]
 
 def cut(x, h): return x.view(*x.shape[:2], h, -1)                             # (b, t, h, k)
 
@@ -150,7 +155,8 @@ wrong['check_split_heads'] = [
     ('use `reshape`', lambda x, h: cut(x, h).transpose(1, 2).view(len(x)*h, x.shape[1], -1)),
     ('not swapped with the tokens', cut),
     ('each gets the whole vector', lambda x, h: x.repeat_interleave(h, 0)),
-    ('averaged', lambda x, h: cut(x, h).mean(2))]
+    ('averaged', lambda x, h: cut(x, h).mean(2)),
+    ('swapped before the vector is cut', lambda x, h: x.mT.reshape(len(x)*h, x.shape[1], -1))]
 
 def apart(x, h): return x.view(len(x)//h, h, *x.shape[1:])                    # (b, h, t, k)
 
