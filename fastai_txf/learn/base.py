@@ -110,7 +110,8 @@ class TransformerLearner(RatedLearner):
         "As in `Learner`. An `opt_func` that asks for a `model` is given the learner's."
         given = self.opt_func
         asked = inspect.signature(given).parameters.get('model') if callable(given) else None
-        if asked and asked.default is None: self.opt_func = partial(given, model=get_model(self.model))
+        model = get_model(self.model)
+        if asked and asked.default is None: self.opt_func = partial(given, model=model)
         try: super().create_opt()
         finally: self.opt_func = given
 
