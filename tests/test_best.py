@@ -152,19 +152,6 @@ def test_random_state_is_left_alone():
     torch.manual_seed(7); quick(frame()); b = torch.rand(3)
     assert torch.equal(a, b)
 
-@pytest.mark.parametrize('worse', [False,True])
-def test_letters_stay_where_they_help_together(worse, monkeypatch):
-    "Runs of letters are kept or left by the held-out loss of what is returned"
-    asked = []
-    loss = best.loss_of
-    def biased(out, y, kind):
-        asked.append(loss(out, y, kind))
-        return loss(out, y, kind) + (10 if (len(asked) == 1) != worse else 0)   # the first is without letters
-    monkeypatch.setattr(best, 'loss_of', biased)
-    monkeypatch.setattr(best._Towers, 'run', lambda self: None)
-    learn = quick(frame())
-    assert learn.model.config.wide_letters is not worse and (learn.model.wide.letters is None) is worse
-
 def test_never_below_the_counted_words_beyond_chance():
     y = torch.tensor([0,1]*200)
     good = torch.nn.functional.one_hot(y).float()

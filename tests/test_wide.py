@@ -320,3 +320,29 @@ def test_many_classes_within_memory():
     learn.count_wide()
     learn.model.wide.shares.copy_(torch.tensor([0.,1.]))
     assert learn.validate()[1] > 0.9
+
+def test_unknown_words_are_no_features():
+    "What stands for any word is not counted, alone or in pairs: texts with many unknown words would be pulled to one class"
+    torch.manual_seed(0)
+    wide = WidePath(997, 2, 20)
+    wide.known[0] = False
+    wide.table.normal_()
+    x = torch.tensor([[5,0,6,7,0,0,8]])
+    one = {i:slow_hash(i) for i in x[0].tolist()}
+    want = sorted({(h >> 20) % 997 for h in [one[5], one[6], one[7], one[8], slow_hash(one[6], one[7])]})
+    rows,counts = wide.features(x)
+    assert rows[counts].tolist() == want == feature_rows(x.tolist(), 997, unknown=[0])[0].tolist()
+    shares = wide.token_shares(x, torch.eye(2))
+    torch.testing.assert_close(shares.sum(1), wide(x)[0])
+    assert not shares[:,x[0] == 0].any()
+
+def test_learners_do_not_count_unknown_words():
+    "Words that a vocabulary leaves out, in training and later"
+    df = pd.DataFrame(dict(text=['good film', 'bad film', 'good rare', 'bad odd']*8, label=['a','b']*16))
+    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_pct=0, min_freq=9, bs=8)
+    learn = transformer_classifier_learner(dls)
+    vocab = dls.vocab[0]
+    assert 'rare' not in vocab and learn.model.wide.known.tolist() == [t != 'xxunk' for t in vocab]
+    wide = learn.count_wide().model.wide
+    with torch.no_grad(): a,b = (wide(torch.tensor([[vocab.index('good'), *[0]*n, vocab.index('film')]])) for n in (1,50))
+    torch.testing.assert_close(a, b)

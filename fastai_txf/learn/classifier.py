@@ -24,7 +24,7 @@ from ..model.config import make_config, PRESETS, TransformerConfig
 from ..model.models import classifier_splitter, TransformerClassifier
 from ..model.wide import token_letters
 from ..text.loaders import check_dls
-from ..text.special import text_vocab
+from ..text.special import text_vocab, UNK
 from ..text.target import Target
 from ..generate.sampling import DIVERGED
 from ..train.counting import count_features
@@ -98,7 +98,6 @@ ENCODER_FIELDS = ('d_model','n_heads','n_layers','d_ff','d_head','n_kv_heads','q
 _word_starts = 'Ġ','▁','xx' # byte pairs, sentencepiece and characters; special tokens
 _min_rows,_max_rows = 2**12, 2**21
 _max_cells = 2**24 # numbers in the table
-_few_letters = 100 # tokens of a text: in shorter ones, letters of words are features
 
 def labelled_ids(
     ds, # `Datasets` of texts with targets
@@ -119,12 +118,10 @@ def wide_fields(
 )->dict: # fields of a `TransformerConfig`
     "The size of a wide path for these texts."
     pieces = any(t.startswith(_word_starts[:2]) for t in text_vocab(dls))
-    letters = _few_letters > tokens/max(1, len(dls.train_ds))
-    n = tokens*(2+2*pieces+letters)
+    n = tokens*(2+2*pieces)
     rows = 2**math.ceil(math.log2(max(n, 2)))
     most = 2**int(math.log2(max(1, _max_cells//Target.of(dls).n_out)))
-    return dict(wide=max(_min_rows, min(rows, _max_rows, most)), wide_words=pieces,
-                wide_letters=letters)
+    return dict(wide=max(_min_rows, min(rows, _max_rows, most)), wide_words=pieces)
 
 def auto_fields(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
@@ -137,7 +134,9 @@ def auto_fields(
     return {**PRESETS['reviews'], 'max_len':max_len, **wide}
 
 def read_vocab(wide, vocab):
-    "Let a wide path know which tokens begin a word, where they are pieces, and their letters."
+    """Let a wide path know which tokens begin a word, where they are pieces, and their letters;
+    what stands for all unknown words does not count."""
+    wide.known.copy_(torch.tensor([t != UNK for t in vocab]))
     wide.starts.copy_(torch.tensor([t.startswith(_word_starts) for t in vocab]))
     if wide.letters is None: return
     starts = wide.starts if wide.words else torch.ones_like(wide.starts)

@@ -115,6 +115,7 @@ class WidePath(Module):
         self.register_buffer('table', torch.zeros(n_rows, n_out))
         self.register_buffer('bias', torch.zeros(n_out))
         self.register_buffer('starts', torch.ones(vocab_sz, dtype=torch.bool)) # begins a word
+        self.register_buffer('known', torch.ones(vocab_sz, dtype=torch.bool))  # False: any word
         self.register_buffer('shares', torch.tensor([1.,0.]))    # of the deep outputs and of these
         self.register_buffer('by_length', torch.tensor(False))   # divide by the root of the number
 
@@ -125,8 +126,9 @@ class WidePath(Module):
 
     def _hashes(self, x, real):
         "A number for each token, pair, word, pair of words and run, and which are there."
-        one = hash_ids(x)
-        hashes,masks = [one, hash_ids(one[:,:-1], one[:,1:])], [real, real[:,1:]]
+        one,known = hash_ids(x), real & self.known[x]
+        hashes = [one, hash_ids(one[:,:-1], one[:,1:])]
+        masks = [known, known[:,:-1] & known[:,1:]]
         if self.words:
             word,is_word = hash_words(x, real, self.starts)
             hashes += [word, hash_ids(word[:,:-1], word[:,1:])]
@@ -164,8 +166,10 @@ class WidePath(Module):
         _,at,n = torch.cat(rows).unique(return_inverse=True, return_counts=True)
         scale = n[at]*(len(n)**0.5 if self.by_length else 1)
         v = (w @ self.table[torch.cat(rows)].T/scale).split([len(r) for r in rows], 1)
+        if self.letters is not None: runs = self._run_shares(x, v[-1], masks[-1])
+        v = [o.new_zeros(len(o), m.shape[1]).masked_scatter(m, o) for o,m in zip(v, masks)]
         res = v[0] + _halves(v[1])
-        if self.letters is not None: res = res + self._run_shares(x, v[-1], masks[-1])
+        if self.letters is not None: res = res + runs
         if not self.words: return res
         word,_ = number_words(x, real, self.starts)
         parts = v[2] + _halves(v[3])

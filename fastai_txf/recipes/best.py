@@ -57,11 +57,6 @@ class _Text:
         self.pad_idx,self.fields = pad_index(dls), auto_fields(dls)
         ids,y = labelled_ids(dls.train_ds)
         self.ids,self.y = [*map(torch.from_numpy, ids)], torch.as_tensor(y)
-        return self.count_letters(self.fields['wide_letters'])
-
-    def count_letters(self, letters):
-        "Find the features, with runs of letters among them or without."
-        self.fields = {**self.fields, 'wide_letters':letters}
         x,_ = feature_matrix(self.wide(), self.ids)
         n = np.asarray(x.sum(1)).clip(min=1)
         self.x = x.multiply(1/np.sqrt(n)).tocsr() if self.target.is_number else x
@@ -73,7 +68,7 @@ class _Text:
         "A wide path for these texts, empty."
         f = self.fields
         sizes = self.target.n_out, len(self.vocab), self.pad_idx
-        wide = WidePath(f['wide'], *sizes, f['wide_words'], f['wide_letters'])
+        wide = WidePath(f['wide'], *sizes, f['wide_words'])
         read_vocab(wide, self.vocab)
         return wide
 
@@ -96,12 +91,11 @@ class _Text:
         hits = hits_of(out, self.y[rows], self.target.kind).mean()
         return -hits if self.target.is_number else hits
 
-_many,_few = 5_000_000, 50_000 # characters: from here on a sample; texts: compare letters
+_many = 5_000_000 # characters: from here on a larger vocabulary, and a sample to choose with
 
-def _ways(df, options):
-    "`_Text`s of the same rows."
-    big = df[options['text_col']].str.len().sum() > _many
-    res = [_Text('words', df, {**options, 'min_freq':1})]
+def _ways(df, options, big):
+    "`_Text`s of the same rows; in much text, rare words are names that say nothing elsewhere."
+    res = [_Text('words', df, {**options, 'min_freq':8 if big else 1})]
     try: tok = BPETokenizer(8000 if big else 2000)
     except ImportError: return res # without the package tokenizers, words alone
     return res + [_Text('pieces', df, {**options, 'tok_tfm':tok, 'rules':[leading_space]})]
@@ -111,7 +105,7 @@ def _choose_cut(df, options, seed, say):
     size = df[options['text_col']].str.len().sum()
     n = len(df) if size <= _many else max(1000, int(len(df)*_many/size))
     some = df if n >= len(df) else df.sample(n, random_state=seed).reset_index(drop=True)
-    tried = _ways(some, options)
+    tried = _ways(some, options, size > _many)
     for t in tried:
         t.count()
         t.fold = text_folds(some[options['text_col']], t.y.tolist(), _folds, seed)
@@ -122,7 +116,7 @@ def _choose_cut(df, options, seed, say):
 
 # %% ../../nbs/7_recipes/06_best.ipynb #0858bae6
 _folds = 5
-_no_wide = dict(wide=None, wide_words=False, wide_letters=False)
+_no_wide = dict(wide=None, wide_words=False)
 
 class _Towers:
     "Transformers, each trained without one fold, and what they say of it."
@@ -132,7 +126,9 @@ class _Towers:
         self.rows = []                # numbers of the fold's texts
         self.name,self.beside = 'transformer', [] # what they are; name and outputs of others
         n = len(text.df)
-        self.epochs = int(np.clip(80_000/n, 4, 30))
+        chars = text.df[text.options['text_col']].str.len()
+        self.much = chars.sum() > _many and chars.mean() > 500       # of long documents
+        self.epochs = 2 if self.much else int(np.clip(80_000/n, 4, 30))
         self.bs = int(2**np.clip(np.log2(n/50)//1, 3, 6))
         self.config = make_config(**{**text.fields, **_no_wide})
 
@@ -150,6 +146,13 @@ class _Towers:
             kept = self._kept(0, fold)
             if kept and 'seconds' in kept: return kept['seconds'].item()
         return self._measure()
+
+    def _rates(self, learn):
+        "Documents are learned by heart soon: the blocks learn slowly, and weights decay."
+        if not self.much: return None, None
+        learn.create_opt()
+        n,lr = len(learn.opt.param_lists), learn.lr
+        return [lr, *[lr/10]*(n-2), lr], [0.3, *[1.]*(n-1)]
 
     def _measure(self):
         "Seconds of a whole training, by a few batches."
@@ -188,10 +191,11 @@ class _Towers:
         if kept: return self._keep(kept['state'], kept['out'], held)
         with no_random(self.seed+k):
             learn = self.learner(k)
+            lr,wd = self._rates(learn)
             with learn.no_bar(), learn.no_logging(), warnings.catch_warnings():
                 warnings.filterwarnings('ignore', message='all .* are one class') # the table tells
-                if minutes is None: learn.fit_one_cycle(self.epochs)
-                else: learn.fit_minutes(minutes)
+                if minutes is None: learn.fit_one_cycle(self.epochs, lr, wd=wd)
+                else: learn.fit_minutes(minutes, lr, wd=wd)
         out = learn.outputs(self.text.some(held))
         state = learn.model.state_dict()
         if self.folder is not None:
@@ -307,22 +311,12 @@ def _join(text, towers, folds):
     a,b = shares = choose_shares(deep, counted, text.y[rows], text.target.kind)
     return counted, rows, shares, a*deep + b*counted
 
-def _choose_letters(text, towers, folds):
-    "`_join` with runs of letters or without, whichever is better together."
-    joined = _join(text, towers, folds)
-    if not text.fields['wide_letters'] or len(text.ids) > _few: return joined
-    other = _join(text.count_letters(False), towers, folds)
-    loss = lambda o: loss_of(o[3], text.y[o[1]], text.target.kind)
-    if loss(other) < loss(joined): return other
-    text.count_letters(True)
-    return joined
-
 def _compare(text, towers, minutes):
     "The shares of transformer and counted words, and the rows of the report."
     target,kind = text.target, text.target.kind
     folds = range(len(towers.rows)) if towers.rows else range(_folds)
     start = time.perf_counter()
-    counted,rows,shares,both = _choose_letters(text, towers, folds)
+    counted,rows,shares,both = _join(text, towers, folds)
     y,spent = text.y[rows], (time.perf_counter()-start)/60
     always = constant_outputs(text.y, len(rows), target)
     table = [score_row('mean' if target.is_number else 'majority', always, y, target, 0.),

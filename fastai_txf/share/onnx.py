@@ -397,7 +397,8 @@ def _check_answers(model, predictor, kind):
 def _wide_options(wide):
     "The arguments of `feature_rows`."
     inside = (~wide.starts).nonzero()[:,0].tolist()
-    res = dict(n_rows=wide.n_rows, words=bool(wide.words), inside=inside)
+    res = dict(n_rows=wide.n_rows, words=bool(wide.words), inside=inside,
+               unknown=(~wide.known).nonzero()[:,0].tolist())
     if wide.letters is None: return res
     return {**res, 'letters':[row[row > 0].tolist() for row in wide.letters]}
 

@@ -74,13 +74,14 @@ def feature_rows(
     words:bool=False, # words are features, too
     inside:list=(), # ids of tokens that begin no word
     letters:list=None, # of each token, as numbers: runs of them are features, too
+    unknown:list=(), # ids that stand for any word: they are no features
 ): # rows of the table, `(bs, n)`, each once a text, -1 behind them
     "The features of each text."
     res = []
     for ids in texts:
         ids = np.array(ids, np.int64)
-        one = _hash(ids)
-        found = [one, _hash(one[:-1], one[1:])]
+        one,known = _hash(ids), ~np.isin(ids, unknown)
+        found = [one[known], _hash(one[:-1], one[1:])[known[:-1] & known[1:]]]
         if words:
             word = _words(ids, inside)
             found += [word, _hash(word[:-1], word[1:])]
