@@ -90,5 +90,6 @@ def package(
     root = name.partition('.')[0]
     try: import_module(name)
     except ImportError as e:
-        raise ImportError(f'{what} needs the package {root}: pip install {ifnone(pip, root)}') from e
+        pip = ifnone(pip, root)
+        raise ImportError(f'{what} needs the package {root}: pip install {pip}') from e
     return sys.modules[root]

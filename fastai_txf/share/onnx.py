@@ -90,11 +90,11 @@ def _layouts(config):
     "For each graph: its arguments with their numbers of dimensions, and the width of its result."
     c,kind = config['config'], config['kind']
     windows = dict(windows=2, places=1 if kind == 'mlm' else 2)
-    width = vocab_sizes(kind, c)[-1]
-    if kind == 'lm': return dict(model=(_step, width))
-    if kind == 'mlm': return dict(model=(windows, width))
+    n = vocab_sizes(kind, c)[-1]
+    if kind == 'lm': return dict(model=(_step, n))
+    if kind == 'mlm': return dict(model=(windows, n))
     if kind == 'seq2seq':
-        return dict(encoder=(windows, c['d_model']), decoder=({**_step, 'context':3, 'real':2}, width))
+        return dict(encoder=(windows, c['d_model']), decoder=(dict(_step, context=3, real=2), n))
     wide = {'rows':2} if config['options'].get('wide') else {}
     return dict(model=({**windows, **wide}, c['n_out']))
 
@@ -200,7 +200,7 @@ class OnnxGaps(OnnxPredictor):
         "What the model says of each token of a text."
         return self.scores(self.codec.encode([text])[0])
 
-    def _fill(self, text, n):
+    def _of(self, text, n):
         pieces,toks = cut_gaps(self.codec, text)
         ids,gaps = gap_ids(self.codec, toks)
         for i in gaps: ids[i] = self.labels['mask_idx']
@@ -220,7 +220,7 @@ class OnnxGaps(OnnxPredictor):
     )->list: # a dictionary of gap, token, prob and text for each guess; lists for several texts
         "The likeliest tokens for each gap, best first."
         if n < 1: raise ValueError(f'{n=}: at least 1 guess')
-        return self._one(text, text_col, [self._fill(t, n) for t in self.codec.texts(text, text_col)])
+        return self._one(text, text_col, [self._of(t, n) for t in self.codec.texts(text, text_col)])
     predict = fill
 
 # %% ../../nbs/8_share/12_onnx.ipynb #fc68b53a
