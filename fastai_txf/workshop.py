@@ -230,8 +230,7 @@ def _softmax_mistakes(dots):
     "What is no softmax along the rows."
     return {
         'the columns sum to 1, not the rows: the softmax runs over the tokens that attend. '
-        'It should run over those attended to, the last dimension':
-            dots.softmax(1),
+        'It should run over those attended to, the last dimension': dots.softmax(1),
         'the softmax runs over the batch, so texts share their weights: use the last dimension':
             dots.softmax(0),
         'each whole matrix sums to 1: every row should, so give the softmax a dimension':
@@ -243,8 +242,7 @@ def _softmax_mistakes(dots):
         'weights must not be negative':
             dots / dots.sum(2, keepdim=True),
         'this is the logarithm of the weights': dots.log_softmax(2),
-        'this is a sigmoid: every weight lies between 0 and 1, but rows do not sum to 1':
-            dots.sigmoid(),
+        'this is a sigmoid: a weight for each token alone, not shares of 1': dots.sigmoid(),
         'these are powers of 2: the softmax takes powers of e':
             2**dots/(2**dots).sum(2, keepdim=True),
         'the sign is turned round: the largest dot product should get the largest weight':

@@ -6,15 +6,15 @@
 __all__ = ['OnnxPredictor', 'to_onnx']
 
 # %% ../../nbs/8_share/12_onnx.ipynb #b236a236
-import hashlib, json, tempfile
-import numpy as np
+import hashlib, json, numpy as np, tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from ..base.plain import chunked, ifnone, package
 from ..text.plain import cut_gaps, gap_guesses, gap_ids
 from .text import (
     Answers, check_labels, LabelAnswers, make_codecs, vocab_sizes)
-from .tables import feature_rows, lay_out
+from .tables import (
+    ACTS, check_count, check_tokens, feature_rows, graph_arguments, lay_out, softmax)
 
 # %% ../../nbs/8_share/12_onnx.ipynb #d7e1cdb0
 FILES = dict(classifier=['model.onnx'], mlm=['model.onnx'], lm=['model.onnx'],
@@ -73,31 +73,6 @@ def read_onnx(
     return config, files
 
 # %% ../../nbs/8_share/12_onnx.ipynb #ec81c495
-def check_count(name, v, least):
-    "A ValueError for what is no number of texts or tokens."
-    if isinstance(v, int) and v >= least: return
-    raise ValueError(f'{name}={v!r}: a whole number is needed, at least {least}')
-
-def check_tokens(ids, n):
-    "A ValueError for a number that is no token's: the graphs count from the end below 0."
-    odd = [i for i in ids if not 0 <= i < n]
-    if odd: raise ValueError(f'token id {odd[0]} is none of the {n} tokens (0 to {n-1}): '
-                             'number texts with the vocabulary of the model')
-
-_step = dict(ids=2, first=0, keys=5, values=5)
-
-def _layouts(config):
-    "For each graph: its arguments with their numbers of dimensions, and the width of its result."
-    c,kind = config['config'], config['kind']
-    windows = dict(windows=2, places=1 if kind == 'mlm' else 2)
-    n = vocab_sizes(kind, c)[-1]
-    if kind == 'lm': return dict(model=(_step, n))
-    if kind == 'mlm': return dict(model=(windows, n))
-    if kind == 'seq2seq':
-        return dict(encoder=(windows, c['d_model']), decoder=(dict(_step, context=3, real=2), n))
-    wide = {'rows':2} if config['options'].get('wide') else {}
-    return dict(model=({**windows, **wide}, c['n_out']))
-
 def _session(data, threads, inputs, width):
     "A graph, ready to run. A ValueError for one with other arguments, or another result."
     ort = package('onnxruntime', 'a model in ONNX')
@@ -124,15 +99,17 @@ class OnnxPredictor(Answers):
 
     def _open(self, folder, config, files, threads=None):
         "From files that have not changed. A ValueError names one that does not fit the others."
-        self.config,kind,c = config, config['kind'], config['config']
+        self.config,kind = config, config['kind']
+        c = config['config']
         with _blaming(folder, 'labels.json'):
             self.labels = json.loads(files['labels.json'])
             check_labels(self.labels, kind, c)
         with _blaming(folder, 'text.json'):
             self.codecs = make_codecs(json.loads(files['text.json']), kind, c)
-        self.codec,self.max_len,self.long = self.codecs[0], c['max_len'], c['long']
+        self.codec = self.codecs[0]
+        self.max_len,self.long = c['max_len'], c['long']
         self.graphs = {}
-        for k,(inputs,width) in _layouts(config).items():
+        for k,(inputs,width) in graph_arguments(config).items():
             with _blaming(folder, f'{k}.onnx'):
                 self.graphs[k] = _session(files[f'{k}.onnx'], threads, inputs, width)
 
@@ -149,14 +126,7 @@ class OnnxPredictor(Answers):
         return {**lay_out(texts, self.max_len, self.long), **rows}
 
 # %% ../../nbs/8_share/12_onnx.ipynb #d43a3077
-def _softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e/e.sum(-1, keepdims=True)
-
-def _sigmoid(x): return 0.5*(1 + np.tanh(0.5*x))
-
 _diverged = 'the model answers NaN: its training diverged'
-_acts = dict(category=_softmax, multi=_sigmoid, regression=lambda x: x)
 
 class OnnxLabels(LabelAnswers, OnnxPredictor):
     "A classifier in ONNX: one label, many labels or numbers."
@@ -179,7 +149,7 @@ class OnnxLabels(LabelAnswers, OnnxPredictor):
 
     def activate(self, out):
         "Outputs as probabilities; of a regression, as they are."
-        return _acts[self.labels['kind']](out)
+        return ACTS[self.labels['kind']](out)
 
 # %% ../../nbs/8_share/12_onnx.ipynb #f8346cf8
 class OnnxGaps(OnnxPredictor):
@@ -207,7 +177,7 @@ class OnnxGaps(OnnxPredictor):
         out = self.scores(ids, gaps)
         if np.isnan(out).any(): raise ValueError(_diverged)
         out[:,self.labels['special']] = -np.inf
-        probs = _softmax(out)
+        probs = softmax(out)
         n = min(n, out.shape[1] - len({*self.labels['special']}))
         best = (-probs).argsort(1, kind='stable')[:,:n]
         return gap_guesses(self.codec, pieces, best.tolist(),

@@ -7,6 +7,7 @@ __all__ = []
 
 # %% ../../nbs/8_share/10_tables.ipynb #5cf8b865
 import numpy as np
+from .text import vocab_sizes
 
 # %% ../../nbs/8_share/10_tables.ipynb #ee59694a
 def cut_windows(
@@ -88,3 +89,37 @@ def feature_rows(
         if letters is not None: found.append(_runs([c for i in ids for c in letters[i]]))
         res.append(np.unique((np.concatenate(found) >> 20) % n_rows).tolist())
     return number_table(res)
+
+# %% ../../nbs/8_share/10_tables.ipynb #a7c3e002
+def check_count(name, v, least):
+    "A ValueError for what is no number of texts or tokens."
+    if isinstance(v, int) and v >= least: return
+    raise ValueError(f'{name}={v!r}: a whole number is needed, at least {least}')
+
+def check_tokens(ids, n):
+    "A ValueError for a number that is no token's: the graphs count from the end below 0."
+    odd = [i for i in ids if not 0 <= i < n]
+    if odd: raise ValueError(f'token id {odd[0]} is none of the {n} tokens (0 to {n-1}): '
+                             'number texts with the vocabulary of the model')
+
+_of_a_step = dict(ids=2, first=0, keys=5, values=5)
+
+def graph_arguments(config):
+    "For each graph: its arguments with their numbers of dimensions, and the width of its result."
+    c,kind = config['config'], config['kind']
+    windows = dict(windows=2, places=1 if kind == 'mlm' else 2)
+    n = vocab_sizes(kind, c)[-1]
+    if kind == 'lm': return dict(model=(_of_a_step, n))
+    if kind == 'mlm': return dict(model=(windows, n))
+    if kind == 'seq2seq':
+        return dict(encoder=(windows, c['d_model']), decoder=(dict(_of_a_step, context=3, real=2), n))
+    wide = {'rows':2} if config['options'].get('wide') else {}
+    return dict(model=({**windows, **wide}, c['n_out']))
+
+# %% ../../nbs/8_share/10_tables.ipynb #a7c3e012
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e/e.sum(-1, keepdims=True)
+
+def _sigmoid(x): return 0.5*(1 + np.tanh(0.5*x))
+ACTS = dict(category=softmax, multi=_sigmoid, regression=lambda x: x)
