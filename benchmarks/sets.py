@@ -11,8 +11,8 @@ from fastai_txf.train.counting import fit_linear
 from common import *
 
 SETS = dict(trec='TREC questions', custrev='customer reviews', mpqa='opinions (MPQA)', subj='subjectivity')
-PUBLISHED = {'NB-SVM, bigrams (Wang & Manning 2012)':dict(custrev=81.8, mpqa=86.3, subj=93.2),
-             'CNN-rand (Kim 2014), as printed':dict(trec=91.2, custrev=79.8, mpqa=83.4, subj=89.6)}
+PUBLISHED = {'NB-SVM, bigrams ([Wang & Manning 2012](https://aclanthology.org/P12-2018/))':dict(custrev=81.8, mpqa=86.3, subj=93.2),
+             'CNN-rand ([Kim 2014](https://arxiv.org/abs/1408.5882)), as printed':dict(trec=91.2, custrev=79.8, mpqa=83.4, subj=89.6)}
 MINUTES = 1.5 # of the clock, for the plain call
 AWD_RATE = 2e-3
 NO_WIDE = dict(wide=None, wide_words=False, wide_letters=False)

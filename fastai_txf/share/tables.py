@@ -94,7 +94,7 @@ def feature_rows(
 def check_count(name, v, least):
     "A ValueError for what is no number of texts or tokens."
     if isinstance(v, int) and v >= least: return
-    raise ValueError(f'{name}={v!r}: a whole number is needed, at least {least}')
+    raise ValueError(f'{name}={v!r}: it must be a whole number, {least} or more')
 
 def check_tokens(ids, n):
     "A ValueError for a number that is no token's: the graphs count from the end below 0."
