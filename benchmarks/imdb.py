@@ -101,8 +101,10 @@ class Guessed(ChunkedLoss):
         super().__init__()
         self.n = n
     def known(self, targ): return targ.where(targ < self.n, 0)
-    def _loss(self, h, targ):
-        with self._precision: return chunked_cross_entropy(h, self._head.weight[:self.n], self.known(targ), chunk=self.chunk, **self._options)
+    def _hidden_and_loss(self, targ, *xb):
+        model = get_model(self.model)
+        h = model.hidden(*xb)
+        return h.detach(), chunked_cross_entropy(h, model.head.weight[:self.n], self.known(targ), chunk=self.chunk, **self._options)
     def loss(self, logits, targ): return F.cross_entropy(logits[...,:self.n].flatten(0, -2), self.known(targ).flatten())
     def accuracy(self, logits, targ): return accuracy(logits[...,:self.n], self.known(targ))
 
