@@ -57,7 +57,7 @@ def explicit_weights(attn, x, mask):
     n,n_kv,_ = attn.heads
     d = attn.widths[0]//n
     q,k,_ = attn.qkv(x).view(bs, sl, sum(attn.heads), d).transpose(1, 2).split(attn.heads, 1)
-    q,k = attn.positions.rotate(q, k, torch.arange(sl))
+    q,k = attn.positions.rotate(attn.q_norm(q), attn.k_norm(k), torch.arange(sl))
     bias = attn.positions.bias(torch.arange(sl), torch.arange(sl))
     out = x.new_zeros(bs, n, sl, sl)
     for b in range(bs):

@@ -112,7 +112,8 @@ def graph_arguments(config):
     if kind == 'lm': return dict(model=(_of_a_step, n))
     if kind == 'mlm': return dict(model=(windows, n))
     if kind == 'seq2seq':
-        return dict(encoder=(windows, c['d_model']), decoder=(dict(_of_a_step, context=3, real=2), n))
+        decoder = dict(_of_a_step, context=3, real=2)
+        return dict(encoder=(windows, c['d_model']), decoder=(decoder, n))
     wide = {'rows':2} if config['options'].get('wide') else {}
     return dict(model=({**windows, **wide}, c['n_out']))
 

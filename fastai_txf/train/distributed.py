@@ -8,7 +8,7 @@ __all__ = ['SharedDL', 'ShardedTrainer']
 # %% ../../nbs/4_train/06_distributed.ipynb #9fd47c37
 from ..base.plain import package
 package('accelerate', 'training in several processes')
-import copy, numpy as np, os, random, torch
+import accelerate, copy, numpy as np, os, random, torch
 from contextlib import contextmanager, nullcontext
 from itertools import chain
 from fastai.callback.progress import ProgressCallback
