@@ -155,6 +155,10 @@ class TransformerLearner(RatedLearner):
                              'the same vocabulary, learn.dls = dls')
         return self.dls[ds_idx]
 
+    def fit_callbacks(self):
+        "Callbacks of every fit, besides those that it is given."
+        return []
+
     @delegates(Learner.fit)
     def fit(self,
         n_epoch:int, # epochs
@@ -165,7 +169,8 @@ class TransformerLearner(RatedLearner):
     ):
         "As in `Learner`. A ValueError where there is nothing to train on."
         self._loader(0, scored=False)
-        check_callbacks([*self.cbs, *L(cbs)])
+        cbs = [*L(cbs), *self.fit_callbacks()]
+        check_callbacks([*self.cbs, *cbs])
         self.check_rates(lr)
         warn_of_rate(self, lr, cbs)
         try: super().fit(n_epoch, lr, wd, cbs, **kwargs)

@@ -8,7 +8,6 @@ __all__ = ['TransformerLMLearner', 'transformer_lm_learner']
 # %% ../../nbs/5_learn/06_lm.ipynb #06ee1041
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
-from fastcore.foundation import L
 from fastcore.meta import delegates
 from ..model.config import TransformerConfig
 from ..model.models import lm_splitter, TransformerLM
@@ -28,17 +27,9 @@ class TransformerLMLearner(TokenLearner):
     perplexity = perplexity
     keep_logits = False # whether training makes the logits of its batches in any case
 
-    @delegates(TokenLearner.fit)
-    def fit(self,
-        n_epoch:int, # epochs
-        lr=None, # learning rate; default: the learner's
-        wd:float=None, # weight decay; default: the learner's
-        cbs=None, # more callbacks
-        **kwargs
-    ):
-        "As in `TransformerLearner`, without logits where nobody would miss them (`LeanLoss`)."
-        lean = [] if self.keep_logits else [LeanLoss()]
-        super().fit(n_epoch, lr, wd, L(cbs)+lean, **kwargs)
+    def fit_callbacks(self):
+        "A fit makes no logits where nobody would miss them."
+        return [] if self.keep_logits else [LeanLoss()]
 
     def get_preds(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation

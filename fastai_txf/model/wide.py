@@ -166,23 +166,22 @@ class WidePath(Module):
         _,at,n = torch.cat(rows).unique(return_inverse=True, return_counts=True)
         scale = n[at]*(len(n)**0.5 if self.by_length else 1)
         v = (w @ self.table[torch.cat(rows)].T/scale).split([len(r) for r in rows], 1)
-        if self.letters is not None: runs = self._run_shares(x, v[-1], masks[-1])
         v = [o.new_zeros(len(o), m.shape[1]).masked_scatter(m, o) for o,m in zip(v, masks)]
         res = v[0] + _halves(v[1])
-        if self.letters is not None: res = res + runs
+        if self.letters is not None: res = res + self._run_shares(x, v[-1], masks[-1])
         if not self.words: return res
         word,_ = number_words(x, real, self.starts)
         parts = v[2] + _halves(v[3])
         return res + parts[:,word[0]]/word[0].bincount()[word[0]]
 
     def _run_shares(self, x, v, is_run):
-        "The numbers `v` of runs of letters, in four parts to the tokens of the letters."
+        "The numbers `v` at the places of runs of letters, in four parts to the tokens."
         n = (self.letters[x[0]] != 0).sum(1)                         # letters of each token
         token = torch.arange(len(n), device=x.device).repeat_interleave(n)
         token = F.pad(token, (0, 1), value=max(0, len(n)-1))         # what ends the text: the last
         at = is_run.nonzero()[:,1]
         res = v.new_zeros(len(v), len(n))
-        for i in range(_run): res.index_add_(1, token[at+i], v/_run)
+        for i in range(_run): res.index_add_(1, token[at+i], v[:,at]/_run)
         return res
 
     def join(self,

@@ -12,7 +12,7 @@ from pathlib import Path
 from ..base.plain import chunked, ifnone, package
 from ..text.plain import cut_gaps, gap_guesses, gap_ids
 from .text import (
-    Answers, check_labels, LabelAnswers, make_codecs, vocab_sizes)
+    Answers, check_labels, GapAnswers, LabelAnswers, make_codecs, vocab_sizes)
 from .tables import (
     ACTS, check_count, check_tokens, feature_rows, graph_arguments, lay_out, softmax)
 
@@ -152,7 +152,7 @@ class OnnxLabels(LabelAnswers, OnnxPredictor):
         return ACTS[self.labels['kind']](out)
 
 # %% ../../nbs/8_share/12_onnx.ipynb #f8346cf8
-class OnnxGaps(OnnxPredictor):
+class OnnxGaps(GapAnswers, OnnxPredictor):
     "A masked language model in ONNX."
     def scores(self,
         ids:list, # of one text
@@ -170,7 +170,11 @@ class OnnxGaps(OnnxPredictor):
         "What the model says of each token of a text."
         return self.scores(self.codec.encode([text])[0])
 
-    def _of(self, text, n):
+    def guesses(self,
+        text:str, # with gaps
+        n:int, # for each gap
+    )->list: # as `fill` gives them for one text
+        "The likeliest tokens for the gaps of one text."
         pieces,toks = cut_gaps(self.codec, text)
         ids,gaps = gap_ids(self.codec, toks)
         for i in gaps: ids[i] = self.labels['mask_idx']
@@ -183,15 +187,6 @@ class OnnxGaps(OnnxPredictor):
         return gap_guesses(self.codec, pieces, best.tolist(),
                            np.take_along_axis(probs, best, 1).tolist())
 
-    def fill(self,
-        text, # with gaps, each written ___; or a list, a series or a frame of texts
-        n:int=5, # guesses for each gap
-        text_col:str=None, # the column of a row or frame; default: that of training
-    )->list: # a dictionary of gap, token, prob and text for each guess; lists for several texts
-        "The likeliest tokens for each gap, best first."
-        if n < 1: raise ValueError(f'{n=}: at least 1 guess')
-        return self._one(text, text_col, [self._of(t, n) for t in self.codec.texts(text, text_col)])
-    predict = fill
 
 # %% ../../nbs/8_share/12_onnx.ipynb #fc68b53a
 _piece = 512 # tokens of a prompt that are read at once

@@ -17,7 +17,7 @@ from ..generate.decode import as_generator, stream_tokens
 from ..learn.growth import (
     by_prompt, continue_texts, grow_text, write_in_batches, write_texts)
 from ..learn.scoring import fill_gaps, text_outputs
-from .text import Answers, LabelAnswers
+from .text import Answers, GapAnswers, LabelAnswers
 
 # %% ../../nbs/8_share/03_predictor.ipynb #dd1f5553
 class TensorCodec(PlainCodec):
@@ -142,21 +142,16 @@ class WritingPredictor(Predictor):
         return grow_text(self.model, self.codec, text, n_words, **kwargs)
 
 # %% ../../nbs/8_share/03_predictor.ipynb #e11ef164
-class GapPredictor(Predictor):
+class GapPredictor(GapAnswers, Predictor):
     "A published masked language model."
-    def fill(self,
-        text, # with gaps, each written ___; or a list, a series or a frame of texts
-        n:int=5, # guesses for each gap
-        text_col:str=None, # the column of a row or frame; default: that of training
-    )->list: # a dictionary of gap, token, prob and text for each guess; lists for several texts
-        "The likeliest tokens for each gap, best first."
-        if n < 1: raise ValueError(f'{n=}: at least 1 guess')
+    def guesses(self,
+        text:str, # with gaps
+        n:int, # for each gap
+    )->list: # as `fill` gives them for one text
+        "The likeliest tokens for the gaps of one text."
         ordinary = torch.ones(len(self.codec.vocab), dtype=torch.bool)
         ordinary[self.labels['special']] = False
-        res = [fill_gaps(self.model, self.codec, ordinary, self.labels['mask_idx'], t, n)
-               for t in self.codec.texts(text, text_col)]
-        return self._one(text, text_col, res)
-    predict = fill
+        return fill_gaps(self.model, self.codec, ordinary, self.labels['mask_idx'], text, n)
 
 class PairPredictor(Predictor):
     "A published encoder–decoder."

@@ -189,6 +189,19 @@ class Answers:
     def _one(self, item, text_col, res):
         return res[0] if self.codec.is_one(item, text_col) else res
 
+class GapAnswers(Answers):
+    "What has `guesses` for the gaps of one text."
+    def fill(self,
+        text, # with gaps, each written ___; or a list, a series or a frame of texts
+        n:int=5, # guesses for each gap
+        text_col:str=None, # the column of a row or frame; default: that of training
+    )->list: # a dictionary of gap, token, prob and text for each guess; lists for several texts
+        "The likeliest tokens for each gap, best first."
+        if n < 1: raise ValueError(f'{n=}: at least 1 guess')
+        texts = self.codec.texts(text, text_col)
+        return self._one(text, text_col, [self.guesses(t, n) for t in texts])
+    predict = fill
+
 class LabelAnswers(Answers):
     "What has `outputs` of ids, `activate` and `labels`, and says what a text is called."
     def logits(self,
