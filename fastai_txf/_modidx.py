@@ -1238,6 +1238,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                     'fastai_txf/recipes/best.py'),
                                          'fastai_txf.recipes.best._assemble': ( '7_recipes/best.html#_assemble',
                                                                                 'fastai_txf/recipes/best.py'),
+                                         'fastai_txf.recipes.best._check_call': ( '7_recipes/best.html#_check_call',
+                                                                                  'fastai_txf/recipes/best.py'),
                                          'fastai_txf.recipes.best._check_rows': ( '7_recipes/best.html#_check_rows',
                                                                                   'fastai_txf/recipes/best.py'),
                                          'fastai_txf.recipes.best._choose_cut': ( '7_recipes/best.html#_choose_cut',

@@ -70,6 +70,25 @@ def test_minutes_and_columns():
     with pytest.raises(ValueError, match='minutes'): best_classifier(frame(), minutes=0)
     with pytest.raises((ValueError,KeyError), match='lable'): best_classifier(frame(), label_col='lable')
 
+def test_one_label_is_refused():
+    "Texts that all have one label, as words and as numbers to predict"
+    for o in ('warm', 0, 0.5):
+        with pytest.raises(ValueError, match=f'{o}.*at least two'): quick(frame().assign(label=o))
+
+def test_values_that_would_fail_late(tmp_path):
+    (tmp_path/'f').write_text('')
+    with pytest.raises(NotADirectoryError, match='is a file'): quick(frame(), folder=tmp_path/'f')
+    with pytest.raises(TypeError, match='seed=None'): quick(frame(), seed=None)
+
+def test_two_rows_a_class():
+    df = pd.DataFrame([dict(text=f'{w} {end}', label=w) for w in words*2 for end in ('one','two')]).drop_duplicates()
+    assert df.label.value_counts().max() == 2 and len(quick(df).dls.vocab[1]) == len(words)
+
+def test_copies_across_a_split_are_said():
+    df = frame().assign(valid=lambda d: np.arange(len(d)) % 4 == 0)
+    df.loc[0, 'text'] = df.loc[1, 'text']
+    with pytest.warns(UserWarning, match='training set, too'): quick(df, valid_col='valid')
+
 def test_stopped_by_hand(monkeypatch):
     "Ctrl-C in the first transformer: the counted words are returned"
     def stop(self, k, seconds, minutes=None): raise KeyboardInterrupt

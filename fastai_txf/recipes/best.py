@@ -8,6 +8,7 @@ __all__ = ['best_classifier']
 # %% ../../nbs/7_recipes/06_best.ipynb #a0c204c5
 import hashlib, math, numpy as np, pandas as pd, time, torch, warnings
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from fastai.data.block import CategoryBlock, MultiCategoryBlock, RegressionBlock
 from fastai.torch_core import no_random
@@ -353,10 +354,21 @@ def _check_rows(df, text_col, label_col, valid, label_delim):
     train = df[~valid]
     if len(train) < 20: raise ValueError(f'{len(train)} labelled texts: at least 20 are needed to '
                                          'tell one way from another')
+    if isinstance(label_col, str) and len({str(o) for o in train[label_col]}) == 1:
+        raise ValueError(f'every text has the label {train[label_col].iloc[0]!r}: '
+                         'at least two are needed')
     copies = int(train[text_col].duplicated().sum())
     if not copies: return []
     return [f'{copies:,} of {len(train):,} texts are copies of others: '
             'copies are held out together']
+
+def _check_call(minutes, seed, folder):
+    "Refuse values that would fail later."
+    check_values(minutes=minutes)
+    if not isinstance(seed, Integral):
+        raise TypeError(f'{seed=} is no whole number: it makes the folds and starts training')
+    if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
+        raise NotADirectoryError(f'{folder} is a file: give the name of a folder')
 
 def best_classifier(
     df:pd.DataFrame, # a row for each labelled text
@@ -375,7 +387,7 @@ def best_classifier(
 
     A language model reads `unlabelled` first. Where they are five times as many as the labelled
     ones, the classifier labels them, and another one learns from labels and guesses."""
-    check_values(minutes=minutes)
+    _check_call(minutes, seed, folder)
     start = time.perf_counter()
     def say(what):
         if verbose: print(f'{(time.perf_counter()-start)/60:5.1f} min  {what}', flush=True)
