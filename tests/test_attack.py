@@ -252,7 +252,8 @@ def test_stops_outside_the_vocabulary(stop):
 
 FITS = dict(
     fit=lambda o, lr: o.fit(1, lr), one_cycle=lambda o, lr: o.fit_one_cycle(1, lr), flat=lambda o, lr: o.fit_flat_cos(1, lr),
-    sgdr=lambda o, lr: o.fit_sgdr(1, 1, lr), minutes=lambda o, lr: o.fit_minutes(0.01, lr), warmup=lambda o, lr: o.fit_warmup(1, lr))
+    sgdr=lambda o, lr: o.fit_sgdr(1, 1, lr), minutes=lambda o, lr: o.fit_minutes(0.01, lr), warmup=lambda o, lr: o.fit_warmup(1, lr),
+    wsd=lambda o, lr: o.fit_wsd(1, lr))
 each_fit = pytest.mark.parametrize('fit', FITS.values(), ids=FITS)
 
 @each_fit

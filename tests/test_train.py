@@ -6,6 +6,7 @@ from fastai.text.all import (Callback, CancelBatchException, CSVLogger, DataLoad
                              Learner, MSELossFlat, ProgressCallback, SaveModelCallback, SGD, accuracy, slide, steep, valley, minimum)
 from fastai_txf.model.models import classifier_splitter, lm_splitter
 from fastai_txf.train.precision import DeviceMixedPrecision
+from fastai_txf.train.schedule import warmup_stable_decay
 from fixtures import *
 
 def toy_learner(**kw):
@@ -143,6 +144,28 @@ def test_fit_minutes_shorter_than_an_epoch():
         assert len(row) == 2 and np.isfinite(row).all() and len(learn.recorder.losses) < 32
     learn.fit_one_cycle(1, 1e-2) # and an ordinary fit is ordinary again
     assert len(learn.recorder.losses) == 32
+
+def test_wsd_by_steps_and_by_the_clock():
+    "Each group rises, stays and falls; the clock ends the fit at the end of the fall"
+    learn = toy_learner()
+    watch,lrs = max_lrs(learn)
+    learn.fit_wsd(4, slice(1e-4, 1e-2), warmup=0.1, decay=0.5, cbs=watch)
+    want = warmup_stable_decay(np.arange(len(lrs))/len(lrs), 0.1, 0.5)
+    assert np.array(lrs) == pytest.approx(want[:,None]*[1e-4, 1e-3, 1e-2])
+    start = time.perf_counter()
+    learn.fit_wsd(minutes=0.5/60, lr_max=1e-2, cbs=TimeSink())
+    assert time.perf_counter()-start > 0.4
+    lrs = learn.recorder.hps['lr']
+    assert max(lrs) == pytest.approx(1e-2) and lrs[-1] < 2e-3
+
+def test_wsd_refuses():
+    learn = toy_learner()
+    for kw in (dict(), dict(n_epoch=1, minutes=1)):
+        with pytest.raises(ValueError, match='give one of them'): learn.fit_wsd(**kw)
+    for kw in (dict(warmup=-0.1), dict(decay=0), dict(warmup=0.6, decay=0.6)):
+        with pytest.raises(ValueError, match='together at most 1'): learn.fit_wsd(1, **kw)
+    with pytest.raises(ValueError, match='minutes=0'): learn.fit_wsd(minutes=0)
+    assert warmup_stable_decay([0, 0.5, 1], warmup=0).tolist() == [1, 1, 0]
 
 class TimeSink(Callback):
     "20 ms more for each batch"

@@ -177,6 +177,7 @@ def show_error_as(
 CHANGES = {
     'Learner.fit_minutes': 'added: a fit that ends on time',
     'Learner.fit_warmup': 'added: the schedule of "Attention is all you need"',
+    'Learner.fit_wsd': 'added: a rate that rises, stays and falls',
     'Learner.fit_gradual': 'added: groups are unfrozen one after the other',
     'Learner.attention': 'added: attention weights of one text',
     'Learner.show_attention': 'added: the same as pictures',

@@ -19,7 +19,7 @@ from ..model.config import make_config
 from ..model.wide import WidePath
 from ..text.special import leading_space, pad_index, text_vocab
 from ..text.codec import as_texts
-from ..text.frames import as_frame, check_df, one_column, valid_mask
+from ..text.frames import as_frame, one_column, valid_mask
 from ..text.tokens import BPETokenizer
 from ..text.target import Target
 from ..text.loaders import TransformerDataLoaders
@@ -31,8 +31,8 @@ from ..learn.classifier import (
 from .pretrain import self_pretrain
 from .selftrain import pseudo_labels, train_student
 from .heldout import (
-    BestReport, choose_shares, clearly_better, constant_outputs, hits_of, learning_curve,
-    loss_of, more_labels, score_row, text_folds)
+    BestReport, check_rows, choose_shares, clearly_better, constant_outputs, hits_of,
+    learning_curve, loss_of, more_labels, score_row, text_folds)
 import fastai_txf.train.schedule # it gives learners their `fit_minutes`
 
 # %% ../../nbs/7_recipes/06_best.ipynb #046f15c0
@@ -348,20 +348,6 @@ def _score_apart(learn, target):
     learn.report.results = results.assign(returned=results.returned.eq(True))
 
 # %% ../../nbs/7_recipes/06_best.ipynb #e6ecf4c3
-def _check_rows(df, text_col, label_col, valid, label_delim):
-    "Refuse what there is nothing to learn from; sentences about copies."
-    check_df(df, text_col, label_col, valid if valid.any() else None, label_delim)
-    train = df[~valid]
-    if len(train) < 20: raise ValueError(f'{len(train)} labelled texts: at least 20 are needed to '
-                                         'tell one way from another')
-    if isinstance(label_col, str) and len({str(o) for o in train[label_col]}) == 1:
-        raise ValueError(f'every text has the label {train[label_col].iloc[0]!r}: '
-                         'at least two are needed')
-    copies = int(train[text_col].duplicated().sum())
-    if not copies: return []
-    return [f'{copies:,} of {len(train):,} texts are copies of others: '
-            'copies are held out together']
-
 def _check_call(minutes, seed, folder):
     "Refuse values that would fail later."
     check_values(minutes=minutes)
@@ -394,7 +380,7 @@ def best_classifier(
     df = as_frame(df).reset_index(drop=True)
     text_col = one_column(df, text_col)
     valid = np.zeros(len(df), bool) if valid_col is None else np.asarray(valid_mask(df, valid_col))
-    notes = _check_rows(df, text_col, label_col, valid, label_delim)
+    notes = check_rows(df, text_col, label_col, valid, label_delim)
     train = df[~valid].reset_index(drop=True)
     options = dict(text_col=text_col, label_col=label_col, label_delim=label_delim)
     with no_random(seed):

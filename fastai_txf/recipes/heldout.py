@@ -8,6 +8,7 @@ __all__ = ['text_folds', 'choose_shares', 'interval', 'BestReport']
 # %% ../../nbs/7_recipes/05_heldout.ipynb #de179dcf
 import html, numpy as np, pandas as pd, torch, torch.nn.functional as F
 from dataclasses import dataclass
+from ..text.frames import check_df
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #a655be53
 def text_folds(
@@ -22,6 +23,21 @@ def text_folds(
     first = first.sort_values('label', kind='stable')
     fold = dict(zip(first.text, np.arange(len(first)) % k))
     return df.text.map(fold).to_numpy()
+
+# %% ../../nbs/7_recipes/05_heldout.ipynb #7f8c2061
+def check_rows(df, text_col, label_col, valid, label_delim):
+    "Refuse what there is nothing to learn from; sentences about copies."
+    check_df(df, text_col, label_col, valid if valid.any() else None, label_delim)
+    train = df[~valid]
+    if len(train) < 20: raise ValueError(f'{len(train)} labelled texts: at least 20 are needed to '
+                                         'tell one way from another')
+    if isinstance(label_col, str) and len({str(o) for o in train[label_col]}) == 1:
+        raise ValueError(f'every text has the label {train[label_col].iloc[0]!r}: '
+                         'at least two are needed')
+    copies = int(train[text_col].duplicated().sum())
+    if not copies: return []
+    return [f'{copies:,} of {len(train):,} texts are copies of others: '
+            'copies are held out together']
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #7739e259
 def loss_of(out, y, kind):
