@@ -60,7 +60,7 @@ def counted(train, test, seed, pieces=False, letters=True):
     "The wide path alone: words or pieces, pairs, and letters."
     kw = dict(tok_tfm=BPETokenizer(2000), rules=[leading_space]) if pieces else dict(min_freq=1)
     dls = TransformerDataLoaders.from_df(train, text_col='text', label_col='label', valid_pct=0, bs=64, **kw)
-    learn = transformer_classifier_learner(dls, 'auto', **({} if letters else dict(wide_letters=False)))
+    learn = transformer_classifier_learner(dls, 'auto', wide_letters=letters)
     learn.count_wide(share=(0.,1.))
     return scored(learn, test)
 
