@@ -363,7 +363,9 @@ def figures():
     return {'IMDB, read first':acc(longest_read('imdb','pretrained')), 'IMDB, labels only':acc(labels_only()),
             'IMDB, linear':acc(rows('imdb', candidate='bigram')), 'few labels, read first':acc(language),
             'few labels only':acc(few_labels('labels')), 'small sets':acc(on_short('best')),
-            'small sets, linear':acc(on_short('bigrams')), 'core-minutes of reading':f"{language[0]['text_minutes']:.0f}",
+            'small sets, linear':acc(on_short('bigrams')), 'IMDB, both':acc(rows('sets', candidate='best', set='imdb')),
+            'IMDB, NB-weighted':acc(rows('sets', candidate='bigrams', set='imdb')),
+            'core-minutes of reading':f"{language[0]['text_minutes']:.0f}",
             'tokens a second':f"{speed('ours')['tokens_per_s']:,}", 'times Hugging Face':f"{speed('ours')['ratio']:.1f}",
             'times Hugging Face, 32 texts':f"{speed('ours', 32)['ratio']:.1f}", 'published AWD_LSTM':PUBLISHED_IMDB[-1][1]}
 
