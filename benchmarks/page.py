@@ -126,6 +126,30 @@ def few():
     return block('accuracy against minutes of one core', 'few', table(['from','accuracy','core-minutes','command'], lines),
                  [f"transfer.py --only {' '.join(FEW)} --threads 1"], sum(rs.values(), []), 'transfer')
 
+SMALL = dict(
+    bigrams='linear: NB-weighted words and pairs (scikit-learn 1.9.1)',
+    words='the wide path alone, of words and pairs', letters='the same with runs of four letters',
+    pieces='the wide path alone, of byte pairs, their words and pairs', both='the same with runs of four letters',
+    default='`transformer_classifier_learner(dls).fit_minutes(1.5)`', best='`best_classifier(df, minutes=10)`')
+SETS = dict(trec='TREC questions', custrev='customer reviews', mpqa='opinions (MPQA)', subj='subjectivity')
+PUBLISHED_SMALL = [
+    ('NB-SVM of words and pairs', '–', '81.8', '86.3', '93.2', '91.2', '[Wang and Manning 2012](https://aclanthology.org/P12-2018/), table 2'),
+    ('CNN-rand', '91.2', '79.8', '83.4', '89.6', '–', '[Kim 2014](https://arxiv.org/abs/1408.5882), table 2')]
+
+def small():
+    sets = [*SETS,'imdb']
+    def acc(k, s):
+        rs = rows('sets', candidate=k, set=s)
+        return f"{mean(rs, 'accuracy'):.1f}" if rs else '–'
+    lines = [(what, *[acc(k, s) for s in sets], f"{mean(on_short(k), 'accuracy'):.1f}", f"{mean(on_short(k), 'core-minutes'):.1f}")
+             for k,what in SMALL.items()]
+    names = [*SETS.values(),'IMDB']
+    published = table(['published, not run here',*names,'source'], PUBLISHED_SMALL)
+    return block('accuracy on four sets: the linear model, the plain call and the best', 'small',
+                 table(['candidate',*names,'mean of the first four','core-minutes of one of them'], lines),
+                 ['sets.py --data FOLDER --threads 1 --seeds 0', 'sets.py --data FOLDER --threads 1 --seeds 0 --sets imdb --only bigrams best'],
+                 rows('sets'), 'sets', f'{published}\n')
+
 WORDS = dict(txf='`transformer_lm_learner`: width 128, 2 layers, dropout 0.3',
              workshop="the fastai workshop's transformer: width 256, 8 wide heads, 3 layers, batches of 64")
 
@@ -233,7 +257,7 @@ def scale():
                  table(['step','MB','of the first','processor seconds'], [(n, *line(rs[k])) for k,n in SCALES.items()]),
                  ['scale.py'], list(rs.values()), 'scale')
 
-QUESTIONS = [imdb, few, words, shakespeare, translation, step, generation, tokenizing, batches, epoch, scale]
+QUESTIONS = [imdb, few, small, words, shakespeare, translation, step, generation, tokenizing, batches, epoch, scale]
 
 # Pictures
 
@@ -267,6 +291,15 @@ def draw_few(ax):
         ax.annotate(n, (x, mean(rs, 'accuracy')), (8, 0), textcoords='offset points', fontsize=9, va='center')
     ax.set(xscale='log', xlabel='minutes of one core', ylabel='% right', xlim=(0.03, 600))
     ax.spines[['top','right']].set_visible(False)
+
+def draw_small(ax):
+    marks = dict(bigrams=('linear',PEER,'o'), default=('plain call',OURS,'|'), best=('best_classifier',OURS,'o'))
+    for y,k in enumerate(list(SETS)[::-1]):
+        for c,(name,colour,m) in marks.items():
+            ax.plot(mean(rows('sets', candidate=c, set=k), 'accuracy'), y, m, c=colour, ms=11, mew=2, label=name if y == 0 else None)
+    ax.set_yticks(range(len(SETS)), list(SETS.values())[::-1])
+    ax.set(xlabel='% right', ylim=(-0.6, len(SETS)-0.4))
+    ax.legend(fontsize=8, loc='upper left'); ax.spines[['top','right']].set_visible(False)
 
 def draw_words(ax):
     losses = {n:one('lm_sample', candidate=k)['loss'] for n,k in (('fastai_txf','txf'), ("the workshop's",'workshop'))}
