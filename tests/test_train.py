@@ -153,10 +153,10 @@ def test_wsd_by_steps_and_by_the_clock():
     want = warmup_stable_decay(np.arange(len(lrs))/len(lrs), 0.1, 0.5)
     assert np.array(lrs) == pytest.approx(want[:,None]*[1e-4, 1e-3, 1e-2])
     start = time.perf_counter()
-    learn.fit_wsd(minutes=0.5/60, lr_max=1e-2, cbs=TimeSink())
-    assert time.perf_counter()-start > 0.4
+    learn.fit_wsd(minutes=2/60, lr_max=1e-2, cbs=TimeSink())
+    assert time.perf_counter()-start > 1.9
     lrs = learn.recorder.hps['lr']
-    assert max(lrs) == pytest.approx(1e-2) and lrs[-1] < 2e-3
+    assert max(lrs) == pytest.approx(1e-2) and lrs[-1] < 5e-3 # a slow step may be the last one
 
 def test_wsd_refuses():
     learn = toy_learner()
