@@ -702,6 +702,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'fastai_txf/learn/classifier.py'),
                                              'fastai_txf.learn.classifier.show_results': ( '5_learn/classifier.html#show_results',
                                                                                            'fastai_txf/learn/classifier.py'),
+                                             'fastai_txf.learn.classifier.tensorboard_log': ( '5_learn/classifier.html#tensorboard_log',
+                                                                                              'fastai_txf/learn/classifier.py'),
                                              'fastai_txf.learn.classifier.transformer_classifier_learner': ( '5_learn/classifier.html#transformer_classifier_learner',
                                                                                                              'fastai_txf/learn/classifier.py'),
                                              'fastai_txf.learn.classifier.wide_fields': ( '5_learn/classifier.html#wide_fields',

@@ -164,6 +164,16 @@ def test_tensorboard(make, kind, tmp_path):
     from fastai.callback.tensorboard import TensorBoardCallback
     make(kind).fit(1, cbs=TensorBoardCallback(tmp_path))
 
+def test_predictions_for_tensorboard():
+    "What its callback writes after an epoch, without the package: a row for each text"
+    from fastai.text.data import L, TensorText
+    from plum import dispatch
+    class Writer:
+        def add_text(self, name, text, step): self.lines = text.split('\n')
+    samples,outs = L(('a|b\nc','yes'), ('d','no')), L(('no',), ('no',))
+    dispatch.functions['tensorboard_log'](TensorText(torch.ones(2, 3)), None, samples, outs, w := Writer(), 1)
+    assert w.lines[2:] == [r'| a\|b c | yes | no |', '| d | no | no |']
+
 @each_model
 @pytest.mark.parametrize('positions', ['rotary','learned','alibi'])
 def test_export(cls, positions):
@@ -419,7 +429,7 @@ def test_lm_batch_longer_than_max_len(positions, training):
 ORDER = '''
     from fastai_txf.all import transformer_classifier_learner
     from fastai.text.all import *
-    from fastai.text.data import TensorText
+    from fastai.text.data import L, TensorText
     print(*(m.implementation.__module__ for m in show_results.methods
             if m.signature.types[0] is TensorText))
 '''

@@ -362,3 +362,12 @@ def show_results(x: TensorText, y, samples, outs, ctxs=None, max_n=10, trunc_at=
         ctxs = [b.show(ctx=c, label='prediction', **kwargs) for b,c,_ in shown]
     _show(pd.DataFrame(ctxs))
     return ctxs
+
+# %% ../../nbs/5_learn/05_classifier.ipynb #3b40418d
+@dispatch
+def tensorboard_log(x: TensorText, y, samples, outs, writer, step):
+    "A table of texts, targets and predictions, for `TensorBoardCallback`."
+    rows = [[*s[:2], o[0]] for s,o in zip(samples, outs)]
+    lines = [['text','target','prediction'], ['---']*3, *rows]
+    cells = [[str(o).replace('|', r'\|').replace('\n', ' ') for o in l] for l in lines]
+    writer.add_text('Sample results', '\n'.join(f'| {" | ".join(l)} |' for l in cells), step)
