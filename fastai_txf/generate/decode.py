@@ -240,8 +240,8 @@ def _way(model, cache, compile, **kwargs):
     if quick: return quick
     if compile and not faster: raise ValueError('compile=True needs fastai_txf.generate.faststep')
     if not compile: return model, None
-    raise ValueError("compile=True is for torch's and this library's parts without hooks: "
-                     'leave it out, or the part of your own')
+    raise ValueError("compile=True is for torch's and this library's parts, without hooks and "
+                     'without BigramEmbedding: leave compile out, or the part')
 
 def make_reader(model, idxs, max_len=None, cache=True, compile=False, n=0, src=None, n_samples=1,
                 alone=False):
@@ -318,7 +318,7 @@ def stream_tokens(
     stop_idx=None, # id, or ids, of tokens that end a text
     max_len:int=None, # tokens that the model reads at once; default `model.config.max_len`, if any
     cache:bool=True, # read each token once, where the model can
-    compile:bool=False, # machine code: ten to twenty seconds, once for a number of texts
+    compile:bool=False, # machine code: takes seconds, once for a number of texts
     seed=None, # a number, or a `torch.Generator`, for a repeatable sample
     **kwargs
 ): # yields token ids, `(bs*n_samples,)`, until `n` or until every text has ended
