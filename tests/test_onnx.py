@@ -128,9 +128,10 @@ def test_gaps(made):
         close(onnxs.scores(ids.tolist()), want)
         close(onnxs.scores(ids.tolist(), [n-1, 0]), want[[n-1, 0]])
 
-def test_fill(made):
+@pytest.mark.parametrize('mlm_head', [False,True])
+def test_fill(made, mlm_head):
     "Gaps are filled with torch's guesses: one text and several, of all kinds and lengths, and more guesses than there are tokens"
-    _,torchs,onnxs,_ = made('mlm', max_len=8)
+    _,torchs,onnxs,_ = made('mlm', max_len=8, mlm_head=mlm_head)
     texts = ['a ___ film', '___', 'the ___ was ___ and ___', 'film '*40 + '___ warm', 'שלום ___ 🙂', 'xxpad ___ a']
     def same(a, b):
         assert [{k:v for k,v in o.items() if k != 'prob'} for o in a] == [{k:v for k,v in o.items() if k != 'prob'} for o in b]

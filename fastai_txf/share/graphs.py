@@ -62,7 +62,7 @@ class TextGraph(WindowGraph):
 class GapGraph(WindowGraph):
     "A masked language model; `places` are those that are asked for, `(n,)`."
     def forward(self, windows, places): # `(n, vocab_sz)`
-        return self.model.head(self.vectors(windows, places))
+        return self.model.head(self.model.transform(self.vectors(windows, places)))
 
 class SourceGraph(WindowGraph):
     "The encoder of an encoder–decoder."
