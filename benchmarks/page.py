@@ -130,7 +130,8 @@ SMALL = dict(
     bigrams='linear: NB-weighted words and pairs (scikit-learn 1.9.1)',
     words='the wide path alone, of words and pairs', letters='the same with runs of four letters',
     pieces='the wide path alone, of byte pairs, their words and pairs', both='the same with runs of four letters',
-    default='`transformer_classifier_learner(dls).fit_minutes(1.5)`', best='`best_classifier(df, minutes=10)`')
+    default='`transformer_classifier_learner(dls).fit_minutes(1.5)`', deep='its transformer alone, in the same processor time',
+    awd='`text_classifier_learner(dls, AWD_LSTM, pretrained=False)`, likewise', best='`best_classifier(df, minutes=10)`')
 SETS = dict(trec='TREC questions', custrev='customer reviews', mpqa='opinions (MPQA)', subj='subjectivity')
 PUBLISHED_SMALL = [
     ('NB-SVM of words and pairs', '–', '81.8', '86.3', '93.2', '91.2', '[Wang and Manning 2012](https://aclanthology.org/P12-2018/), table 2'),
@@ -147,7 +148,7 @@ def small():
     published = table(['published, not run here',*names,'source'], PUBLISHED_SMALL)
     return block('accuracy on four sets: the linear model, the plain call and the best', 'small',
                  table(['candidate',*names,'mean of the first four','core-minutes of one of them'], lines),
-                 ['sets.py --data FOLDER --threads 1 --seeds 0', 'sets.py --data FOLDER --threads 1 --seeds 0 --sets imdb --only bigrams best'],
+                 ['sets.py --data FOLDER --threads 1', 'sets.py --data FOLDER --threads 1 --sets imdb --only bigrams best'],
                  rows('sets'), 'sets', f'{published}\n')
 
 WORDS = dict(txf='`transformer_lm_learner`: width 128, 2 layers, dropout 0.3',
@@ -378,7 +379,7 @@ def summary():
          f"{acc(rows('imdb', candidate='bigram'))}, linear model of word pairs", 'imdb'),
         ('IMDB, 1,000 labels and the unlabelled reviews', acc(few_labels('language')),
          f"{acc(few_labels('bigram'))}, linear model", 'transfer'),
-        ('four small labelled sets, one seed, mean', acc(on_short('best')),
+        ('four small labelled sets, three seeds, mean', acc(on_short('best')),
          f"{acc(on_short('bigrams'))}, linear model of word pairs", 'sets'),
         ('Multi30k, German to English, BLEU', bleu('txf'), f"{bleu('torch')}, `nn.Transformer`", 'multi30k'),
         ("characters at nanoGPT's CPU setting, loss", loss('txf'), f"{loss('plain')}, nanoGPT's arrangement", 'shakespeare'),
