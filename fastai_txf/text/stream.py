@@ -259,7 +259,7 @@ class LMDataLoaders(DataLoaders):
         text_col='text', # the column of a data frame that is given for prediction
         **kwargs
     ):
-        "Loaders from two streams of texts, read once; a tokenizer that learns reads the first twice."
+        "Loaders from two streams of texts; only a tokenizer that learns reads the first twice."
         tok = TextTokenizer(as_tokenizer(tok_tfm), rules, text_col)
         _set_up(tok, train)
         vocab = ifnone(text_vocab, tok.tok.vocab)
