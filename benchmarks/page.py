@@ -22,7 +22,7 @@ def rows(name, **want):
 
 def on_short(candidate):
     "The rows of a candidate on the sets of short texts."
-    return [r for r in rows('sets', candidate=candidate) if r['set'] != 'imdb']
+    return [r for r in rows('sets', candidate=candidate) if r['set'] in SETS]
 
 def one(name, **want):
     "The only row with these values."

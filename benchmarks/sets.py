@@ -2,7 +2,7 @@
 
 `--data` is a folder with TREC questions (`trec.train.txt.gz`, `trec.test.txt.gz`), customer reviews (`custrev`), opinions (`mpqa`) and subjectivity
 (`subj`): a label and a sentence a line, as in the files of Kim (2014). TREC has a test set; of the others a tenth, another one for each seed, is scored
-once. AWD_LSTM and the transformer alone get the processor time that the plain call has taken of the same rows. `--sets imdb` takes IMDB's reviews from where fastai keeps its data.
+once; with `--sets custrev/10 mpqa/10 subj/10 --seeds 0 1 2 3 4 5 6 7 8 9`, each of ten tenths in turn. AWD_LSTM and the transformer alone get the processor time that the plain call has taken of the same rows. `--sets imdb` takes IMDB's reviews from where fastai keeps its data.
 Each candidate, set and seed runs in a process of its own and adds a line to results/sets.jsonl; what is there already is not run again."""
 import gzip
 from fastai.text.all import *
@@ -13,6 +13,7 @@ from common import *
 
 SETS = dict(trec='TREC questions', custrev='customer reviews', mpqa='opinions (MPQA)', subj='subjectivity')
 LARGE = dict(imdb='IMDB, 25,000 labels')
+TENTHS = {f'{k}/10':SETS[k] for k in ('custrev','mpqa','subj')}
 PUBLISHED = {'NB-SVM, bigrams ([Wang & Manning 2012](https://aclanthology.org/P12-2018/))':dict(custrev=81.8, mpqa=86.3, subj=93.2, imdb=91.22),
              'CNN-rand ([Kim 2014](https://arxiv.org/abs/1408.5882)), as printed':dict(trec=91.2, custrev=79.8, mpqa=83.4, subj=89.6)}
 MINUTES = 1.5 # of the clock, for the plain call
@@ -33,10 +34,12 @@ def load(data, name, seed):
     "Training rows and the rows to score."
     if name == 'imdb': return tuple(reviews(part) for part in ('train','test'))
     if name == 'trec': return read(data, 'trec.train'), read(data, 'trec.test')
-    df = read(data, name)
-    order = np.random.default_rng(seed).permutation(len(df))
-    n = len(df)//10
-    return df.iloc[order[n:]].reset_index(drop=True), df.iloc[order[:n]].reset_index(drop=True)
+    df,n = read(data, name.removesuffix('/10')), 10
+    order = np.random.default_rng(0 if name in TENTHS else seed).permutation(len(df))
+    size = len(df)//n
+    held = np.array_split(order, n)[seed] if name in TENTHS else order[:size]
+    rest = order[~np.isin(order, held)]
+    return df.iloc[rest].reset_index(drop=True), df.iloc[held].reset_index(drop=True)
 
 def loaders(train, seed):
     "fastai's loaders of the training rows, a tenth of them for validation."
@@ -124,16 +127,21 @@ def render(rows):
         accs = [mean(c, s) for s in SETS]
         return {**row, 'mean':None if None in accs else statistics.fmean(accs)}
     lines = [line(c) for c in CANDIDATES if any(r['candidate'] == c for r in rows)]
+    folds = [{'candidate':NAMES[c], **{s:f"{mean(c, s):.1f} ({mean(c, s, 'core-minutes'):.1f})" for s in TENTHS if sum((r['candidate'],r['set']) == (c,s) for r in rows) == 10}} for c in CANDIDATES]
+    folds = [o for o in folds if len(o) > 1]
+    folds += [{'candidate':f'published: {k}', **{f'{s}/10':a for s,a in v.items()}} for k,v in PUBLISHED.items() if folds]
     lines += [{'candidate':f'published: {k}', **v} for k,v in PUBLISHED.items()]
     cols = {'candidate':'candidate', **{t:s for s,t in SETS.items()}, 'mean of the four':'mean', **{t:s for s,t in LARGE.items()}}
     return ('# Small labelled sets, test accuracy in per cent\n\nWritten by `python benchmarks/sets.py --data FOLDER --threads 1`. In brackets: runs, each with another seed, and core-minutes of a run, '
             'all processor time from data frame to last prediction. Nothing was chosen on the test parts; what the calls do by default was chosen on fifths of the training parts.\n\n'
-            + table(lines, cols) + '\n' + ran_with(rows, env=None))
+            + table(lines, cols) + '\n'
+            + (f"All ten tenths, each scored once by what was trained on the other nine (`--sets {' '.join(TENTHS)} --seeds {' '.join(map(str, range(10)))}`):\n\n{table(folds, {'candidate':'candidate', **{t:s for s,t in TENTHS.items()}})}\n" if folds else '')
+            + ran_with(rows, env=None))
 
 def main():
     p = options(__doc__, CANDIDATES)
     p.add_argument('--data', type=Path, required=True, help='folder of the sets')
-    p.add_argument('--sets', nargs='+', choices=[*SETS,*LARGE], default=list(SETS))
+    p.add_argument('--sets', nargs='+', choices=[*SETS,*LARGE,*TENTHS], default=list(SETS))
     p.add_argument('--seeds', nargs='+', type=int, default=[0,1,2])
     args = p.parse_args()
     file = out_file(args, 'sets')

@@ -2,7 +2,8 @@
 import numpy as np, pandas as pd, pytest, torch
 from fastai.learner import load_learner
 from fastai_txf.recipes.best import best_classifier
-from fastai_txf.recipes.heldout import choose_shares, clearly_better, interval, text_folds
+from fastai_txf.recipes.heldout import choose_shares, choose_strength, clearly_better, interval, text_folds
+from fastai_txf.train.counting import count_features
 import fastai_txf.recipes.best as best
 import fastai_txf.explain.attribution
 
@@ -164,6 +165,27 @@ def test_folds_keep_copies_together():
     fold = text_folds(df.text, df.label, 5)
     assert df.assign(fold=fold).groupby('text').fold.nunique().max() == 1
     for k in range(5): assert 0.3 < (df.label[fold==k] == 'warm').mean() < 0.7
+
+def test_the_linear_model_is_as_free_as_serves():
+    "The pair with the best score, and the first pair alone where there is no time"
+    tried = []
+    def score(pair): tried.append(pair); return -abs(pair[0]-3)-pair[1]
+    assert choose_strength(score, 60) == (3.,0.) and len(set(tried)) == 4
+    tried.clear()
+    assert choose_strength(score, 0) == (1.,1.) and tried == [(1.,1.)]
+
+def test_the_strength_is_that_of_the_held_out_texts(monkeypatch):
+    "What counts in the learner is the linear model that was compared"
+    monkeypatch.setattr(best, 'choose_strength', lambda score, seconds: (3.,0.))
+    df = frame()
+    learn = quick(df)
+    wide = learn.model.wide
+    shares,table = wide.shares.tolist(), wide.table.clone()
+    ids,y = learn.codec.encode(df.text.tolist()), np.array([[*learn.dls.vocab[1]].index(l) for l in df.label])
+    count_features(wide, ids, y, C=3., share=shares, power=0.)
+    torch.testing.assert_close(wide.table, table)
+    count_features(wide, ids, y, share=shares)
+    assert not torch.allclose(wide.table, table)
 
 def test_random_state_is_left_alone():
     torch.manual_seed(7); a = torch.rand(3)

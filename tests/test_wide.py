@@ -1,5 +1,5 @@
 "The wide path: hashed words and pairs beside the transformer, counted, joined, explained; and what is chosen where nothing is asked"
-import dataclasses, numpy as np, pandas as pd, pytest, torch
+import dataclasses, math, numpy as np, pandas as pd, pytest, torch
 from fastai.learner import load_learner
 from fastai.metrics import accuracy
 from fastai_txf.base.checks import check_values
@@ -148,6 +148,21 @@ def test_linear_equals_scikit():
         m = LogisticRegression(C=1., solver='liblinear').fit(x.multiply(r).tocsr(), y==i)
         np.testing.assert_allclose(x@w[:,i] + b[i], m.decision_function(x.multiply(r).tocsr()), rtol=1e-8)
 
+@pytest.mark.parametrize('C,power', [(3.,0.5),(0.3,0.),(1.,1.)])
+def test_power_of_the_ratios(C, power):
+    "Features times the ratios to a power, by a loop; to the power of 0, the plain logistic regression"
+    from scipy.sparse import csr_matrix
+    from sklearn.linear_model import LogisticRegression
+    rng = np.random.default_rng(0)
+    x,y = csr_matrix(rng.random((200,50)) < 0.2, dtype=float), rng.integers(0, 2, 200)
+    w,b = fit_linear(x, y, 2, C=C, power=power)
+    times = np.array([math.copysign(abs(r)**power, r) for r in nb_weights(x, y==1)])
+    m = LogisticRegression(C=C, solver='liblinear').fit(x.multiply(times).tocsr(), y==1)
+    np.testing.assert_allclose((x@w + b)[:,1]*2, m.decision_function(x.multiply(times).tocsr()), rtol=1e-8)
+    if power: return
+    plain = LogisticRegression(C=C, solver='liblinear', tol=1e-8).fit(x, y==1)
+    np.testing.assert_allclose((x@w + b)[:,1]*2, plain.decision_function(x), atol=5e-3)
+
 words = 'red green blue black white pink brown grey gold teal'.split()
 
 def frame(n=120, kind='category', seed=0):
@@ -243,6 +258,10 @@ def test_bad_shares(share):
 @pytest.mark.parametrize('C', [0, -1, float('nan'), float('inf'), 'a'])
 def test_bad_penalty(C):
     with pytest.raises(ValueError, match='C=.*above 0'): transformer_classifier_learner(loaders()).count_wide(C=C)
+
+@pytest.mark.parametrize('power', [-1., math.inf, math.nan])
+def test_bad_power(power):
+    with pytest.raises(ValueError, match='power='): transformer_classifier_learner(loaders()).count_wide(power=power)
 
 def test_no_say_is_a_choice():
     "A wide path that was counted and given no share is not counted again by the next fit"

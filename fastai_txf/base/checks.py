@@ -34,6 +34,7 @@ _settings = dict(
     bs=(_whole(1), 'a number of texts in a batch, 1 or more'),
     minutes=(lambda v: v > 0, 'a budget of training, more than 0'),
     C=(lambda v: 0 < v < math.inf, 'the inverse strength of a penalty, above 0 and finite'),
+    power=(lambda v: 0 <= v < math.inf, 'an exponent, 0 or more and finite'),
     share=(lambda v: len(v) == 2 and all(0 <= o < math.inf for o in v) and sum(v) > 0,
         'two numbers from 0 on, of the transformer and of the wide path, not both 0'),
     seed=(lambda v: isinstance(v, (Integral,torch.Generator)),

@@ -10,7 +10,7 @@ import copy, threading, torch, torch.nn as nn
 from functools import partial
 from operator import is_
 from types import CellType, CodeType, FunctionType, MethodType
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 from .compat import COMPILED, HOOKS, copy_shell, parts_of
 
 # %% ../../nbs/0_base/03_shadow.ipynb #a1c0ffe2
@@ -114,16 +114,20 @@ def _unchanged(m, marks):
     return m is not None and not _has_hooks(m) and all(map(_same, marks, _look(m)))
 
 _kept,_lock = WeakKeyDictionary(), threading.Lock()
+_shades = WeakSet()                                     # those that are kept
 
 def kept_shadow(
     model, # a module
 ): # a module in evaluation mode that nobody may change
     """A `shadow` of `model`, made once and kept while the modules of `model` are what they were
-    (and without hooks, which may hold the model)."""
+    (and without hooks, which may hold the model). Of such a one, itself."""
+    if model in _shades and not model.training: return model
     with _lock: shade,looks = _kept.get(model, (None,()))
     if shade is not None and all(_unchanged(m(), marks) for m,marks in looks): return shade
     looks = [(ref(m), _marks(m)) for m in model.modules()]
     shade = shadow(model, follow=True)
     if any(map(_has_hooks, model.modules())): return shade
-    with _lock: _kept[model] = shade,looks
+    with _lock:
+        _kept[model] = shade,looks
+        _shades.add(shade)
     return shade

@@ -206,6 +206,7 @@ class TransformerClassifierLearner(TransformerLearner):
     def count_wide(self,
         C:float=1., # inverse strength of the logistic regression's penalty
         share=None, # of the transformer and of the wide path in the sum; default: (0.3, 0.5)
+        power:float=1., # of the log-count ratios: 0 counts all features alike
     ): # `self`
         "Fit the model's wide path to the training texts; the first fit does it by itself."
         wide = wide_path(self.model)
@@ -213,7 +214,7 @@ class TransformerClassifierLearner(TransformerLearner):
             raise ValueError('this model has no wide path: make the learner with config="auto", '
                              'or with the number of its rows, wide=2**18')
         texts,targets = labelled_ids(self.dls.train_ds)
-        count_features(wide, texts, targets, Target.of(self.dls).kind, C, share)
+        count_features(wide, texts, targets, Target.of(self.dls).kind, C, share, power)
         return self
 
     @delegates(TransformerLearner.load_encoder)

@@ -31,8 +31,8 @@ from ..learn.classifier import (
 from .pretrain import self_pretrain
 from .selftrain import pseudo_labels, train_student
 from .heldout import (
-    BestReport, check_rows, choose_shares, clearly_better, constant_outputs, hits_of,
-    learning_curve, loss_of, more_labels, score_row, text_folds)
+    BestReport, check_rows, choose_shares, choose_strength, clearly_better, constant_outputs,
+    hits_of, learning_curve, loss_of, more_labels, score_row, text_folds)
 import fastai_txf.train.schedule # it gives learners their `fit_minutes`
 
 # %% ../../nbs/7_recipes/06_best.ipynb #046f15c0
@@ -40,7 +40,7 @@ import fastai_txf.train.schedule # it gives learners their `fit_minutes`
 class _Text:
     "Labelled texts, cut in one way."
     name:str; df:pd.DataFrame; options:dict # of the loaders
-    fold:np.ndarray=None; vocab:list=None
+    fold:np.ndarray=None; vocab:list=None; strength:tuple=(1.,1.) # as in `choose_strength`
 
     def loaders(self, valid=None, df=None, **kw):
         "Loaders of all rows, or with those of `valid` apart."
@@ -76,7 +76,7 @@ class _Text:
     def linear(self, train, held):
         "What a linear model of the rows `train` says of the rows `held`."
         y = self.y[torch.as_tensor(train)].numpy()
-        w,b = fit_linear(self.x[train], y, self.target.n_out, self.target.kind)
+        w,b = fit_linear(self.x[train], y, self.target.n_out, self.target.kind, *self.strength)
         return torch.tensor(self.x[held]@w + b, dtype=torch.float32)
 
     def held_out(self, folds=None):
@@ -86,8 +86,9 @@ class _Text:
         out = [self.linear((self.fold != k).nonzero()[0], r) for k,r in zip(folds, rows)]
         return torch.cat(out), np.concatenate(rows)
 
-    def score(self):
+    def score(self, strength=(1.,1.)):
         "The mean score of the held-out texts, the more the better."
+        self.strength = strength
         out,rows = self.held_out()
         hits = hits_of(out, self.y[rows], self.target.kind).mean()
         return -hits if self.target.is_number else hits
@@ -101,7 +102,7 @@ def _ways(df, options, big):
     except ImportError: return res # without the package tokenizers, words alone
     return res + [_Text('pieces', df, {**options, 'tok_tfm':tok, 'rules':[leading_space]})]
 
-def _choose_cut(df, options, seed, say):
+def _choose_cut(df, options, seed, say, seconds):
     "The `_Text` that a linear model likes best, of a sample if there is much text."
     size = df[options['text_col']].str.len().sum()
     n = len(df) if size <= _many else max(1000, int(len(df)*_many/size))
@@ -112,8 +113,10 @@ def _choose_cut(df, options, seed, say):
         t.fold = text_folds(some[options['text_col']], t.y.tolist(), _folds, seed)
     best = max(tried, key=lambda t: t.score()) if len(tried) > 1 else tried[0]
     say(f'texts are cut into {best.name}')
+    if not best.target.is_number:
+        best.strength = choose_strength(best.score, seconds/10)
     if len(some) == len(df): return best
-    return _Text(best.name, df, best.options).count()
+    return _Text(best.name, df, best.options, strength=best.strength).count()
 
 # %% ../../nbs/7_recipes/06_best.ipynb #0858bae6
 _folds = 5
@@ -261,7 +264,8 @@ def _guess(text, learn, deep, texts, held):
     train = (text.fold != 0).nonzero()[0]
     kind,wide = text.target.kind, text.wide()
     shares = choose_shares(deep, text.linear(train, held), text.y[held], kind)
-    count_features(wide, text.some(train), text.y[train].numpy(), kind, share=shares)
+    C,power = text.strength
+    count_features(wide, text.some(train), text.y[train].numpy(), kind, C, shares, power)
     learn.model.wide = wide
     try: return pseudo_labels(learn, texts)
     finally: learn.model.wide = None
@@ -301,7 +305,8 @@ def _assemble(text, towers, shares, valid, df):
                                            metrics=text.target.metric)
     for model,state in zip([learn.model, *learn.model.others], towers.states):
         model.load_state_dict(state, strict=False)
-    count_features(learn.model.wide, text.ids, text.y.numpy(), text.target.kind, share=shares)
+    C,power = text.strength
+    count_features(learn.model.wide, text.ids, text.y.numpy(), text.target.kind, C, shares, power)
     return learn
 
 def _join(text, towers, folds):
@@ -384,7 +389,7 @@ def best_classifier(
     train = df[~valid].reset_index(drop=True)
     options = dict(text_col=text_col, label_col=label_col, label_delim=label_delim)
     with no_random(seed):
-        text = _choose_cut(train, options, seed, say)
+        text = _choose_cut(train, options, seed, say, 60*minutes)
         if text.fold is None: text.fold = text_folds(train[text_col], text.y.tolist(), _folds, seed)
         towers = _train(text, unlabelled, start + 60*minutes, seed, folder, say)
         learn = _finish(text, towers, (valid,df) if valid.any() else None, notes, start)

@@ -6,10 +6,12 @@
 __all__ = []
 
 # %% ../../nbs/8_share/03_predictor.ipynb #f143a569
-import torch
+import os, threading, torch
+from functools import wraps
 from torch.nn.utils.rnn import pad_sequence
 from ..base.checks import check_spelling, check_values
 from ..base.plain import delegates, ifnone
+from ..base.shadow import kept_shadow
 from ..model.windows import masked_mean
 from ..text.plain import PlainCodec
 from ..text.special import decode_specials
@@ -29,7 +31,7 @@ class TensorCodec(PlainCodec):
 class Predictor(Answers):
     "A published model that answers: for reading only, safe from many threads."
     def __init__(self, model, codecs, labels, config):
-        self.model,self.codecs = model, codecs
+        self.model,self.codecs = kept_shadow(model), codecs
         self.labels,self.config = labels, config
         self.codec = codecs[0]
 
@@ -64,8 +66,19 @@ def target_score(
     if kind != 'category' or out.shape[1] == 1: return out[:,i]
     return out[:,i] - torch.cat([out[:,:i], out[:,i+1:]], 1).logsumexp(1)
 
+_cores = threading.BoundedSemaphore(os.cpu_count() or 1)
+
+def _in_turn(f):
+    "As many calls at once as there are cores: more would only wait for each other."
+    @wraps(f)
+    def _f(*args, **kwargs):
+        with _cores: return f(*args, **kwargs)
+    return _f
+
 class LabelPredictor(LabelAnswers, Predictor):
     "A published classifier: one label, many labels or numbers."
+    logits = _in_turn(LabelAnswers.logits)
+
     def outputs(self,
         ids, # list of token ids, `(n_tokens,)` each
         bs:int=64, # texts in a batch

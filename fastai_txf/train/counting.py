@@ -31,10 +31,11 @@ def nb_weights(
 # %% ../../nbs/4_train/08_counting.ipynb #527db229
 _certain = 10. # log-odds of a class that all texts have
 
-def _fit_class(x, y, C):
+def _fit_class(x, y, C, power):
     "Weights `(n_features,)` and bias of one class against the rest."
     if y.all() or not y.any(): return np.zeros(x.shape[1]), _certain if y.all() else -_certain
     r = nb_weights(x, y)
+    r = np.copysign(np.abs(r)**power, r)
     model = sklearn_package().linear_model.LogisticRegression(C=C, solver='liblinear')
     model.fit(x.multiply(r).tocsr(), y)
     return r*model.coef_[0], model.intercept_[0]
@@ -51,14 +52,15 @@ def fit_linear(
     n_out:int, # outputs
     kind:str='category', # 'category', 'multi' or 'regression'
     C:float=1., # inverse strength of the logistic regression's penalty
+    power:float=1., # of the log-count ratios: 0 counts all features alike
 ): # weights `(n_features, n_out)` and biases `(n_out,)`; of numbers: for vectors of length 1
     "The NB-weighted linear model of texts and targets."
     if kind == 'regression': return _fit_numbers(x, y)
     has = y > 0.5 if kind == 'multi' else y[:,None] == np.arange(n_out)
     if kind == 'category' and n_out == 2:                  # one model serves both classes
-        w,b = _fit_class(x, has[:,1], C)
+        w,b = _fit_class(x, has[:,1], C, power)
         return np.stack([-w/2, w/2], 1), np.array([-b/2, b/2])
-    fitted = [_fit_class(x, has[:,i], C) for i in range(n_out)]
+    fitted = [_fit_class(x, has[:,i], C, power) for i in range(n_out)]
     return np.stack([w for w,_ in fitted], 1), np.array([b for _,b in fitted])
 
 # %% ../../nbs/4_train/08_counting.ipynb #b5abd827
@@ -91,12 +93,13 @@ def count_features(
     kind:str='category', # 'category', 'multi' or 'regression'
     C:float=1., # inverse strength of the logistic regression's penalty
     share=None, # of the transformer and of the wide path in the sum; default: (0.3, 0.5)
+    power:float=1., # of the log-count ratios, as in `fit_linear`
 ): # `wide`
     "Fit the wide path to labelled texts."
-    check_values(C=C, share=share)
+    check_values(C=C, power=power, share=share)
     if not len(texts): raise ValueError('there are no texts to count in')
     x,used = feature_matrix(wide, texts)
-    w,b = fit_linear(x, np.asarray(targets), len(wide.bias), kind, C)
+    w,b = fit_linear(x, np.asarray(targets), len(wide.bias), kind, C, power)
     wide.table.zero_()
     wide.table[torch.as_tensor(used)] = torch.as_tensor(w).to(wide.table)
     wide.bias.copy_(torch.as_tensor(b))
