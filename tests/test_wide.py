@@ -4,7 +4,7 @@ from fastai.learner import load_learner
 from fastai.metrics import accuracy
 from fastai_txf.base.checks import check_values
 from fastai_txf.model.config import make_config, PRESETS
-from fastai_txf.model.models import TransformerClassifier
+from fastai_txf.model.models import classifier_splitter, TransformerClassifier
 from fastai_txf.model.wide import hash_ids, token_letters, WidePath
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
@@ -135,6 +135,15 @@ def test_members_are_averaged():
         alone.load_state_dict({k:v for k,v in one.state_dict().items() if not k.startswith('others')})
         outs.append(alone(x))
     torch.testing.assert_close(m(x), torch.stack(outs).mean(0))
+
+def test_members_are_frozen_together():
+    "Each group holds the same layers of every member; the last one holds no block or embedding"
+    one,two = (TransformerClassifier(make_config(n_out=2, vocab_sz=20, d_model=16, n_heads=2, n_layers=2, members=n)) for n in (1,2))
+    a,b = classifier_splitter(one), classifier_splitter(two)
+    assert [2*len(g) for g in a] == [*map(len, b)]
+    layers = {id(p) for m in (two,*two.others) for part in (m.encoder.emb, m.encoder.blocks) for p in part.parameters()}
+    assert not layers & {*map(id, b[-1])}
+    assert {id(p) for g in b for p in g} == {*map(id, two.parameters())}
 
 def test_linear_equals_scikit():
     "One class against the rest: the logistic regression on weighted features, as scikit-learn predicts it"

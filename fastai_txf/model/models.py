@@ -226,10 +226,10 @@ def _split(model, parts):
 def classifier_splitter(
     model, # a `TransformerClassifier`, or any model with an `encoder` of that kind
 ): # list of lists of parameters
-    "Embeddings and positions, each block, the rest."
-    enc = model.encoder
-    first = nn.ModuleList([enc.emb, enc.bigrams, enc.positions, enc.emb_norm])
-    return _split(model, [first, *enc.blocks])
+    "Embeddings and positions, each block (of all members), the rest."
+    encs = [model.encoder, *[m.encoder for m in getattr(model, 'others', ())]]
+    first = [m for e in encs for m in (e.emb, e.bigrams, e.positions, e.emb_norm)]
+    return _split(model, map(nn.ModuleList, [first, *zip(*[e.blocks for e in encs])]))
 
 def lm_splitter(
     model, # a `TransformerLM`, or any model with an `encoder` of that kind
