@@ -8,6 +8,7 @@ __all__ = ['best_classifier']
 # %% ../../nbs/7_recipes/06_best.ipynb #a0c204c5
 import hashlib, math, numpy as np, pandas as pd, time, torch, warnings
 from dataclasses import dataclass
+from functools import cache
 from numbers import Integral
 from pathlib import Path
 from fastai.data.block import CategoryBlock, MultiCategoryBlock, RegressionBlock
@@ -141,7 +142,9 @@ class _Towers:
         t = self.text.target
         blocks = dict(category=CategoryBlock, multi=MultiCategoryBlock, regression=RegressionBlock)
         y = dict(vocab=t.names) if t.names else dict(n_out=t.n_out)
-        dls = self.text.loaders(self.text.fold == k, bs=self.bs, y_block=blocks[t.kind](**y))
+        dls = self.text.loaders(self.text.fold == k, bs=self.bs, num_workers=0,
+                                y_block=blocks[t.kind](**y))
+        dls.train.create_item = cache(dls.train.create_item) # an item is the same in every epoch
         return transformer_classifier_learner(dls, self.config, lr=width_lr(self.config.d_model))
 
     def seconds(self):
