@@ -10,6 +10,7 @@ __all__ = ['self_attention', 'padding_mask', 'causal_mask', 'combine_masks', 'at
 import math, torch, torch.nn as nn, torch.nn.functional as F
 from contextlib import contextmanager
 from ..base.compat import Module
+from ..base.half import attend_in_half, halves_attention
 from ..base.plain import ifnone, store_attr
 
 # %% ../../nbs/1_model/00_attention.ipynb #5a7c57b3
@@ -72,6 +73,9 @@ def attention_weights(
 # %% ../../nbs/1_model/00_attention.ipynb #7bd1dd17
 def _fused(q, k, v, mask, causal, scale, bias, p):
     "`attend` through torch's fused kernels."
+    if halves_attention(q, k):
+        if causal: mask = causal_mask(q.shape[-2], device=q.device)
+        return attend_in_half(q, k, v, mask, scale, bias, p)
     seen = mask
     grouped = bool(q.shape[1] != k.shape[1])            # a tensor under `torch.jit.trace`
     if bias is not None: mask = bias if mask is None else torch.where(mask, bias, -math.inf)

@@ -9,6 +9,7 @@ __all__ = []
 from fastai.callback.core import Callback
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import get_model
+import torch
 from torch import nn
 from ..base.compat import is_hooked
 from ..model.models import TransformerLM
@@ -58,7 +59,13 @@ def may_do_without(
     return _is_plain_loss(learn.loss_func) and _is_plain_model(get_model(learn.model))
 
 # %% ../../nbs/4_train/10_lean.ipynb #9000f93f
-_at_a_time = 2**20 # logits
+_at_a_time = {torch.float32:2**20, torch.bfloat16:2**22} # logits: those of 16 bits pay in large products
+
+def _rows_at_a_time(model):
+    "How many rows of logits exist at a time."
+    device = next(model.parameters()).device.type
+    low = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+    return max(128, _at_a_time.get(low, 2**20)//model.head.out_features)
 
 class NoLogits:
     "Stands for logits that were not made."
@@ -82,11 +89,13 @@ class LeanLoss(ChunkedLoss):
         self._on = may_do_without(self.learn, self)
         if not self._on: return
         super().before_fit()
-        self.chunk = max(128, _at_a_time//get_model(self.model).head.out_features)
         self._checked = True                        # `forward` is that of `TransformerLM`
 
     def before_batch(self):
-        if self._on and _is_plain_model(get_model(self.model)): super().before_batch()
+        model = get_model(self.model)
+        if not (self._on and _is_plain_model(model)): return
+        self.chunk = _rows_at_a_time(model)
+        super().before_batch()
 
     def after_pred(self):
         "What `ChunkedLoss` shows here are hidden states: nobody has asked for them."

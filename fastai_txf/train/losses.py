@@ -24,7 +24,7 @@ def _row_losses(
     real, # which of them count, `(n, 1)`
     smoothing, # share of the probability that is spread over all tokens
 ):
-    "The sum of the losses of logits `z`, and its gradient, which takes the place of `z`."
+    "The sum of the losses of logits `z`, in fp32 or more, and its gradient, which takes their place."
     loss = (smoothing-1)*z.gather(-1, targ)
     if smoothing: loss -= smoothing*z.mean(-1, keepdim=True)
     top = z.amax(-1, keepdim=True)
@@ -41,6 +41,21 @@ def _add_product(out, a, b):
     "`out += a @ b` in the precision of the factors, added in that of `out`."
     if out.dtype == a.dtype: out.addmm_(a, b)
     else: out.add_(a @ b)
+
+_rows = 32 # of low precision at a time in fp32: they stay in the processor's cache
+
+def _losses_in_place(z, bias, targ, real, smoothing, exact):
+    "The sum of the losses of logits `z`, whose place their gradient takes in the dtype of `z`."
+    parts = [z] if z.dtype == exact or z.is_cuda else z.split(_rows)
+    total,start = 0.,0
+    for part in parts:
+        rows = slice(start, start := start+len(part))
+        full = part.to(exact)
+        if bias is not None: full.add_(bias)
+        loss,g = _row_losses(full, targ[rows], real[rows], smoothing)
+        total += loss
+        if full is not part: part.copy_(g)
+    return total
 
 def _empty_grads(ctx, inputs, dtype, asked):
     "For each of `inputs` that needs one, zeros for its gradient: rows as they are, sums `dtype`."
@@ -61,14 +76,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         out = dh,dw,db = _empty_grads(ctx, (h, weight, bias), exact, grads)
         for i in range(0, len(h), chunk):
             rows = slice(i, i+chunk)
-            z = (low[rows] @ w.T).to(exact)                                 # (chunk, vocab_sz)
-            if bias is not None: z.add_(bias)
-            loss,g = _row_losses(z, targ[rows], real[rows], smoothing)
-            total += loss
-            if db is not None: db += g.sum(0)
-            if dh is not None or dw is not None: g = g.to(dtype)
-            if dh is not None: dh[rows] = g @ w
-            if dw is not None: _add_product(dw, g.T, low[rows])
+            z = low[rows] @ w.T                                             # (chunk, vocab_sz)
+            total += _losses_in_place(z, bias, targ[rows], real[rows], smoothing, exact)
+            if db is not None: db += z.sum(0, dtype=exact)
+            if dh is not None: dh[rows] = z @ w
+            if dw is not None: _add_product(dw, z.T, low[rows])
         n = real.sum()
         ctx.save_for_backward(n, *out)
         ctx.dtypes = [None if o is None else o.dtype for o in (h, weight, bias)]
