@@ -72,8 +72,8 @@ def fit_warmup(self:Learner,
     cbs=None, # more callbacks
     **kwargs
 ):
-    """Fit with the schedule of the paper: linear warm-up, then the inverse square root (Vaswani
-    et al. 2017, eq. 3). A ValueError for `warmup` below 1, or rates that do not fit the groups."""
+    """Fit with a linear warm-up, then the inverse square root (Vaswani et al. 2017, eq. 3).
+    A ValueError for `warmup` below 1, or rates that do not fit the groups."""
     if warmup < 1: raise ValueError(f'{warmup=}: at least 1 step')
     if self.opt is None: self.create_opt()
     check_rates(lr_max, len(self.opt.param_lists))
