@@ -118,7 +118,7 @@ def _fill_answer(p, text):
     c = _fasthtml()
     rows = [c.Tr(c.Td(str(o['gap']+1)), c.Td(o['token']), c.Td(f"{o['prob']:.3f}"),
                  c.Td(o['text'])) for o in p.fill(text)]
-    return [c.Table(*rows), c.Small('Gap, guess, its probability, and the text with it.')]
+    return [c.Table(*rows), c.Small('Gap, prediction, its probability, and the text with it.')]
 
 def _pair_answer(p, text):
     c = _fasthtml()
@@ -189,9 +189,10 @@ def _streams(predictor):
 # %% ../nbs/9_roof/02_app.ipynb #55dbd744
 def make_app(
     predictor, # from `load_published`
-    title:str='A published model', # of the page
+    title:str='A published model', # at the top of the page
 ): # a Starlette application, for uvicorn or a test client
-    "The page of a published model as an application."
+    """The page of a published model as an application.
+    An ImportError that says how to get fasthtml, if it is missing."""
     _fasthtml()
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
@@ -207,9 +208,10 @@ def make_app(
 
 # %% ../nbs/9_roof/02_app.ipynb #a514288e
 def main(
-    args=None, # as on the command line; default: those of the process
+    args=None, # list of str, as on the command line; default: `sys.argv`
 ):
-    "`python -m fastai_txf.app folder`"
+    """Serve the page of a published model: `python -m fastai_txf.app folder`.
+    A SystemExit with one line for what is no published model."""
     parser = argparse.ArgumentParser(prog='python -m fastai_txf.app', description=(
         'A page for a published model, on 127.0.0.1 only.'))
     parser.add_argument('folder', help='of a model that learn.publish has written')

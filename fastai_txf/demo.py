@@ -44,7 +44,7 @@ def text_loaders(
     df, # from `read_docs`
     **kwargs
 ): # `TransformerDataLoaders`
-    "Loaders that do everything in this process."
+    "Loaders that do all their work in this process."
     return TransformerDataLoaders.from_df(df, text_col='text', valid_col='is_valid', num_workers=0,
                                           n_workers=0, **kwargs)
 
@@ -90,7 +90,7 @@ def train_classifier(
 # %% ../nbs/9_roof/00_demo.ipynb #4568dab0
 def majority_accuracy(
     df, # with columns label and is_valid
-): # float
+): # float, 0 to 1
     "Validation accuracy of always giving the most frequent label of the training set."
     return float((df.label[df.is_valid] == df.label[~df.is_valid].mode()[0]).mean())
 
@@ -107,7 +107,7 @@ def report_classifier(
     learn, # trained classifier
     df, # the frame of its loaders
     n:int=4, # predictions to show
-): # accuracy and the majority's
+): # accuracy and the majority's, each 0 to 1
     "Print what the classifier can do on the validation set."
     interp = ClassificationInterpretation.from_learner(learn)
     cm = interp.confusion_matrix()
@@ -140,7 +140,7 @@ class Unigram(Module):
 
 def unigram_loss(
     dls, # loaders of a language model
-): # float
+): # float, nats per token
     "Validation loss of the unigram model."
     learn = Learner(dls, Unigram(dls), loss_func=CrossEntropyLossFlat())
     with learn.no_bar(): return learn.validate()[0]
@@ -161,7 +161,7 @@ PROMPTS = 'Return the', 'Plot a', 'If True,'
 def report_lm(
     learn, # trained language model
     n_words:int=20, # to add to each prompt
-): # its validation loss and the unigram model's
+): # its validation loss and the unigram model's, in nats per token
     "Print how well the model predicts, and what it writes."
     loss = learn.recorder.values[-1][1]
     unigram = unigram_loss(learn.dls)
@@ -174,10 +174,10 @@ def report_lm(
 
 # %% ../nbs/9_roof/00_demo.ipynb #3475bcc1
 def failures(
-    acc, # accuracy of the classifier
-    majority, # of the largest class
-    loss, # of the language model
-    unigram, # of the unigram model
+    acc, # accuracy of the classifier, 0 to 1
+    majority, # accuracy of always giving the largest class
+    loss, # validation loss of the language model
+    unigram, # validation loss of the unigram model
 ): # list of str, empty if all is well
     "What is not as good as it must be; NaN is not."
     found = []
@@ -203,7 +203,7 @@ For a language model: is_lm=True in place of label_col, and transformer_lm_learn
 
 def verdict(
     *scores # as for `failures`
-): # exit status
+): # exit status: 0 for a success, else 1
     "Print whether the demo is a success, and what to do next."
     found = failures(*scores)
     for o in found: print(f'FAILED: {o}')
@@ -215,7 +215,7 @@ def verdict(
 # %% ../nbs/9_roof/00_demo.ipynb #c37d7ba6
 def step(
     i:int, # number
-    text:str, # what comes
+    text:str, # what comes next
 ):
     "Announce a step."
     print(f'\n{i}. {text}\n', flush=True)

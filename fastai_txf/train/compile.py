@@ -62,7 +62,8 @@ def compile_for_training(
     model, # a module, as in `learn.model`
     parts=None, # to compile one by one; default: the blocks of all `TransformerStack`s, else all
 ): # `model`
-    "Run `parts` compiled where they are trained; elsewhere, in copies and in files as they were."
+    """Run `parts` compiled where they are trained; elsewhere, in copies and in files as they were.
+    A TypeError for what is no module."""
     for o in [model, *(parts or [])]:
         if not isinstance(o, nn.Module):
             raise TypeError(f'{type(o).__name__} is no module: '

@@ -35,7 +35,8 @@ def _share_random_states(dl):
     for setstate,s in zip(setters, states[0]): setstate(s)
 
 class SharedDL(DistributedDL):
-    "The items of `dl` in turn: the processes' batches make one of `dl`, `world_size` times larger."
+    """The items of `dl` in turn:
+    the batches of all processes together are one of `dl`, `world_size` times as large."""
     def __init__(self,
         dl, # the loader of one process
         rank:int=None, # number of this process; default: the environment's
@@ -144,7 +145,8 @@ _unfit = {'LRFinder': 'look for a learning rate before the context',
 def _refuse(*args): raise TypeError(_elsewhere)
 
 class ShardedTrainer(DistributedTrainer):
-    "Keep a share of the weights, their gradients and the optimizer's state in each process (FSDP)."
+    """Keep a share of the weights, their gradients and the optimizer's state in each process
+    (FSDP; Rajbhandari et al. 2020, stage 3). A TypeError for a model that cannot be copied."""
     def __init__(self,
         plugin, # Accelerate's `FullyShardedDataParallelPlugin`
         sync_bn:bool=True, # as in `DistributedTrainer`
@@ -278,11 +280,12 @@ def _plugin_of_launch():
 @patch
 @delegates(_to_distributed, but='fsdp_plugin')
 def to_distributed(self:Learner,
-    sync_bn=True, # as in fastai's
+    sync_bn=True, # batch norm over the batches of all processes, as in fastai's
     fsdp_plugin=None, # to share the weights; default: what `accelerate launch --use_fsdp` says
     **kwargs
 ):
-    "Add the trainer for several processes; in one, nothing."
+    """Add the trainer for several processes; in one, nothing.
+    A TypeError or ValueError for a plugin, or options of it, that cannot work here."""
     if num_distrib() <= 1: return self
     if fsdp_plugin is None: fsdp_plugin = _plugin_of_launch()
     if fsdp_plugin is None: return _to_distributed(self, sync_bn, **kwargs)
@@ -299,13 +302,22 @@ def _for_files(learn, with_opt):
 
 @patch
 @delegates(save_model, but='model,opt')
-def save(self:Learner, file, with_opt=True, **kwargs):
+def save(self:Learner,
+    file, # name under `path/model_dir`, a path or an open file
+    with_opt=True, # the optimizer's state too
+    **kwargs
+):
     "As fastai's; where the weights are shared, every process must call it."
     with _for_files(self, with_opt): return _save(self, file, with_opt=with_opt, **kwargs)
 
 @patch
 @delegates(load_model, but='model,opt')
-def load(self:Learner, file, device=None, with_opt=True, **kwargs):
+def load(self:Learner,
+    file, # name under `path/model_dir`, a path or an open file
+    device=None, # of the weights; default: that of the loaders
+    with_opt=True, # the optimizer's state too
+    **kwargs
+):
     "As fastai's; where the weights are shared, every process must call it."
     if self.opt is None: self.create_opt()
     if _sharded(self): device = 'cpu'

@@ -25,7 +25,7 @@ _trusted = {f'fastai.{o}' for o in (
 def needs_logits(
     cb, # a callback
 )->bool:
-    "Whether it may look at the logits of a training batch: it says so, or nothing is known."
+    "Whether it may look at the logits of a training batch: it says so, or it is not known."
     kind = type(cb)
     said = getattr(kind, 'needs_logits', None)
     if said is not None: return said
@@ -34,7 +34,7 @@ def needs_logits(
     return any(hasattr(kind, e) or e in vars(cb) for e in _looks)
 
 # %% ../../nbs/4_train/10_lean.ipynb #a0d2b1ea
-_few = 512 # tokens in a vocabulary: with fewer, fastai's own step is as fast
+_few = 512 # tokens in a vocabulary: with fewer there is little to save
 
 def _is_plain_loss(f):
     "Whether `f` is the mean cross-entropy of tokens that all count alike."
@@ -68,7 +68,7 @@ def _rows_at_a_time(model):
     return max(128, _at_a_time.get(low, 2**20)//model.head.out_features)
 
 class NoLogits:
-    "Stands for logits that were not made."
+    "Stands for logits that were not made. An AttributeError when it is used."
     def _say(self, *args, **kwargs):
         raise AttributeError(
             'the logits of a training batch were not made, because nothing seemed to need them: '

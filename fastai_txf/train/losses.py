@@ -103,8 +103,9 @@ def chunked_cross_entropy(
     ignore_index:int=-100, # targets that do not count
     label_smoothing:float=0., # share of the probability that is spread over all tokens
     chunk:int=128, # rows of logits that exist at a time
-): # mean over the targets that count
-    "`F.cross_entropy(F.linear(h, weight, bias), targ)` of flattened inputs, without the logits."
+): # mean over the targets that count, `()`
+    """`F.cross_entropy(F.linear(h, weight, bias), targ)` of flattened inputs, without the logits.
+    A ValueError for `chunk` below 1, or for other than one target for each hidden state."""
     if chunk < 1: raise ValueError(f'{chunk=}: at least 1 row at a time')
     if h.shape[:-1] != targ.shape:
         raise ValueError(f'hidden states {tuple(h.shape)} and targets {tuple(targ.shape)}: '
@@ -145,7 +146,9 @@ def _check_head(model, xb):
                     'ChunkedLoss would change the loss')
 
 class ChunkedLoss(Callback):
-    "In training, head and loss `chunk` rows at a time; `learn.pred` then holds the hidden states."
+    """In training, head and loss `chunk` rows at a time; `learn.pred` then holds the hidden states.
+    At the start of a fit, a TypeError for a loss or a model that it cannot compute,
+    a ValueError if there are metrics on the training set."""
     order,run_valid = 1000,False # when a batch is as the model will see it
     def __init__(self,
         chunk:int=128, # rows of logits that exist at a time
@@ -188,14 +191,14 @@ _half = torch.float16, torch.bfloat16
 
 def in_full(
     pred, # what a model returns
-):
-    "Predictions in 16 bits as fp32, in which a loss of many tokens is no rounding error."
+): # `pred`, of type fp32 if it had 16 bits
+    "Predictions in 16 bits as fp32: a mean over many tokens needs its digits."
     low = isinstance(pred, torch.Tensor) and pred.dtype in _half
     return pred.float() if low else pred
 
 # %% ../../nbs/4_train/00_losses.ipynb #4b7e839d
 class SoftCrossEntropy(CrossEntropyLossFlat):
-    "`CrossEntropyLossFlat`; targets may also be probabilities, `(bs, n_out)` like activations."
+    "`CrossEntropyLossFlat`; targets may also be probabilities, `(bs, n_out)` as activations."
     def __call__(self, inp, targ, **kwargs):
         inp = in_full(inp)
         if targ.shape != inp.shape: return super().__call__(inp, targ, **kwargs)
@@ -203,7 +206,7 @@ class SoftCrossEntropy(CrossEntropyLossFlat):
 
 # %% ../../nbs/4_train/00_losses.ipynb #23bd3e96
 class TokenAccuracy(Metric):
-    "The share of tokens that are predicted right; padding does not count."
+    "The share of tokens, 0 to 1, that are predicted right; padding does not count."
     def __init__(self,
         pad_idx:int=1, # id of the padding
     ): store_attr()
@@ -219,7 +222,8 @@ class TokenAccuracy(Metric):
 
 # %% ../../nbs/4_train/00_losses.ipynb #83770f27
 class GatherLogProbs(GatherPredsCallback):
-    "`GatherPredsCallback` that keeps the log-probabilities of the targets, not of all tokens."
+    """`GatherPredsCallback` that keeps the log-probabilities of the targets, `(bs, sl)`,
+    not of all tokens. With `concat_dim=None` the batches stay apart."""
     def after_batch(self):
         "Save the targets and their log-probabilities."
         logp = target_logprobs(self.pred.detach(), self.y)

@@ -35,7 +35,8 @@ def orthogonalize(
 def hidden_matrices(
     model, # any module
 )->L: # parameters, each once
-    "The matrices of the blocks; in a model without a `TransformerStack`, all but the outermost."
+    """The matrices of the blocks; in a model without a `TransformerStack`, all but embeddings and
+    the last linear map."""
     stacks = [m for m in model.modules() if isinstance(m, TransformerStack)]
     tables = [m.weight for m in model.modules() if isinstance(m, nn.Embedding)]
     last = [m.weight for m in model.modules() if isinstance(m, nn.Linear)][-1:]
@@ -44,7 +45,7 @@ def hidden_matrices(
     return L(p for p in within.parameters() if p.ndim > 1 and id(p) not in outer)
 
 # %% ../../nbs/4_train/09_muon.ipynb #15cc317b
-_most = 2**22 # numbers that are orthogonalised in one call: more would only take memory
+_most = 2**22 # numbers that are orthogonalised in one call: more would take more memory
 
 def _batches(ps):
     "Numbers of the matrices that go together: one shape, lying or standing, a few at a time."
@@ -60,7 +61,8 @@ def _lie(x):
     return x.mT if x.shape[-2] > x.shape[-1] else x
 
 class MuonAdam(torch.optim.Adam):
-    "Muon for `matrices`, Adam for what else there is in the groups."
+    """Muon for `matrices`, Adam for what else there is in the groups.
+    A TypeError for matrices that are shared among processes."""
     def __init__(self,
         params, # parameters or groups, as of any optimizer of torch
         matrices, # those of them that take Muon's step
@@ -150,7 +152,8 @@ def muon(
     turns:int=5, # of the Newton–Schulz iteration
     fused:bool=True, # Adam's part in one call; False where a device does not have it
 )->TorchOptimizer:
-    "Muon for the matrices of the blocks, Adam for the rest, for `opt_func` (Jordan et al. 2024)."
+    """Muon for the matrices of the blocks, Adam for the rest, for `opt_func` (Jordan et al. 2024;
+    Liu et al. 2025). A ValueError without `model`."""
     if model is None:
         raise ValueError('muon must know which parameters are the matrices of the blocks: '
                          'with a Learner of fastai give it the model, '

@@ -26,7 +26,8 @@ def spared_params(
     return L(params(model)).filter(lambda p: p.ndim < 2 or id(p) in tables)
 
 class SpareDecay(Callback):
-    "Weight decay for matrices only."
+    """Weight decay for matrices only.
+    At the start of a fit, a TypeError for an `OptimWrapper` that is no `TorchOptimizer`."""
     _learn = None
     def __init__(self,
         embeddings:bool=True, # spare embeddings too, and heads tied to them
@@ -57,12 +58,13 @@ class SpareDecay(Callback):
 
 # %% ../../nbs/4_train/01_optim.ipynb #2d645060
 class TorchOptimizer(OptimWrapper):
-    "A torch optimizer with decoupled weight decay that heeds fastai's `do_wd`."
+    """A torch optimizer with decoupled weight decay (Loshchilov & Hutter 2019) that heeds
+    fastai's `do_wd`."""
     def __init__(self,
         params, # parameters, or lists of them: one for each group
-        opt, # makes the optimizer: a class of `torch.optim` or a `partial`
+        opt, # makes the optimizer: a class of `torch.optim` that has `weight_decay`, or a `partial`
         lr:float, # learning rate, until a schedule sets it
-        wd:float=0.01, # decoupled weight decay
+        wd:float=0.01, # decoupled weight decay: a step takes `lr*wd` of each weight
         **kwargs # of `opt`
     ):
         groups = L(params)
@@ -81,7 +83,7 @@ class TorchOptimizer(OptimWrapper):
 
     @torch.no_grad()
     def step(self, closure=None):
-        "Decay, then step."
+        "Decay, then step. A NotImplementedError for a closure."
         if closure is not None:
             raise NotImplementedError('fastai passes no closure to its optimizers')
         def decays(p): return p.grad is not None and self.state[p].get('do_wd', True)
@@ -99,7 +101,7 @@ class TorchOptimizer(OptimWrapper):
     ):
         "As in torch. A ValueError for the state of another optimizer."
         name = type(self.opt).__name__
-        given = sd.get('optimizer', name)           # files of before do not say it
+        given = sd.get('optimizer', name)           # older files do not say it
         if given != name: raise ValueError(f'the state of another optimizer, {given} (here {name})')
         self.opt.load_state_dict(sd)
 

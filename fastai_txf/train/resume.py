@@ -241,7 +241,9 @@ class _Watched(GetAttr):
 _in_file = 'run','fit','epoch','iter','start','rows','state'
 
 class ResumeCallback(Callback):
-    "Keep a fit's state in a file, and resume from it if it is there; a fit that ends removes it."
+    """Keep a fit's state in a file, and resume from it if it is there; a fit that ends removes it.
+    A ValueError for the file of another run,
+    a TypeError for several processes or a schedule by the clock."""
     order,run_valid = -100,False
     def __init__(self,
         file='resume', # a name under `path/model_dir`: one for each training

@@ -17,7 +17,8 @@ from ..base.checks import check_rates, check_values
 
 # %% ../../nbs/4_train/03_schedule.ipynb #03070ac6
 class TimeBudget(Callback):
-    "Let `pct_train` follow the clock, and end the fit after `minutes` of training."
+    """Let `pct_train` follow the clock, and end the fit after `minutes` of training.
+    A ValueError for 0 minutes or less."""
     order = -20
     def __init__(self,
         minutes:float, # of training, without validation
@@ -50,14 +51,15 @@ def fit_minutes(self:Learner,
     cbs=None, # more callbacks
     **kwargs
 ):
-    "`fit_one_cycle` into a time budget: the schedule follows the clock, the last epoch may be cut."
+    """`fit_one_cycle` into a time budget: the schedule follows the clock, the last epoch may be
+    cut short. A ValueError for 0 minutes or less."""
     self.fit_one_cycle(_ENDLESS, lr, cbs=L(TimeBudget(minutes)) + L(cbs), **kwargs)
 
 # %% ../../nbs/4_train/03_schedule.ipynb #05f2a434
 def inverse_sqrt(
-    step, # number of the step, from 1
+    step, # number of the step, from 1: a number or an array
     warmup:int, # steps of the rise
-): # factor on the largest rate, 1 at `warmup`
+): # factor on the largest rate, shaped as `step`; 1 at `warmup`
     "Linear rise, then a fall with the inverse square root (Vaswani et al. 2017, eq. 3)."
     return np.minimum(step/warmup, (warmup/step)**0.5)
 
@@ -70,7 +72,8 @@ def fit_warmup(self:Learner,
     cbs=None, # more callbacks
     **kwargs
 ):
-    "Fit with the schedule of the paper: linear warm-up, then the inverse square root."
+    """Fit with a linear warm-up, then the inverse square root (Vaswani et al. 2017, eq. 3).
+    A ValueError for `warmup` below 1, or rates that do not fit the groups."""
     if warmup < 1: raise ValueError(f'{warmup=}: at least 1 step')
     if self.opt is None: self.create_opt()
     check_rates(lr_max, len(self.opt.param_lists))
@@ -84,10 +87,10 @@ def fit_warmup(self:Learner,
 
 # %% ../../nbs/4_train/03_schedule.ipynb #3f1c7a11
 def warmup_stable_decay(
-    pct, # parts of the training that are done, 0 to 1
+    pct, # how much of the training is done, 0 to 1: a number or an array
     warmup:float=0.05, # part in which the rate rises, from 0
     decay:float=0.3, # last part, in which it falls to 0
-): # factors on the largest rate
+): # factors on the largest rate, shaped as `pct`
     "A linear rise, a constant rate and a linear fall (Hu et al. 2024, section 4)."
     pct = np.asarray(pct, dtype=float)
     rise = np.minimum(1, pct/warmup) if warmup else 1.
@@ -104,7 +107,8 @@ def fit_wsd(self:Learner,
     cbs=None, # more callbacks
     **kwargs
 ):
-    "Fit with a rate that rises, stays and falls: warm-up, stable, decay."
+    """Fit with a rate that rises, stays and falls: warm-up, stable, decay (Hu et al. 2024).
+    A ValueError unless one of `n_epoch` and `minutes` is given and the parts fit into the fit."""
     if (n_epoch is None) == (minutes is None):
         raise ValueError(f'{n_epoch=}, {minutes=}: give one of them')
     if warmup < 0 or decay <= 0 or warmup+decay > 1:
@@ -129,7 +133,7 @@ def fit_gradual(self:Learner,
     **kwargs
 ):
     """Train the last group of parameters, then the last two, in the end all (Howard & Ruder 2018,
-    section 3.3)."""
+    section 3.3). A ValueError for `minutes`, `frozen` or `div` out of range."""
     check_values(minutes=minutes)
     if not 0 < frozen < 1: raise ValueError(f'{frozen=} is a part of the time: 0 < frozen < 1')
     if div <= 0: raise ValueError(f'{div=}: it must be more than 0')
