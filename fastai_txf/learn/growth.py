@@ -107,7 +107,7 @@ _of_search = 'max_len','cache','rep_penalty'
 
 def beam_options(
     num_beams:int, # texts kept side by side
-    length_penalty:float, # above 1 favours long texts
+    length_penalty:float, # the higher, the longer the texts
     **kwargs # options of `predict`
 )->dict:
     "The options of `beam_search`; a ValueError for those of sampling."
