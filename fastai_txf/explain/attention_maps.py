@@ -174,7 +174,7 @@ class Attention:
         head:int=None, # which head; default: all, side by side
         inches:float=None, # side of one map; default: as its tokens need, in a picture of at most 9
     ): # matplotlib's axes, `(n_layers, n_heads)`
-        "Heat maps with the tokens on both axes. A ValueError for a layer or head that is not there."
+        "Heat maps with the tokens on both axes. A ValueError for an unknown layer or head."
         rows = _choose(layer, self.weights.shape[0], 'layer')
         cols = _choose(head, self.weights.shape[1], 'head')
         needed = 1 + 0.35*max(self.weights.shape[2:])
