@@ -75,7 +75,7 @@ class MaskTokens(Callback):
                              'neither below 0, both together at most 1')
         if not ordinary.any():
             raise ValueError(f'all {len(ordinary)} tokens of the vocabulary are special: '
-                             'there is nothing to guess')
+                             'there is nothing to predict')
         store_attr()
 
     def hide(self,

@@ -42,7 +42,7 @@ def _check_teachers(learners):
     for other in targets:
         if (other.kind,other.names) != (targets[0].kind,targets[0].names):
             raise ValueError(f'learners with different labels, {targets[0].describe()} and '
-                             f'{other.describe()}: their guesses have no mean')
+                             f'{other.describe()}: their predictions have no mean')
 
 def _probabilities(learn, ids, bs):
     "What `learn` predicts for each of the texts `ids`."
@@ -66,7 +66,7 @@ def pseudo_labels(
     for p in preds:
         if p.shape != preds[0].shape:
             raise ValueError(f'learners with {preds[0].shape[1]} and {p.shape[1]} outputs: '
-                             'their guesses have no mean')
+                             'their predictions have no mean')
     return torch.stack(preds).mean(0)
 
 # %% ../../nbs/7_recipes/04_selftrain.ipynb #7fab77e8
