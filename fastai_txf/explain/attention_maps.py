@@ -25,7 +25,9 @@ from ..learn.seq2seq import Seq2SeqLearner
 from .colours import ColouredText, drawn
 
 # %% ../../nbs/6_explain/02_attention_maps.ipynb #804ce4ae
-def our_model(learn):
+def our_model(
+    learn, # a learner
+):
     "The learner's model; a TypeError unless it is built around this library's encoder."
     model = getattr(learn, 'model', None)
     if not isinstance(getattr(model, 'encoder', None), TransformerEncoder):
@@ -37,12 +39,15 @@ def our_model(learn):
                         f'{type(model).__name__}: make it with transformer_seq2seq_learner')
     return model
 
-def side_codec(learn, side=0):
+def side_codec(
+    learn, # a learner
+    side:int=0, # 0: what the model reads, 1: what an encoder–decoder writes
+):
     "The codec of a learner, of an encoder–decoder that of what it reads (0) or writes (1)."
     return learn.target_codec if side and isinstance(learn, Seq2SeqLearner) else codec_of(learn)
 
 def text_ids(learn, text, side=0):
-    "Token ids of one text, `(1, sl)`, beside the model."
+    "Token ids of one text, `(1, sl)`, on the model's device. A TypeError for several texts."
     codec = side_codec(learn, side)
     if not codec.is_one(text):
         raise TypeError(f'{text!r} is a {type(text).__name__}: give one text, a string, '
@@ -105,7 +110,8 @@ def attention_rollout(
     weights, # `(n_layers, n_heads, sl, sl)`
     residual:float=0.5, # share that the residual connection passes on
 ): # `(sl, sl)`: what part of each token (columns) has arrived at each place (rows)
-    "Attention through all layers (Abnar and Zuidema 2020, section 3)."
+    """Attention through all layers (Abnar and Zuidema 2020, section 3).
+    A ValueError for weights of another shape, or a `residual` that is no share."""
     if weights.ndim != 4 or weights.shape[-1] != weights.shape[-2]:
         raise ValueError(f'weights of shape {tuple(weights.shape)}: a rollout multiplies '
                          'self-attention, (n_layers, n_heads, sl, sl)')
@@ -168,7 +174,7 @@ class Attention:
         head:int=None, # which head; default: all, side by side
         inches:float=None, # side of one map; default: as its tokens need, in a picture of at most 9
     ): # matplotlib's axes, `(n_layers, n_heads)`
-        "Heat maps with the tokens on both axes."
+        "Heat maps with the tokens on both axes. A ValueError for an unknown layer or head."
         rows = _choose(layer, self.weights.shape[0], 'layer')
         cols = _choose(head, self.weights.shape[1], 'head')
         needed = 1 + 0.35*max(self.weights.shape[2:])
@@ -203,7 +209,8 @@ class Attention:
         layer:int=None, # default: mean of all
         head:int=None, # default: mean of all
     ): # `ColouredText`
-        "The text, coloured by how much one token looks at each."
+        """The text, coloured by how much one token looks at each.
+        A ValueError for a token, layer or head that is not there."""
         rows = list(_choose(layer, self.weights.shape[0], 'layer'))
         cols = list(_choose(head, self.weights.shape[1], 'head'))
         i = _find(token, self.queries)
@@ -247,7 +254,8 @@ def attention(self:Learner,
     part:str=None, # of an encoder–decoder: 'encoder', 'decoder' or 'cross', its default
     window:int=0, # which window of a text beyond `max_len`
 ): # `Attention`
-    "The weights of every layer and head. A TypeError if the model is not of this library."
+    """The weights of every layer and head. A TypeError if the model is not of this library,
+    a ValueError for a part, a target or a window that it does not have."""
     pairs = isinstance(our_model(self), Seq2SeqTransformer)
     known = _parts if pairs else _parts[:1]
     part = ifnone(part, 'cross' if pairs else 'encoder')
@@ -331,11 +339,12 @@ def _draw(ax, m, title, ylabel, xlabel):
 
 def plot_positions(
     which=('sinusoidal','rotary','alibi'), # a key of `POSITIONS`, a learner, or several of them
-    n:int=None, # number of places; default: 64, or as many as a model has
+    n:int=None, # number of positions; default: 64, or a learner's `max_len` if that is less
     d_model:int=128, # width of the embeddings (a learner has its own)
     n_heads:int=8, # number of heads (likewise)
 ): # matplotlib's axes, `(n_schemes, 2)`
-    "What each place is told by, and how much alike any two are."
+    """What each position is told by, and how similar any two are.
+    A ValueError for a scheme without vectors or penalties, such as 'conv' and 'none'."""
     schemes = [which] if isinstance(which, (str,Learner)) else which
     schemes = [_scheme(w, n, d_model, n_heads) for w in schemes]
     drawn = [(name, *_place_vectors(*scheme)) for name,*scheme in schemes]
@@ -357,7 +366,8 @@ def neighbours(self:Learner,
     n:int=10, # how many
     side:int=0, # of an encoder–decoder: 0 for the words it reads, 1 for those it writes
 )->pd.DataFrame: # columns `token` and `cosine`
-    "The tokens whose embeddings have the smallest angle to that of `word`."
+    """The tokens whose embeddings have the smallest angle to that of `word`.
+    A TypeError if the model is not of this library, a ValueError for an unknown token."""
     model,vocab = our_model(self), side_codec(self, side).vocab
     if n < 1: raise ValueError(f'{n=}: at least 1 neighbour')
     if word not in vocab:

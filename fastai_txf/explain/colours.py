@@ -12,13 +12,19 @@ from dataclasses import dataclass
 # %% ../../nbs/6_explain/00_colours.ipynb #a2b79a1d
 _blue,_red = '33,102,172', '178,24,43'
 
-def shown_token(token, width=None):
+def shown_token(
+    token, # of any type, shown as a string
+    width:int=None, # characters; default: all
+)->str:
     "A token as one line of at most `width` characters."
     t = str(token).replace('\n', '⏎').replace('\t', '⇥')
     return t if width is None or len(t) <= width else t[:width-1] + '…'
 
-def drawn(text, width=None):
-    "A token, or any text, for a picture, where what stands between $ would be a formula."
+def drawn(
+    text, # a token, or any text
+    width:int=None, # characters; default: all
+)->str:
+    "`shown_token` for a picture, where text between two $ would be drawn as a formula."
     return shown_token(text, width).replace('$', r'\$')
 
 # %% ../../nbs/6_explain/00_colours.ipynb #724d709b

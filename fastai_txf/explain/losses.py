@@ -73,7 +73,8 @@ def top_losses(self:Learner,
     ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
     dl=None, # a loader with targets
 )->pd.DataFrame: # the text, the target where it is not the text, what was predicted, and `loss`
-    "The texts, passages or pairs with the largest losses."
+    """The texts, passages or pairs with the largest losses. A TypeError for other learners,
+    a ValueError without texts or targets."""
     rows = first(f for cls,f in _tasks.items() if isinstance(self, cls))
     if rows is None:
         known = ', '.join(c.__name__ for c in _tasks)

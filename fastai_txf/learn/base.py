@@ -145,7 +145,7 @@ class TransformerLearner(RatedLearner):
 
     def _loader(self, ds_idx, dl=None, scored=True):
         """`dl`, or the loader number `ds_idx`.
-        A ValueError if that has not one batch, or other numbers for its tokens."""
+        A ValueError if that has no batch, or other numbers for its tokens."""
         if dl is not None: return dl
         self.check_vocabs()
         if not len(self.dls[ds_idx]):
@@ -247,7 +247,7 @@ class TransformerLearner(RatedLearner):
     def save_encoder(self,
         file, # a name under `path/model_dir`, or a `Path`
     ): # the file's path
-        "Save the encoder's weights with its configuration and vocabulary."
+        "Save the encoder with its configuration and vocabulary. A TypeError if there is none."
         self.check_vocabs()
         file = self._file(file)
         save_tensors(encoder_state(self._encoder(), text_vocab(self.dls)), file)
@@ -260,7 +260,7 @@ class TransformerLearner(RatedLearner):
         freeze:bool=True, # train the last group of layers alone, until `unfreeze`
     ): # `self`
         """Load an encoder, token by token where the vocabularies differ (`remap_rows`), and freeze
-        it, as fastai does; ValueError if its shape is another."""
+        it, as fastai does. A ValueError for another shape, a TypeError for a model without one."""
         vocab,enc = text_vocab(self.dls), self._encoder()
         saved,source = self._saved_encoder(file, vocab)
         check_same_shape(saved, enc, source)
@@ -319,8 +319,8 @@ HIDDEN = { # what the signature of each factory does not show
     k:[*_shared, *v, *(['tgt_vocab_sz'] if k == 'seq2seq' else [])] for k,v in UNUSED.items()}
 
 def split_options(kwargs, kind, own=False):
-    """`kwargs` parted into fields of the configuration that a model of this `kind` uses (if it is
-    somebody's `own`, it may use any) and arguments of `Learner`."""
+    """`kwargs` parted into fields of the configuration that a model of this `kind` uses (the user's
+    `own` may use any) and arguments of `Learner`. A TypeError for what is neither."""
     fields = {f.name for f in dataclasses.fields(TransformerConfig)}
     if not own: fields -= {*UNUSED[kind]}
     learner = inspect.signature(Learner.__init__).parameters.keys() - {'self','dls','model'}
@@ -334,7 +334,7 @@ def split_options(kwargs, kind, own=False):
 
 # %% ../../nbs/5_learn/03_base.ipynb #f659d1df
 def check_kind(dls, is_lm):
-    "Refuse the loaders of the other kind of learner."
+    "A ValueError for the loaders of the other kind of learner."
     if is_lm and not hasattr(dls.train, 'seq_len'):
         raise ValueError(f'{type(dls.train).__name__} makes no batches for a language model: '
                          'make `dls` with is_lm=True, or use transformer_classifier_learner')

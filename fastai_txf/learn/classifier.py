@@ -79,7 +79,9 @@ def check_outputs(
 
 _of_classes = accuracy, accuracy_multi, error_rate, top_k_accuracy
 
-def check_metrics(learn):
+def check_metrics(
+    learn, # a classifier's learner
+):
     "A ValueError for a metric of classes where the targets are numbers."
     if not _has_labels(learn.dls): return                               # made by hand, perhaps
     if not Target.of(learn.dls).is_number: return
@@ -133,7 +135,10 @@ def auto_fields(
     wide = wide_fields(dls, int(np.mean(lens)*len(dls.train_ds)))
     return {**PRESETS['reviews'], 'max_len':max_len, **wide}
 
-def read_vocab(wide, vocab):
+def read_vocab(
+    wide, # a `WidePath`, changed in place
+    vocab:list, # its tokens
+):
     """Let a wide path know which tokens begin a word, where they are pieces, and their letters;
     what stands for all unknown words does not count."""
     wide.known.copy_(torch.tensor([t != UNK for t in vocab]))
@@ -149,7 +154,9 @@ def _is_automatic(dls, config, config_kw, **asked):
     return isinstance(dls.train_ds, Datasets) and len(dls.train_ds.tls) > 1
 
 # %% ../../nbs/5_learn/05_classifier.ipynb #5b1e7a03
-def wide_path(model):
+def wide_path(
+    model, # a classifier, or a wrapper with it as `module`
+):
     "The `WidePath` of a model, None if it has none."
     return getattr(getattr(model, 'module', model), 'wide', None)
 
@@ -163,7 +170,8 @@ def fitting_scale(
     y, # targets
     kind:str, # 'category' or 'multi'
 ): # a number from 0 to 1
-    "1 for outputs that are better than guessing; else the factor with which they fit best."
+    """1 for outputs whose loss is at most 5 % above that of guessing; else the factor, in tenths,
+    with which they fit best (Guo et al. 2017, section 4.2)."""
     losses = [_losses[kind](a*out, y).item() for a in _scales]
     return 1. if losses[0] <= _bad*losses[-1] else _scales[int(np.argmin(losses))]
 
@@ -208,7 +216,8 @@ class TransformerClassifierLearner(TransformerLearner):
         share=None, # of the transformer and of the wide path in the sum; default: (0.3, 0.5)
         power:float=1., # of the log-count ratios: 0 counts all features alike
     ): # `self`
-        "Fit the model's wide path to the training texts; the first fit does it by itself."
+        """Fit the model's wide path to the training texts; the first fit does it by itself.
+        A ValueError for a model without one."""
         wide = wide_path(self.model)
         if wide is None:
             raise ValueError('this model has no wide path: make the learner with config="auto", '
@@ -329,7 +338,8 @@ def transformer_classifier_learner(
     **kwargs
 ): # `TransformerClassifierLearner`
     """A learner for one label, many labels or regression;
-    `kwargs` are fields of the configuration and arguments of `Learner`."""
+    `kwargs` are fields of the configuration and arguments of `Learner`.
+    A TypeError for an unknown option, a ValueError for one that does not suit the targets."""
     check_dls(dls)
     check_kind(dls, is_lm=False)
     config = start_config(config, pretrained, arch)

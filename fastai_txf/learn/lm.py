@@ -41,7 +41,8 @@ class TransformerLMLearner(TokenLearner):
         **kwargs, # fastai's own, for a list of batches (`show_results` and `summary` give one)
     ): # log-probabilities of the targets and the targets, each `(bs, n_tokens)`: a row a stream
         """How likely the model found each token.
-        (Probabilities of all tokens would take `vocab_sz` times the memory.)"""
+        (Probabilities of all tokens would take `vocab_sz` times the memory.)
+        A TypeError for other options, a ValueError where there is nothing to predict."""
         if isinstance(dl, list):
             return super().get_preds(dl=dl, with_input=with_input, with_loss=with_loss,
                                      inner=inner, cbs=cbs, **kwargs)
@@ -64,7 +65,8 @@ def transformer_lm_learner(
     **kwargs
 ): # `TransformerLMLearner`
     """A learner that predicts the next token;
-    `kwargs` are fields of the configuration and arguments of `Learner`."""
+    `kwargs` are fields of the configuration and arguments of `Learner`.
+    A TypeError for an unknown option, a ValueError for loaders of another task."""
     check_dls(dls)
     check_kind(dls, is_lm=True)
     config = start_config(config, pretrained, arch)

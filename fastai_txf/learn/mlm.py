@@ -34,7 +34,7 @@ def mask_tokens(
     p:float=0.15, # part of the ordinary tokens to choose
     p_mask:float=0.8, # part of the chosen ones to mask
     p_random:float=0.1, # part of the chosen ones to replace by any ordinary token; the rest stay
-): # what the model sees `(bs, sl)`, and which tokens it shall guess, boolean `(bs, sl)`
+): # what the model sees `(bs, sl)`, and which tokens it has to predict, boolean `(bs, sl)`
     "Hide some tokens (Devlin et al. 2019, section 3.1)."
     where,drawn = ordinary[x] & (u[0] < p), ordinary.nonzero()[:,0]
     drawn = drawn[(u[2]*len(drawn)).long().clamp(max=len(drawn)-1)]
@@ -57,7 +57,8 @@ def fixed_draws(
 
 # %% ../../nbs/5_learn/07_mlm.ipynb #ec1925a0
 class MaskTokens(Callback):
-    "Hide tokens of each batch and make them its targets; in validation always the same ones."
+    """Hide tokens of each batch and make them its targets; in validation always the same ones.
+    A ValueError for shares out of range, or if all tokens are special."""
     def __init__(self,
         ordinary, # which tokens may be chosen and drawn, boolean, `(vocab_sz,)`
         mask_idx:int, # id of the mask token
@@ -74,14 +75,14 @@ class MaskTokens(Callback):
                              'neither below 0, both together at most 1')
         if not ordinary.any():
             raise ValueError(f'all {len(ordinary)} tokens of the vocabulary are special: '
-                             'there is nothing to guess')
+                             'there is nothing to predict')
         store_attr()
 
     def hide(self,
         x, # token ids, `(bs, sl)`, padding last
         training:bool=False, # draw anew
     ): # as `mask_tokens`
-        "What the model sees of `x`, and which tokens it shall guess."
+        "What the model sees of `x`, and which tokens it has to predict."
         if training: u = torch.rand(3, *x.shape, device=x.device)
         else: u = fixed_draws(x, self.pad_idx, self.seed)
         ordinary = self.ordinary.to(x.device)
@@ -102,13 +103,13 @@ class _GatherHidden(GatherLogProbs):
         if len(self.yb): super().after_batch()
 
 class TransformerMLMLearner(TokenLearner):
-    "A `TransformerLearner` that guesses hidden tokens."
+    "A `TransformerLearner` that predicts hidden tokens."
     def fill(self,
         text, # with gaps, each written ___, xxmask, [MASK] or <mask>; or several, as in `as_texts`
-        n:int=5, # guesses for each gap
+        n:int=5, # tokens for each gap
         text_col:str=None, # the data frame's column; default: that of training
-    ): # frame of gap, token, prob and text (other gaps: best guess); a list of them for several
-        "The likeliest tokens for each gap, best first."
+    ): # frame of gap, token, prob and text (other gaps: their best); a list of frames for several
+        "The likeliest tokens for each gap, best first. A ValueError for a text without a gap."
         if n < 1: raise ValueError(f'{n=}: at least 1 guess')
         hide = self.mask_tokens
         res = [pd.DataFrame(fill_gaps(self.model, self.codec, hide.ordinary, hide.mask_idx, t, n))
@@ -137,7 +138,7 @@ class TransformerMLMLearner(TokenLearner):
         trunc_at:int=40, # tokens of each text to show
     ):
         """A table of texts, with what the model saw of the chosen tokens in brackets, what they
-        were and what it thought."""
+        were and what it predicts."""
         dl,hide = self._loader(ds_idx, dl).new(shuffle=shuffle), self.mask_tokens
         model = kept_shadow(self.model)
         x = compact(dl.one_batch()[0][:max_n], hide.pad_idx)[0][:,:trunc_at]
@@ -163,7 +164,7 @@ def transformer_mlm_learner(
     block=None, # makes a block, in place of `TransformerBlock`
     pretrained=None, # encoder file, learner or model; all but the last group of layers is frozen
     drop_mult:float=1., # factor on all dropouts
-    mask_p:float=0.15, # part of the ordinary tokens to guess
+    mask_p:float=0.15, # part of the ordinary tokens to predict
     p_mask:float=0.8, # part of these to mask
     p_random:float=0.1, # part of these to replace by any ordinary token; the rest stay as they are
     mask_tok:str=None, # the mask token; default: the first of `MASKS` that the vocabulary has
@@ -171,8 +172,9 @@ def transformer_mlm_learner(
     compile:bool=False, # compile the blocks in training (`compile_for_training`): a slow first step
     **kwargs
 ): # `TransformerMLMLearner`
-    """A learner that guesses hidden tokens;
-    `kwargs` are fields of the configuration and arguments of `Learner`."""
+    """A learner that predicts hidden tokens (Devlin et al. 2019, section 3.1);
+    `kwargs` are fields of the configuration and arguments of `Learner`.
+    A TypeError for an unknown option, a ValueError for pairs of texts."""
     check_dls(dls)
     if isinstance(dls.train, PairDL):
         raise ValueError('these `dls` hold pairs of texts: give loaders of single texts')

@@ -67,9 +67,10 @@ def fill_gaps(
     ordinary, # which tokens may stand in a gap, boolean, `(vocab_sz,)`
     mask_idx:int, # id of the mask token
     text:str, # with gaps
-    n:int, # guesses for each gap
+    n:int, # tokens for each gap
 )->list: # a dictionary of gap, token, prob and text for each
-    "The likeliest tokens for each gap, best first."
+    """The likeliest tokens for each gap, best first.
+    A ValueError for a text without a gap, or if there is a NaN."""
     pieces,toks = cut_gaps(codec, text)
     probs,ids = _guess(model, codec, ordinary, mask_idx, toks).topk(min(n, int(ordinary.sum())))
     return gap_guesses(codec, pieces, ids.tolist(), probs.tolist())

@@ -35,8 +35,9 @@ def remap_rows(
     new:list, # the tokens wanted
     vectors=None, # of the tokens of `new`, `(len(new), d)`, as from `count_vectors`
 ): # as many for `new`, and how many tokens of `new` were found in `old`
-    """Rows for the tokens of `new`: their own where `old` has them; elsewhere where their
-    `vectors` lie by what the shared tokens tell (Mikolov et al. 2013), or the mean row."""
+    """Rows for the tokens of `new`: their own where `old` has them; else the place of their
+    `vectors`, by an affine map that the shared tokens give (Mikolov et al. 2013), or the mean row.
+    A ValueError if there is not a vector for each token, or too few tokens are shared."""
     index = {t:i for i,t in enumerate(_numbered(old))}
     src = torch.tensor([index.get((t,n), index.get((t,0), -1)) for t,n in _numbered(new)])
     known = src >= 0
@@ -74,8 +75,12 @@ def _bases(enc):
     "The wavelengths of the positions, which no weight tells."
     return {k:float(m.base) for k,m in enc.named_modules() if 'base' in vars(m)}
 
-def check_same_shape(saved, enc, source):
-    "Refuse an encoder that differs in anything that its answers depend on."
+def check_same_shape(
+    saved:dict, # what the file of an encoder holds
+    enc, # the `TransformerEncoder` that it is for
+    source, # what an error calls it
+):
+    "A ValueError for an encoder that differs in anything that its answers depend on."
     theirs,mine = _shapes(saved['weights']), _shapes(enc.state_dict())
     config = {**_defaults, **saved['config']}
     fields = _shape_fields + (_derived_fields if theirs != mine else ())
@@ -92,10 +97,18 @@ def check_same_shape(saved, enc, source):
         raise ValueError(f'{source} holds an encoder with {", ".join(diff)}: '
                          'make the learner with the same values')
 
-def emb_scale(config): return math.sqrt(config['d_model']) if config['scale_emb'] else 1.
+def emb_scale(
+    config:dict, # of an encoder
+)->float:
+    "By what the encoder multiplies its embeddings."
+    return math.sqrt(config['d_model']) if config['scale_emb'] else 1.
 
-def check_same_scale(saved, model, source):
-    "Refuse to scale embeddings that are the output layer, too."
+def check_same_scale(
+    saved:dict, # what the file of an encoder holds
+    model, # the model around the encoder that it is for
+    source, # what an error calls it
+):
+    "A ValueError where embeddings had to be scaled that are the output layer, too."
     enc,theirs = model.encoder, bool(saved['config']['scale_emb'])
     if bool(enc.config.scale_emb) == theirs: return
     if getattr(getattr(model, 'head', None), 'weight', None) is not enc.emb.weight: return
@@ -104,8 +117,14 @@ def check_same_scale(saved, model, source):
         'layer shares its embeddings, so they cannot be scaled to fit: make the learner with '
         f'scale_emb={theirs}, or give the encoder to the factory, which does it, pretrained=…')
 
-def fit_weights(saved, enc, vocab, vectors):
-    "The saved weights with the rows that `enc` needs, and how many tokens of `vocab` were found."
+def fit_weights(
+    saved:dict, # what the file of an encoder holds
+    enc, # the `TransformerEncoder` that it is for
+    vocab:list, # the tokens of `enc`
+    vectors, # as in `remap_rows`, or None
+):
+    """The saved weights with the rows that `enc` needs, and how many tokens of `vocab` were found.
+    A ValueError for an encoder with `bigrams` of another vocabulary."""
     if enc.bigrams is not None and saved['vocab'] != [*map(str, vocab)]:
         raise ValueError(f'bigrams={enc.config.bigrams}: the pairs of the encoder are those of its '
                          'own vocabulary: make the loaders with the same (text_vocab=…)')
@@ -128,8 +147,10 @@ def _is_encoder(saved):
     if emb.ndim != 2 or not emb.is_floating_point(): return False
     return isinstance(saved['vocab'], list) and len(saved['vocab']) == len(emb)
 
-def read_encoder(file):
-    "The saved dictionary, checked."
+def read_encoder(
+    file, # a path
+)->dict: # with config, vocab and weights
+    "What the file of an encoder holds. A ValueError for another file."
     remedy = 'save one with `learn.save_encoder` (whole models are read by `learn.load`)'
     saved = load_tensors(file, 'encoder saved by `save_encoder`', remedy,
                          ('config','vocab','weights'))
@@ -152,9 +173,12 @@ def adopted_fields(
     return {f:saved['config'][f] for f in fields if f in saved['config']}
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #4c7a26c5
-def model_encoder(model, vocab):
-    """What the file of a model's encoder would hold;
-    an error unless its tokens are known or have the numbers of `vocab`."""
+def model_encoder(
+    model, # built around a `TransformerEncoder`, with a `vocab`, which may be None
+    vocab:list, # the loaders' tokens
+)->dict:
+    """What the file of a model's encoder would hold. A TypeError without the attribute `vocab`,
+    a ValueError if it is None and the numbers of tokens do not agree."""
     if not hasattr(model, 'vocab'):
         raise TypeError(f'{type(model).__name__} has no `vocab`: save its encoder with '
                         '`learn.save_encoder` and give the file, '
@@ -167,7 +191,11 @@ def model_encoder(model, vocab):
                          'HFTokenizer), or name its tokens, from_hf(model, tokenizer)')
     return encoder_state(enc, ifnone(model.vocab, vocab[:n]))
 
-def load_head(model, pretrained, vocab):
+def load_head(
+    model, # the new model
+    pretrained, # the model to start from
+    vocab:list, # the loaders' tokens
+):
     "What `pretrained` has besides its encoder, into a model of its kind, where the shapes agree."
     if type(model) is not type(pretrained): return
     head = {k:v for k,v in to_cpu(pretrained.state_dict()).items() if not k.startswith('encoder.')}

@@ -69,7 +69,10 @@ def predict(
     **kwargs
 ): # the prompts with what comes after; a list for several prompts or samples (both: of lists)
     """Go on with `text`, up to `n_words` words or `n_tokens` tokens, or to the end of the text if
-    the model says so before (or writes nothing but punctuation, where words are counted)."""
+    the model says so before (or writes nothing but punctuation, where words are counted).
+
+    A TypeError for what is no text, an unknown option or an encoder–decoder; a ValueError for an
+    option out of range, or one that sampling or beam search does not have."""
     check_spelling(predict, kwargs)
     options = dict(temperature=temperature, min_p=min_p, n_samples=n_samples, **kwargs)
     check_values(num_beams=num_beams, length_penalty=length_penalty, **options)
@@ -111,8 +114,9 @@ def perplexity(
     text, # a text; or a list of them, a series, a data frame
     text_col:str=None, # the data frame's column; default: that of training
 ): # a number, or a list of them
-    """How many equally likely tokens the model hesitates between, on average:
-    `exp` of the mean negative log-probability, infinite where it is beyond all numbers."""
+    """Among how many equally likely tokens the model hesitates, on average: `exp` of the mean
+    negative log-probability, infinite where it is beyond all numbers. A ValueError for a text of
+    fewer than two tokens."""
     codec = codec_of(learn)
     texts = _as_strings(codec.texts(text, text_col))
     res = [_exp(-text_logprobs(learn, t).logprob.mean()) for t in texts]
@@ -134,7 +138,7 @@ def stream_text(
     stop=None, # as in `predict`
     **kwargs
 ): # yields strings: together, what `predict` adds to the prompt
-    "Generate text piece by piece."
+    "Generate text piece by piece. A TypeError for anything but one string."
     if not isinstance(text, str):
         raise TypeError(f'{text!r} is a {type(text).__name__}: a stream goes on with one str')
     if kwargs.pop('n_samples', 1) != 1:

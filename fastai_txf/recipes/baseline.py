@@ -30,7 +30,7 @@ def ngram_matrix(
     columns=None, # the n-grams of the columns; default: those of the texts
     min_df:int=1, # texts in which an n-gram must occur to have a column
 ): # sparse matrix of 0 and 1, `(n_texts, n_columns)`, and the n-grams of the columns
-    "Which text has which tokens and pairs of neighbours."
+    "Which text has which tokens and pairs of neighbours. A ValueError if `min_df` leaves none."
     from scipy.sparse import csr_matrix
     grams = [ngrams(o, vocab_sz) for o in texts]
     row = np.repeat(np.arange(len(grams)), [len(o) for o in grams])
@@ -71,7 +71,8 @@ def baseline(
     min_df:int=2, # training texts in which a word or pair must occur to count
 ): # data frame with columns model, accuracy (for numbers: mse) and seconds, on the validation set
     """What the majority class and an NB-weighted logistic regression on words and pairs of words
-    reach on the same tokens (Wang & Manning 2012)."""
+    reach on the same tokens (Wang & Manning 2012); for numbers, the mean and a ridge regression.
+    A ValueError for loaders without labels or without a validation set."""
     sklearn_package()
     check_dls(dls)
     check_kind(dls, is_lm=False)

@@ -25,8 +25,14 @@ def text_folds(
     return df.text.map(fold).to_numpy()
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #7f8c2061
-def check_rows(df, text_col, label_col, valid, label_delim):
-    "Refuse what there is nothing to learn from; sentences about copies."
+def check_rows(
+    df, # a row for each labelled text
+    text_col, # name of the text column
+    label_col, # name of the label column, or a list of them
+    valid, # which rows are for validation, boolean, `(n_rows,)`
+    label_delim, # what separates the labels in a string, or None
+)->list: # sentences about copies
+    "A ValueError for fewer than 20 training texts, or for one label; notes on what is there."
     check_df(df, text_col, label_col, valid if valid.any() else None, label_delim)
     train = df[~valid]
     if len(train) < 20: raise ValueError(f'{len(train)} labelled texts: at least 20 are needed to '
@@ -40,13 +46,21 @@ def check_rows(df, text_col, label_col, valid, label_delim):
             'copies are held out together']
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #7739e259
-def loss_of(out, y, kind):
-    "The mean loss of outputs `(n, n_out)`."
+def loss_of(
+    out, # outputs, `(n, n_out)`
+    y, # targets
+    kind:str, # 'category', 'multi' or 'regression'
+)->float:
+    "The mean loss: cross-entropy, binary cross-entropy, or the squared error."
     if kind == 'category': return F.cross_entropy(out, y.long()).item()
     if kind == 'multi': return F.binary_cross_entropy_with_logits(out, y.float()).item()
     return ((out - y.float().view(len(out), -1))**2).mean().item()
 
-def hits_of(out, y, kind):
+def hits_of(
+    out, # outputs, `(n, n_out)`
+    y, # targets
+    kind:str, # 'category', 'multi' or 'regression'
+):
     "How right each text is, `(n,)`: right or not, the part of its labels, or the squared error."
     if kind == 'category': return (out.argmax(1) == y).numpy().astype(float)
     if kind == 'multi': return ((out > 0) == (y > 0.5)).float().mean(1).numpy()
@@ -84,14 +98,19 @@ def interval(
     n:int=1000, # draws
     seed:int=0, # of the draws
 ): # the lower and the upper end
-    "The range in which the mean lies with 95 %: texts drawn anew (bootstrap; Efron 1979)."
+    "A 95 % interval of the mean, by drawing texts anew (bootstrap; Efron 1979)."
     rng = np.random.default_rng(seed)
     means = [rng.choice(hits, len(hits)).mean() for _ in range(n)]
     return tuple(float(o) for o in np.quantile(means, [0.025,0.975]))
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #5b1e7d02
-def clearly_better(a, b, y, kind):
-    "Whether the outputs `a` are right more often than `b`, beyond chance."
+def clearly_better(
+    a, # outputs, `(n, n_out)`
+    b, # other outputs for the same texts
+    y, # targets
+    kind:str, # 'category', 'multi' or 'regression'
+)->bool:
+    "Whether the outputs `a` are right more often than `b`, by more than two standard errors."
     lead = hits_of(a, y, kind) - hits_of(b, y, kind)
     if kind == 'regression': lead = -lead
     return bool(lead.mean() > 2*lead.std()/len(lead)**0.5)
@@ -102,7 +121,7 @@ def constant_outputs(
     n:int, # rows
     target, # `Target`
 ): # `(n, n_out)`
-    "The outputs of who always gives the likeliest answer, the mean."
+    "The outputs of a model that gives each text one answer: the shares of classes, or the mean."
     if target.kind == 'category':
         share = torch.bincount(y.long(), minlength=target.n_out)/len(y)
         return share.clamp(min=1e-6).log().expand(n, -1)
@@ -110,7 +129,9 @@ def constant_outputs(
     out = mean if target.is_number else mean.clamp(1e-6, 1-1e-6).logit()
     return out.expand(n, -1)
 
-def learning_curve(text):
+def learning_curve(
+    text, # labelled texts with `fold`, `linear`, `y` and `target`, as in `best_classifier`
+)->pd.DataFrame: # columns `texts` and the name of the score
     "What the linear model scores on the first fold with parts of the others."
     held = (text.fold == 0).nonzero()[0]
     rest = np.random.default_rng(0).permutation((text.fold != 0).nonzero()[0])
@@ -121,14 +142,23 @@ def learning_curve(text):
         rows.append({'texts':len(some), text.target.metric_name:hits.mean()})
     return pd.DataFrame(rows)
 
-def more_labels(curve, target):
+def more_labels(
+    curve, # as from `learning_curve`
+    target, # `Target`
+)->str:
     "What the curve says of more labels, as a sentence."
     (n,a),(m,b) = curve.iloc[-2], curve.iloc[-1]
     return (f'from {n:,.0f} to {m:,.0f} texts the linear model went from {a:.4g} to {b:.4g} '
             f'({target.metric_name}): twice the labels may bring as much again, rarely more')
 
-def score_row(name, out, y, target, minutes):
-    "A row of the report: outputs of held-out texts beside their targets."
+def score_row(
+    name:str, # of the candidate
+    out, # its outputs for held-out texts, `(n, n_out)`
+    y, # their targets
+    target, # `Target`
+    minutes:float, # that it took
+)->dict:
+    "A row of the report: the score with its interval, the loss, and the minutes."
     hits = hits_of(out, y, target.kind)
     low,high = interval(hits)
     return {'candidate':name, target.metric_name:hits.mean(), 'from':low, 'to':high,

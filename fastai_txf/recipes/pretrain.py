@@ -43,7 +43,7 @@ class SelfPretrained:
                                          # the last is the linear model of `baseline`
     def __repr__(self): return self.results.to_string()
 
-_objectives = dict(lm='guess the next token', mlm='guess hidden tokens',
+_objectives = dict(lm='predict the next token', mlm='predict hidden tokens',
                    counts='count which tokens share texts')
 
 def _check_request(minutes, share, objective):
@@ -179,7 +179,7 @@ def self_pretrain(
     minutes:float=10., # of training for each classifier, pretraining included
     valid_col=None, # column that is true for validation rows
     valid_pct:float=0.2, # share of validation rows, drawn at random, if there is no `valid_col`
-    objective:str='lm', # 'lm' guesses the next token, 'mlm' hidden ones, 'counts' only counts
+    objective:str='lm', # 'lm' predicts the next token, 'mlm' hidden ones, 'counts' only counts
     config=None, # a preset's name or a `TransformerConfig`
     share:float=0.6, # part of the minutes for pretraining; not used with 'counts'
     compare:bool=True, # train a classifier without pretraining, too, for as many minutes
@@ -196,7 +196,10 @@ def self_pretrain(
     `TransformerDataLoaders.from_df`.
 
     `minutes` do not include tokenizing, counting and validation. Both language models begin with
-    `count_vectors` where there are `d_model` texts and tokens; 'counts' is these vectors alone."""
+    `count_vectors` where there are `d_model` texts and tokens; 'counts' is these vectors alone.
+
+    A ValueError for values out of range and where no text is left to read, a TypeError for an
+    unknown option, a warning if the linear model is better."""
     _check_request(minutes, share, objective)
     check_batch_size(bs=bs)
     df = as_frame(df)

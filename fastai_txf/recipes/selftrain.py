@@ -42,7 +42,7 @@ def _check_teachers(learners):
     for other in targets:
         if (other.kind,other.names) != (targets[0].kind,targets[0].names):
             raise ValueError(f'learners with different labels, {targets[0].describe()} and '
-                             f'{other.describe()}: their guesses have no mean')
+                             f'{other.describe()}: their predictions have no mean')
 
 def _probabilities(learn, ids, bs):
     "What `learn` predicts for each of the texts `ids`."
@@ -66,12 +66,12 @@ def pseudo_labels(
     for p in preds:
         if p.shape != preds[0].shape:
             raise ValueError(f'learners with {preds[0].shape[1]} and {p.shape[1]} outputs: '
-                             'their guesses have no mean')
+                             'their predictions have no mean')
     return torch.stack(preds).mean(0)
 
 # %% ../../nbs/7_recipes/04_selftrain.ipynb #7fab77e8
 def _soft(y, target):
-    "A label as the guesses are."
+    "A label in the form of the pseudo-labels."
     y = torch.as_tensor(y).as_subclass(torch.Tensor)
     if target.kind != 'category' or y.is_floating_point(): return y.float()
     return F.one_hot(y, target.n_out).float()
@@ -148,7 +148,7 @@ def add_pseudo_labels(
     text_col:str=None, # the data frame's column; default: the column or columns of training
 )->DataLoaders:
     """`dls` with `texts` among the training texts, for any learner; the loss that it chooses by
-    itself takes probabilities. A ValueError for pseudo-labels that do not fit."""
+    itself takes probabilities (Scudder 1965). A ValueError for pseudo-labels that do not fit."""
     check_dls(dls)
     check_kind(dls, is_lm=False)
     train,target = dls.train, Target.of(dls)
@@ -171,7 +171,7 @@ def train_student(
     seed:int=42, # of the weights
     **kwargs # of `transformer_classifier_learner`
 ): # `TransformerClassifierLearner`
-    "A classifier of labels and guesses alike."
+    "A classifier trained on labels and pseudo-labels alike."
     with no_random(seed), redirect_stdout(io.StringIO()):
         learn = transformer_classifier_learner(add_pseudo_labels(dls, texts, guess), **kwargs)
     with no_random(seed), learn.no_bar(), learn.no_logging(): learn.fit_gradual(minutes)

@@ -150,7 +150,8 @@ def suggest_config(
     minutes:float=10., # of training, without validation
 )->Suggestion:
     """Width, depth, dropout, length, batch size, epochs and learning rate for this text on this
-    machine, with reasons; `dls` and random states stay as they are."""
+    machine, with reasons; `dls` and random states stay as they are. A ValueError for minutes that
+    are no positive number, and for pairs of texts."""
     check_dls(dls)
     check_values(minutes=minutes)
     check_kind(dls, hasattr(dls.train, 'seq_len'))
