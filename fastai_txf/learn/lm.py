@@ -14,6 +14,7 @@ from ..model.models import lm_splitter, TransformerLM
 from ..text.loaders import check_dls
 from ..train.losses import GatherLogProbs
 from ..train.lean import LeanLoss
+from ..train.optim import adamw
 from .base import (
     check_kind, HIDDEN, make_learner, refuse_options, split_options, start_config, TokenLearner)
 from .writing import perplexity, predict, stream_text, text_logprobs
@@ -73,6 +74,6 @@ def transformer_lm_learner(
     config_kw,learner_kw = split_options(kwargs, 'lm', arch is not TransformerLM)
     if not isinstance(config, TransformerConfig):
         config_kw.setdefault('max_len', max(TransformerConfig.max_len, dls.train.seq_len))
-    learner_kw = {'loss_func':CrossEntropyLossFlat(), **learner_kw}
+    learner_kw = {'loss_func':CrossEntropyLossFlat(), 'opt_func':adamw, **learner_kw}
     return make_learner(TransformerLMLearner, dls, config, arch, lm_splitter, pretrained,
                          drop_mult, compile, dict(block=block), config_kw, learner_kw, tied=True)
