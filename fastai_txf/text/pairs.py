@@ -35,7 +35,7 @@ class TextEnds(Transform):
 
 # %% ../../nbs/2_text/08_pairs.ipynb #6a811696
 class PadEnd(ItemTransform):
-    "Pad all texts of a batch at the end, to the longest of source and of target."
+    "Pad the texts of a batch at the end, each side to its longest text."
     def __init__(self,
         pad_idx:int=1, # id of the padding
     ): self.pad_idx = pad_idx
