@@ -76,17 +76,18 @@ def beam_search(
     n:int, # number of tokens at most
     *,
     src=None, # as in `stream_tokens`
-    num_beams:int=4, # texts to follow
-    length_penalty:float=1., # power of the length that divides a text's log-probability
+    num_beams:int=4, # texts to follow at once
+    length_penalty:float=1., # power of the number of new tokens, which divides the log-probability
     stop_idx=None, # id, or ids, of tokens that end a text
-    is_end=None, # other ends: a function of the new token ids so far
-    drop=None, # texts not to follow: a function of the new token ids so far
+    is_end=None, # other ends: a function from the new token ids so far, `(n_new,)`, to a boolean
+    drop=None, # texts not to follow: a function like `is_end`
     max_len:int=None, # as in `stream_tokens`
     cache:bool=True, # as in `stream_tokens`
     rep_penalty:float=1., # as in `filter_logits`
     barred=None, # ids of tokens that must not come
-): # ids `(num_beams, sl+n)`, best first (the last token repeated after an end), and their scores
-    "The likeliest continuations that a search over `num_beams` beginnings finds."
+): # ids `(num_beams, sl+n)` or smaller, best first (after an end its token is repeated), and scores
+    """The likeliest continuations that a search over `num_beams` beginnings finds.
+    A ValueError for several texts, settings out of range, unknown ids and NaN."""
     opts = dict(rep_penalty=rep_penalty, barred=barred)
     check_values(n=n, num_beams=num_beams, length_penalty=length_penalty, max_len=max_len, **opts)
     check_known(model, stop_idx=stop_idx, barred=barred)

@@ -43,7 +43,7 @@ class KVCache:
         self.first = ifnone(first, padding)
 
     def _make_room(self, sl):
-        "Twice the columns that are kept and `sl` more."
+        "Make memory for twice as many columns as are kept and new."
         kept = self.end if self.max_len is None else min(self.end, self.max_len-1)
         self.size = max(self.room, 2*(kept+sl))
         for layer,kv in self.layers.items():
@@ -98,7 +98,7 @@ class KVCache:
         return combine_masks(real, ones.triu(self.k_len-sl-self.max_len+1))
 
     def append(self,
-        layer, # whose keys and values they are
+        layer, # the attention whose keys and values they are
         k, # keys of the tokens of `open`, `(bs, n_kv_heads, sl, d_head)`
         v, # their values, likewise
     ): # all keys and values that these tokens can see, `(bs, n_kv_heads, k_len, d_head)`
@@ -121,9 +121,9 @@ class KVCache:
         return self.fixed[layer]
 
     def select(self,
-        rows, # row numbers, one may come several times
+        rows, # row numbers, `(n,)`; one may come several times
     ): # `self`
-        "Keep these texts, in this order."
+        "Keep these texts, in this order, as in a beam search."
         for layer,kv in self.layers.items():
             self.layers[layer] = [t.index_select(0, rows) for t in kv]
         for layer,kv in self.fixed.items():

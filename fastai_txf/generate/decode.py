@@ -50,7 +50,7 @@ def next_logits(
     max_len:int=None, # read this many of the last tokens at most
     src=None, # what an encoder–decoder reads, `(bs, src_len)`
 ): # `(bs, vocab_sz)`
-    "The logits of the token after `idxs`. A ValueError for another shape."
+    "The logits of the token after `idxs`. A ValueError if the model returns another shape."
     return _last_logits(reading(model), idxs, max_len, src)
 
 # %% ../../nbs/3_generate/03_decode.ipynb #e631e112
@@ -322,7 +322,8 @@ def stream_tokens(
     seed=None, # a number, or a `torch.Generator`, for a repeatable sample
     **kwargs
 ): # yields token ids, `(bs*n_samples,)`, until `n` or until every text has ended
-    "Generate token by token. Settings out of range raise a ValueError before the first one."
+    """Generate token by token. Before the first one, a ValueError for settings out of range,
+    unknown ids and wrong shapes, a TypeError for unknown options; later, a ValueError for NaN."""
     options = n_samples, stop_idx, max_len, cache, compile, seed
     return new_tokens(model, idxs, n, False, src, *options, **kwargs)
 
@@ -336,7 +337,7 @@ def generate(
     n_samples:int=1, # continuations of each text, one below the other
     **kwargs
 ): # `(bs*n_samples, sl+n)`, or a list if `idxs` is one; shorter if every text has ended before
-    "The texts with `n` tokens more."
+    "The texts with `n` tokens more. Errors as in `stream_tokens`."
     as_list = isinstance(idxs, (list,tuple))
     if as_list: idxs = list(idxs)
     new = [o[:,None] for o in new_tokens(model, idxs, n, n_samples=n_samples, **kwargs)]
@@ -364,7 +365,7 @@ def target_logprobs(
     logits, # `(bs, sl, vocab_sz)`
     targets, # token ids, `(bs, sl)`
 ): # `(bs, sl)`, in fp32
-    "The log-probabilities of `targets`."
+    "The log-probabilities of `targets`, natural logarithms."
     return logits.float().log_softmax(-1).gather(-1, targets.long()[...,None])[...,0]
 
 # %% ../../nbs/3_generate/03_decode.ipynb #802c2c42
@@ -374,7 +375,8 @@ def token_logprobs(
     idxs, # texts, `(bs, sl)`
     max_len:int=None, # as in `stream_tokens`
 ): # `(bs, sl-1)`
-    "The log-probability of every token but the first, given those before."
+    """The log-probability of every token but the first, given those before.
+    A ValueError for texts of different lengths, unknown ids and NaN."""
     check_values(max_len=max_len)
     idxs,start = _place(model, idxs)
     _check_source(model, len(idxs), None)

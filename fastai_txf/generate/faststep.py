@@ -250,11 +250,11 @@ def _by_columns(model):
 
 # %% ../../nbs/3_generate/02_faststep.ipynb #5e0c7c17
 def faster(
-    model, # a shadow that is kept, for reading only
+    model, # a language model's shadow, for reading only
     n_texts:int, # how many texts grow at once
     n:int, # how many tokens are to come
     compile:bool=False, # turn the step into machine code
-    alone:bool=False, # nobody trains between two tokens
+    alone:bool=False, # whether no training goes on between two tokens
 ): # None, or a model, and a function of token and cache to logits and the step for later tokens
     "The fastest way through `model` one token at a time, if its steps are all alike."
     if not is_fixed(model): return None

@@ -47,7 +47,7 @@ def filter_top_p(
 # %% ../../nbs/3_generate/00_sampling.ipynb #f4a6f7d7
 def filter_min_p(
     logits, # `(bs, vocab_sz)`
-    min_p:float, # least probability
+    min_p:float, # least probability, 0 to 1
 ): # `(bs, vocab_sz)`
     "Keep the tokens of probability `min_p` or more, and always the likeliest."
     check_values(min_p=min_p)
@@ -78,9 +78,9 @@ def penalize_repeats(
 # %% ../../nbs/3_generate/00_sampling.ipynb #60f764b7
 def bar_tokens(
     logits, # `(bs, vocab_sz)`
-    barred, # ids of the tokens
+    barred, # ids of the tokens, a list or `(n,)`
 ): # `(bs, vocab_sz)`
-    "Take out the tokens `barred`."
+    "Take out the tokens `barred`. A ValueError for an unknown id, or if no token is left."
     barred = torch.as_tensor(barred, dtype=torch.long, device=logits.device)
     n = logits.shape[-1]
     check_ids(barred, n, 'barred id')
@@ -94,12 +94,13 @@ def filter_logits(
     temperature:float=1., # 0 is greedy, below 1 sharper, above 1 flatter
     top_k:int=None, # keep this many of the likeliest tokens
     top_p:float=None, # keep the likeliest tokens that hold this share of the probability
-    min_p:float=None, # keep tokens of this probability or more (fastai's, before the temperature)
+    min_p:float=None, # keep tokens of this probability or more, before the temperature
     rel_min_p:float=None, # keep tokens at least this share as likely as the likeliest
     rep_penalty:float=1., # above 1, tokens that are in the text already get less likely
     barred=None, # ids of tokens that must not come
 ): # `(bs, vocab_sz)`, −inf for what is out
-    "All filters: repetition, barred, `min_p`, temperature, `top_k`, `top_p`, `rel_min_p`."
+    """All filters: repetition, barred, `min_p`, temperature, `top_k`, `top_p`, `rel_min_p`.
+    A ValueError for settings out of range."""
     logits = logits.float()
     if rep_penalty not in (None, 1): logits = penalize_repeats(logits, idxs, rep_penalty)
     if barred is not None: logits = bar_tokens(logits, barred)

@@ -78,7 +78,7 @@ def text_list(
     dls, # text `DataLoaders`
     side:int=0 # which texts: 0 for those to read, 1 for those to write (pairs)
 )->TfmdLists:
-    "The texts of `dls` with their transforms: one of several `TfmdLists`, or the only one"
+    "The validation texts of `dls` with their transforms, as a `TfmdLists`"
     ds = dls.valid_ds
     return ds if isinstance(ds, TfmdLists) else ds.tls[side]
 
@@ -91,7 +91,7 @@ def text_tokenizer(
 
 # %% ../../nbs/2_text/04_codec.ipynb #a6e26272
 class TextCodec(PlainCodec):
-    "How text becomes ids and ids become text, as in the loaders or the tokenizer; never changed."
+    "From text to ids and back, as in the loaders or the tokenizer; it never changes."
     def __init__(self,
         source, # text `DataLoaders`, or a tokenizer
         vocab:list=None, # tokens in the order of their ids; default: the tokenizer's own
@@ -226,7 +226,7 @@ def tokenize_like(
     items, # a text, a path, a list of them, a row, a data frame; tokens are passed on
     side:int=0 # as in `text_list`
 ): # for `dls.test_dl`
-    "Tokenize `items` exactly as the training texts of `dls` were"
+    "Tokenize `items` as the training texts of `dls` were; ValueError if there are none."
     codec = TextCodec(dls, side=side)
     if isinstance(items, (str, Path)): items = [items]
     items = given_frame(items, codec.columns(items))
@@ -264,7 +264,7 @@ def decode_ids(
     side:int=0, # as in `encode_text`
     decoder=None, # from tokens to strings; default: `decode_specials` where it is needed
 ): # the text; a list of them for several
-    "The text of token ids, without `xxbos`, `xxeos` and padding. ValueError for what is no id."
+    "The text of token ids, without `xxbos`, `xxeos` and fillers. ValueError for an unknown id."
     codec = TextCodec(_loaders(dls), side=side)
     if not len(ids) or np.ndim(ids[0]) == 0: return codec.decode(ids, decoder)
     return [codec.decode(o, decoder) for o in ids]

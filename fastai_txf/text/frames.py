@@ -163,8 +163,8 @@ def _warn_of_copies(df, cols, valid):
 def check_df(
     df:pd.DataFrame, # a row for each text
     text_col, # name or position of the text column, or a list of them
-    label_col=None, # of the label column(s); None without labels
-    valid_col=None, # of the column that is true for validation rows, or a mask; None: no split
+    label_col=None, # name or position of the label column, or a list; None: no labels
+    valid_col=None, # column that is true for validation rows, or a mask; None: no split
     label_delim:str=None, # what separates the labels in a string
     unseen_ok:bool=False # a `y_block` is given: labels may be whole floats, or unseen in training
 ):

@@ -173,7 +173,7 @@ class TransformerDataLoaders(TextDataLoaders):
     @classmethod
     @delegates(DataLoaders.from_dblock)
     def from_df(cls,
-        df:pd.DataFrame,
+        df:pd.DataFrame, # a row for each text
         path='.', # where learners made from it save
         valid_pct:float=0.2, # share of validation rows, drawn at random, if there is no `valid_col`
         seed:int=None, # of that draw
@@ -191,7 +191,7 @@ class TransformerDataLoaders(TextDataLoaders):
         backwards:bool=False, # reverse the texts
         min_freq:int=None, # rarer ones become xxunk; None: 1 if `tok_tfm` has `detokenize`, else 3
         max_vocab:int=60000, # most tokens in the vocabulary
-        n_workers:int=None, # processes; None: one a CPU, 0 below 2,000; `BatchTokenizer`s need none
+        n_workers:int=None, # processes; None: one per CPU, 0 below 2,000; not for `BatchTokenizer`s
         **kwargs
     ):
         "Loaders from the rows of `df`; ValueError, TypeError as `check_df` and `check_dls` say"
@@ -237,10 +237,10 @@ class TransformerDataLoaders(TextDataLoaders):
 @delegates(TransformerDataLoaders.from_df)
 def from_csv(cls:TransformerDataLoaders,
     path, # folder of the file
-    csv_fname='labels.csv',
+    csv_fname='labels.csv', # its name
     header='infer', # as for `pd.read_csv`, like the next two
     delimiter=',', # fastai's None makes pandas guess
-    quoting=csv.QUOTE_MINIMAL,
+    quoting=csv.QUOTE_MINIMAL, # what quotes mean
     **kwargs
 ):
     """Loaders from the rows of a csv file;
@@ -292,7 +292,7 @@ def from_folder(cls:TransformerDataLoaders,
     splitter=None, # what parts the files, in place of the folders' names and the draw
     **kwargs
 ):
-    "Loaders from a folder of text files, tokenized again if any is new or changed"
+    "Loaders from a folder of text files; ValueError if there are none, or as `check_dls` says."
     check_options(TextDataLoaders.from_folder, kwargs)
     if valid_pct is not None: check_share(valid_pct)
     files = _text_files(path, train, valid, valid_pct)
@@ -313,7 +313,7 @@ def test_dl(self:TransformerDataLoaders,
     with_labels:bool=False, # whether the frame holds the labels, too
     **kwargs
 ):
-    "A loader over `test_items`, tokenized as the training texts were (see `tokenize_like`)"
+    "A loader over `test_items`, tokenized as the training texts were (see `tokenize_like`)."
     if with_labels and isinstance(test_items, pd.DataFrame):
         check_columns(test_items.rename(columns=str), self.valid_ds.tls[1:])
     # the folders of files are their labels

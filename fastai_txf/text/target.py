@@ -22,7 +22,7 @@ class Target:
     "What texts are labelled with."
     kind:str    # 'category', 'multi' or 'regression'
     names:list  # all labels, in the order of the outputs; None for numbers
-    n_out:int   # outputs of a model
+    n_out:int   # outputs of a model for one text
 
     @classmethod
     def of(cls,
@@ -51,12 +51,12 @@ class Target:
 
     @property
     def metric_name(self):
-        "How tables call the score."
+        "The name of the score in tables."
         return _scored_by[self.kind]
 
     def score(self,
-        preds, # as `get_preds` returns them: probabilities or numbers
-        targs, # as the loader has them
+        preds, # as `get_preds` returns them: probabilities or numbers, `(n, n_out)`
+        targs, # as the loader has them: `(n,)`, or `(n, n_out)` for several labels or numbers
     )->float:
         "The `metric` of predictions that are probabilities already."
         options = dict(sigmoid=False) if self.kind == 'multi' else {}
