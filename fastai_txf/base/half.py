@@ -29,11 +29,16 @@ def _added(mask, bias, dtype):
     zero = torch.zeros((), dtype=dtype, device=mask.device)
     return torch.where(open_rows, zero if bias is None else bias.to(dtype), -math.inf)
 
+def _future(n, dtype):
+    "What hides the future from `n` queries, `(n, n)`."
+    return torch.full((n,n), -math.inf, dtype=dtype).triu(1)
+
 def attend_in_half(
     q, # queries, `(bs, n_heads, q_len, d_head)`
     k, # keys, `(bs, n_kv_heads, k_len, d_head)`
     v, # values, `(bs, n_kv_heads, k_len, d_v)`
     mask=None, # boolean, True = may attend, broadcastable to `(bs, n_heads, q_len, k_len)`
+    causal:bool=False, # hide the future, in place of a mask, from as many queries as keys
     scale:float=None, # inverse temperature β; default `1/√d_head`
     bias=None, # added to the scaled scores, broadcastable as the mask is
     p:float=0., # dropout on the weights
@@ -44,7 +49,8 @@ def attend_in_half(
     scale = q.shape[-1]**-0.5 if scale is None else scale
     q,k,v = ((q*scale).bfloat16(), k.bfloat16(), v.bfloat16())
     scores = q @ k.mT                                           # (bs, n_heads, q_len, k_len)
-    add = _added(mask, bias, q.dtype)
+    if causal: add = _future(q.shape[-2], q.dtype)
+    else: add = _added(mask, bias, q.dtype)
     if add is not None: scores = scores + add
     out = F.dropout(scores.softmax(-1), p) @ v
     return out if mask is None else out.masked_fill(~mask.any(-1, keepdim=True), 0.)

@@ -74,8 +74,7 @@ def attention_weights(
 def _fused(q, k, v, mask, causal, scale, bias, p):
     "`attend` through torch's fused kernels."
     if halves_attention(q, k):
-        if causal: mask = causal_mask(q.shape[-2], device=q.device)
-        return attend_in_half(q, k, v, mask, scale, bias, p)
+        return attend_in_half(q, k, v, mask, causal, scale, bias, p)
     seen = mask
     grouped = bool(q.shape[1] != k.shape[1])            # a tensor under `torch.jit.trace`
     if bias is not None: mask = bias if mask is None else torch.where(mask, bias, -math.inf)

@@ -59,13 +59,13 @@ def may_do_without(
     return _is_plain_loss(learn.loss_func) and _is_plain_model(get_model(learn.model))
 
 # %% ../../nbs/4_train/10_lean.ipynb #9000f93f
-_at_a_time = {torch.bfloat16:2**22} # logits: more in 16 bits, whose products gain by their size
+_at_a_time = {torch.bfloat16:2**22} # logits; elsewhere half as many
 
 def _rows_at_a_time(model):
     "How many rows of logits exist at a time."
     device = next(model.parameters()).device.type
     low = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-    rows = _at_a_time.get(low, 2**20)//model.head.out_features
+    rows = _at_a_time.get(low, 2**21)//model.head.out_features
     return max(128, rows//64*64)
 
 class NoLogits:

@@ -37,10 +37,10 @@ def _row_losses(
     return loss.sum(), g.scatter_add_(-1, targ, one*(smoothing-1))
 
 # %% ../../nbs/4_train/00_losses.ipynb #a05a0e05
-def _add_product(out, a, b):
+def _add_product(out, a, b, room):
     "`out += a @ b` in the precision of the factors, added in that of `out`."
     if out.dtype == a.dtype: out.addmm_(a, b)
-    else: out.add_(a @ b)
+    else: out.add_(torch.mm(a, b, out=room))
 
 _rows = 32 # of low precision at a time in fp32: they stay in the processor's cache
 
@@ -74,13 +74,16 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         exact = torch.promote_types(weight.dtype, torch.float32)            # what sums are made in
         total = h.new_zeros((), dtype=exact)
         out = dh,dw,db = _empty_grads(ctx, (h, weight, bias), exact, grads)
+        logits = low.new_empty(min(chunk, len(h)), len(w))                  # one room for all
+        room = None if dw is None else torch.empty_like(w)
         for i in range(0, len(h), chunk):
             rows = slice(i, i+chunk)
-            z = low[rows] @ w.T                                             # (chunk, vocab_sz)
+            z = logits[:len(low[rows])]
+            torch.mm(low[rows], w.T, out=z)
             total += _losses_in_place(z, bias, targ[rows], real[rows], smoothing, exact)
             if db is not None: db += z.sum(0, dtype=exact)
             if dh is not None: dh[rows] = z @ w
-            if dw is not None: _add_product(dw, z.T, low[rows])
+            if dw is not None: _add_product(dw, z.T, low[rows], room)
         n = real.sum()
         ctx.save_for_backward(n, *out)
         ctx.dtypes = [None if o is None else o.dtype for o in (h, weight, bias)]
