@@ -162,6 +162,13 @@ def cpu():
     names = [l.split(':')[1].strip() for l in info.read_text().splitlines() if l.startswith('model name')] if info.exists() else []
     return names[0] if names else platform.processor() or platform.machine()
 
+def features():
+    "What the processor has for products of 16 and 8 bits, by the names of `lscpu`: an empty string where none is known."
+    info = Path('/proc/cpuinfo')
+    flags = re.search(r'^flags\s*:(.*)$', info.read_text(), re.M) if info.exists() else None
+    known = 'avx512f avx512_bf16 avx512_vnni amx_bf16 amx_int8'.split()
+    return ' '.join(f for f in known if flags and f in flags[1].split())
+
 def commit():
     "The commit, with a + if tracked files differ from it."
     def git(*args): return subprocess.run(['git', '-C', str(HERE), *args], capture_output=True, text=True).stdout.strip()
@@ -172,7 +179,8 @@ def about(threads, *more):
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
     packages = ', '.join(f'{p} {version(p)}' for p in ('torch', 'fastai', 'scikit-learn', 'spacy', *more))
     gpu = f'{torch.cuda.get_device_name()}, ' if DEVICE == 'cuda' else ''
-    return dict(machine=f'{gpu}{cpu()}, {cores} cores, {threads} threads', versions=f'Python {platform.python_version()}, {packages}',
+    has = f' ({features()})' if features() else ''
+    return dict(machine=f'{gpu}{cpu()}{has}, {cores} cores, {threads} threads', versions=f'Python {platform.python_version()}, {packages}',
                 commit=commit(), date=time.strftime('%Y-%m-%d'))
 
 # One process for each run

@@ -1,8 +1,13 @@
 """The time and memory of a training step: this library beside Hugging Face GPT-2, x-transformers, `nn.TransformerEncoder`, nanoGPT's arrangement and the workshop's model, each as it is and compiled.
 
-One shape for all (see `peers.py`), no dropout, batches of 8 × 256 tokens, fused AdamW, fp32. Times: the candidates take turns in one process, medians over the rounds, ratios of the rounds.
+One shape for all (see `peers.py`), no dropout, batches of 8 × 256 tokens, fused AdamW, fp32 or bfloat16 by autocast. Times: the candidates take turns in one process, medians over the rounds, ratios of the rounds.
+`learner` is what `transformer_lm_learner` takes for a step when nothing but the shape is chosen, in a `fit` of four steps with all that fastai does around them; the peers' steps stand in plain loops.
 Compiled are our blocks, by `compile_for_training` for all lengths, and the peers' whole models, by `torch.compile` for the one length that they see.
 Memory: a fresh process for each candidate and length, the largest resident set of four steps above that after the imports (Linux only)."""
+from contextlib import nullcontext
+from fastai.text.core import BaseTokenizer
+from fastai_txf.learn.lm import transformer_lm_learner
+from fastai_txf.text.stream import LMDataLoaders
 from peers import *
 
 NAMES = {'ours':'`TransformerLM`, learned positions', 'rotary':'`TransformerLM`, rotary positions', 'chunked':'`TransformerLM`, learned positions, `chunked_cross_entropy`', 'nano':"nanoGPT's arrangement", 'hf':'Hugging Face GPT-2', 'torch':'`nn.TransformerEncoder`', 'x':'x-transformers', 'workshop':"the workshop's model"}
@@ -12,6 +17,13 @@ LENGTHS = 512,1024,2048,4096 # tokens in one text, for memory
 
 COMPILED = {f'{k}_compiled':k for k in ('ours','rotary','nano','hf','torch','x')}
 NAMES |= {k:f'{NAMES[o]}, compiled' for k,o in COMPILED.items()}
+BF16 = {f'{k}_bf16{c}':(k, bool(c)) for k in ('nano','hf','x') for c in ('','_compiled')} # peers in bfloat16
+NAMES |= {k:f"{NAMES[o]}, bf16{', compiled' if c else ''}" for k,(o,c) in BF16.items()}
+SAME = dict(positions='learned', bias=False)                                # the shape of the peers to the last weight
+LEARNERS = dict(learner=dict(), learner_same=SAME, learner_bf16=dict(half=True, **SAME), learner_bf16_compiled=dict(half=True, compile=True, **SAME))
+NAMES |= dict(learner='`transformer_lm_learner`, nothing chosen', learner_same='`transformer_lm_learner`, learned positions', learner_bf16='`transformer_lm_learner`, learned positions, `to_bf16`',
+              learner_bf16_compiled='`transformer_lm_learner`, learned positions, `to_bf16`, `compile=True`')
+FIT = 4 # steps of a fit
 
 def make(name, sl):
     "A candidate's model."
@@ -20,26 +32,50 @@ def make(name, sl):
     model = MAKE[COMPILED[name]](sl)
     return compile_for_training(model) if isinstance(model, TransformerLM) else torch.compile(model)
 
+def fitter(name, bs, sl):
+    "A fit of a few steps, as a learner does it."
+    words = [f'w{i}' for i in range(VOCAB)]
+    text = ' '.join(words + [words[i] for i in torch.randint(VOCAB, (2*FIT*bs*sl,))])
+    dls = LMDataLoaders.from_texts([text], [text[:1000*sl]], tok_tfm=BaseTokenizer(), rules=[], starts=False, min_freq=1, max_vocab=VOCAB-8, bs=bs, seq_len=sl)
+    options = dict(LEARNERS[name])
+    half = options.pop('half', False)
+    torch.manual_seed(0)
+    learn = transformer_lm_learner(dls, d_model=WIDTH, n_heads=HEADS, n_layers=LAYERS, max_len=sl, p=0., emb_p=0., **options)
+    if half: learn.to_bf16()
+    def fit():
+        with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-4, cbs=StopAfter(FIT))
+        assert math.isfinite(learn.recorder.losses[-1]), name
+    fit.params,fit.steps = n_params(learn.model),FIT
+    return fit
+
 def stepper(name, bs, sl):
-    "A training step of a candidate."
-    model = make(name, sl).to(DEVICE)
+    "A training step of a candidate, or a few of them: as many as its `steps` say."
+    if name in LEARNERS: return fitter(name, bs, sl)
+    of,compiled = BF16.get(name, (name,False))
+    half = (lambda: torch.autocast(DEVICE, torch.bfloat16)) if name in BF16 else nullcontext
+    model = make(of, sl).to(DEVICE)
+    if compiled: model = torch.compile(model)
     ids = torch.randint(2, VOCAB, (bs,sl+1), device=DEVICE)
     x,y = ids[:,:-1], ids[:,1:]
     def full_loss():
-        out = model(x)
-        return F.cross_entropy(getattr(out, 'logits', out).flatten(0, 1), y.flatten())
+        with half(): out = model(x)
+        return F.cross_entropy(getattr(out, 'logits', out).flatten(0, 1).float(), y.flatten())
     def no_logits(): return chunked_cross_entropy(model.hidden(x), model.head.weight, y)
-    return train_step(name, model, no_logits if name == 'chunked' else full_loss)
+    step = train_step(name, model, no_logits if name == 'chunked' else full_loss)
+    step.steps = 1
+    return step
 
 def race(args):
     "A row for each candidate."
     runs = {k:stepper(k, 8, 256) for k in args.only}
     first = {k:seconds(f) for k,f in runs.items()}
     print('first steps', first, flush=True)
-    secs = in_turns(runs, args.rounds, CLOCKS[args.clock])
+    secs = {k:[t/runs[k].steps for t in ts] for k,ts in in_turns(runs, args.rounds, CLOCKS[args.clock]).items()}
+    rivals = [k for k in secs if k in ('nano','hf','torch','x')]
+    best = min(rivals, key=lambda k: statistics.median(secs[k]), default=None)
     times = lambda ts, base: ratio(ts, secs[base]) if base in secs else None
     for k,ts in secs.items():
-        yield dict(candidate=k, seconds=statistics.median(ts), ratio=times(ts, 'ours'), ratio_compiled=times(ts, 'ours_compiled'), first=round(first[k], 1),
+        yield dict(candidate=k, seconds=statistics.median(ts), ratio=times(ts, 'ours'), ratio_compiled=times(ts, 'ours_compiled'), speed=best and ratio(secs[best], ts), first=round(first[k], 1),
                    tokens_per_s=round(8*256/statistics.median(ts)), params=runs[k].params, rounds=args.rounds, clock=args.clock, **about(args.threads, 'transformers', 'x-transformers'))
 
 def memory(name, sl, args):
@@ -49,7 +85,7 @@ def memory(name, sl, args):
 def child(name, sl):
     "What `memory` runs."
     before,step = peak(),stepper(name, 1, int(sl))
-    for _ in range(4): step()
+    for _ in range(4//step.steps): step()
     print(round(peak()-before))
 
 def render(rows):
@@ -57,10 +93,12 @@ def render(rows):
     cols = {'model':lambda r: NAMES[r['candidate']], 'seconds a step':lambda r: f"{r['seconds']:.3f}", 'tokens/s':'tokens_per_s', 'times `TransformerLM`':'ratio'}
     memory = {'parameters':'params', **{f'MB at {n:,}':lambda r, n=n: r['mb'][str(n)] for n in LENGTHS}}
     first = {'times `TransformerLM`, compiled':'ratio_compiled', 'seconds of the first step':'first'}
-    plain,compiled = [r for r in rows if r['candidate'] in MAKE],[r for r in rows if r['candidate'] in COMPILED]
+    plain,compiled,half = ([r for r in rows if r['candidate'] in o] for o in ({*MAKE, 'learner', 'learner_same'}, COMPILED, [k for k in NAMES if 'bf16' in k]))
+    speed = {"times the speed of the fastest peer in fp32":'speed'}
     return f'# A training step\n\nWritten by `python benchmarks/train.py`. 4 layers, d_model {WIDTH}, {HEADS} heads, vocabulary {VOCAB:,}, fp32, fused AdamW. Seconds ({rows[0]["clock"]}): 8 × 256 tokens, medians of {rows[0]["rounds"]} rounds in turns, plain and compiled. ' \
-           f'MB: the peak above the imports, optimizer included, on one text of so many tokens.\n\n{table(plain, cols | memory)}\n' \
-           f'Compiled: our blocks, for all lengths (`compile_for_training`); the peers whole, for this length (`torch.compile`).\n\n{table(compiled, cols | first)}\n{ran_with(rows, env=None)}'
+           f'MB: the peak above the imports, optimizer included, on one text of so many tokens.\n\n{table(plain, cols | speed | memory)}\n' \
+           f'Compiled: our blocks, for all lengths (`compile_for_training`); the peers whole, for this length (`torch.compile`).\n\n{table(compiled, cols | first)}\n' \
+           f'In bfloat16: autocast with weights in fp32; compiled as above.\n\n{table(half, cols | speed | memory | first)}\n{ran_with(rows, env=None)}'
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -75,7 +113,7 @@ def main():
     rows = list(race(args))
     for r in rows: print(r['candidate'], f"{r['seconds']:.3f} s", r['ratio'], r['ratio_compiled'], flush=True)
     for r in rows:
-        if r['candidate'] in COMPILED: continue                             # the compiler itself would count
+        if 'compiled' in r['candidate']: continue                             # the compiler itself would count
         r['mb'] = {str(n):memory(r['candidate'], n, args) for n in LENGTHS}
         print(r['candidate'], r['mb'], flush=True)
     print(text := render(rows))
