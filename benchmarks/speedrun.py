@@ -1,7 +1,7 @@
 """Time to quality: characters of tinyshakespeare at nanoGPT's CPU setting (4 layers, 4 heads, width 128, 64 characters, batches of 12, no dropout).
 
 `plain` is nanoGPT's arrangement and recipe in a plain loop, 2,000 steps of fused AdamW (see `shakespeare.py`). The others are `transformer_lm_learner` with the preset `modern` and `opt_func=muon`, trained by one call of
-`fit_one_cycle`: `quarter` for so many steps as take less than a quarter of the time of `plain`, `whole` for so many as take all of it. The candidates take turns, a round for each seed; a share is of the time of `plain`
+`fit_one_cycle`, in bfloat16 where the processor has units for its matrices (`amx_bf16`): `quarter` for so many steps as take less than a quarter of the time of `plain`, `whole` for so many as take all of it. The candidates take turns, a round for each seed; a share is of the time of `plain`
 in the same round. The loss is over the whole last tenth of the text; validation is not part of the time."""
 from fastai.text.all import *
 from fastai_txf.all import *
@@ -9,7 +9,8 @@ from common import *
 from shakespeare import BS,HEADS,LAYERS,plain,SEQ_LEN,WIDTH
 
 NAMES = dict(plain="nanoGPT's arrangement and recipe, in a plain loop", quarter='`transformer_lm_learner`, `modern`, `muon`', whole='the same, longer')
-STEPS = dict(plain=2000, quarter=340, whole=1400)
+HALF = 'amx_bf16' in features()
+STEPS = dict(plain=2000, quarter=390, whole=1620) if HALF else dict(plain=2000, quarter=340, whole=1400)
 PUBLISHED = 1.88 # nanoGPT's own figure for this setting
 
 def make_dls(steps):
@@ -26,6 +27,7 @@ class Clock(Callback):
 def txf(dls, clock):
     "A trained model, and the seconds of its training."
     learn = transformer_lm_learner(dls, 'modern', d_model=WIDTH, n_heads=HEADS, n_layers=LAYERS, max_len=SEQ_LEN, p=0., emb_p=0., opt_func=muon, cbs=(timer := Clock(clock)))
+    if HALF: learn.to_bf16()
     with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(1, 1e-2, wd=0.1, pct_start=0.05, moms=(0.95,0.95,0.95))
     return learn.model.eval(), timer.seconds
 
@@ -39,7 +41,7 @@ def run(name, seed, clock):
         secs = seconds(lambda: model.append(plain(dls, STEPS[name])[0]), clock=clock)
         model = model[0]
     else: model,secs = txf(dls, clock)
-    return dict(candidate=name, seed=seed, steps=STEPS[name], loss=token_losses(model, valid, SEQ_LEN).mean().item(), seconds=secs, params=n_params(model))
+    return dict(candidate=name, seed=seed, steps=STEPS[name], half=HALF and name != 'plain', loss=token_losses(model, valid, SEQ_LEN).mean().item(), seconds=secs, params=n_params(model))
 
 def share(row, rows):
     "The time of `row` as a part of that of `plain` in its round."
@@ -47,12 +49,12 @@ def share(row, rows):
 
 def render(rows):
     "The results as markdown."
-    cols = {'model':lambda r: NAMES[r['candidate']], 'seed':'seed', 'valid loss':lambda r: f"{r['loss']:.3f}", 'steps':'steps', 'ms a step':lambda r: f"{1000*r['seconds']/r['steps']:.1f}",
+    cols = {'model':lambda r: NAMES[r['candidate']] + ', `to_bf16`'*r.get('half', False), 'seed':'seed', 'valid loss':lambda r: f"{r['loss']:.3f}", 'steps':'steps', 'ms a step':lambda r: f"{1000*r['seconds']/r['steps']:.1f}",
             'seconds':'seconds', "part of `plain`'s time":lambda r: f'{100*share(r, rows):.0f} %', 'parameters':'params'}
     lines = []
     for k in ('quarter','whole'):
         mine = [r for r in rows if r['candidate'] == k]
-        if mine: lines.append(f"- {STEPS[k]:,} steps take {100*statistics.median(share(r, rows) for r in mine):.0f} % of the time of `plain`, and reach {statistics.median(r['loss'] for r in mine):.3f} (medians of {len(mine)}).\n")
+        if mine: lines.append(f"- {mine[0]['steps']:,} steps take {100*statistics.median(share(r, rows) for r in mine):.0f} % of the time of `plain`, and reach {statistics.median(r['loss'] for r in mine):.3f} (medians of {len(mine)}).\n")
     return f'# Speedrun\n\nWritten by `python benchmarks/speedrun.py`. {LAYERS} layers, {HEADS} heads, width {WIDTH}, windows of {SEQ_LEN} characters, batches of {BS}. The clock is {rows[0]["clock"]}.\n\n' \
            f"{table(rows, cols)}\n{''.join(lines)}\n{ran_with(rows, env=None)}\nPublished for nanoGPT at this setting: a validation loss of {PUBLISHED} after 2,000 steps.\n"
 

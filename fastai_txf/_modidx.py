@@ -935,6 +935,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'fastai_txf/model/attention.py'),
                                             'fastai_txf.model.attention._kv_heads': ( '1_model/attention.html#_kv_heads',
                                                                                       'fastai_txf/model/attention.py'),
+                                            'fastai_txf.model.attention._normed': ( '1_model/attention.html#_normed',
+                                                                                    'fastai_txf/model/attention.py'),
                                             'fastai_txf.model.attention.attend': ( '1_model/attention.html#attend',
                                                                                    'fastai_txf/model/attention.py'),
                                             'fastai_txf.model.attention.attention_weights': ( '1_model/attention.html#attention_weights',

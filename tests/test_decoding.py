@@ -855,3 +855,8 @@ def test_layout(monkeypatch):
     generate(model, x[:2], 70, n_samples=2); assert columns()
     next(stream_tokens(model, x, 70)); assert not columns()                 # who holds a stream may train
     assert before == [(p.data_ptr(), p.stride()) for p in model.parameters()]
+
+@pytest.mark.parametrize('shape', [(5,), (1,0), (1,2,3)])
+def test_next_logits_of_another_shape(shape):
+    model = TransformerLM(vocab_sz=20, d_model=8, n_heads=2, n_layers=1)
+    with pytest.raises(ValueError, match=r'give \(bs, sl\)'): next_logits(model, torch.ones(shape, dtype=torch.long))

@@ -810,3 +810,10 @@ def test_codec(make, df):
     assert learn.codec is codec and '_codec' not in learn.__getstate__()
     learn.dls = make_dls(df, text_vocab=text_vocab(learn.dls))
     assert learn.codec is not codec
+
+@pytest.mark.parametrize('n,m', [(1,3),(3,1),(2,2)])
+def test_remap_rows_keeps_the_mask(n, m):
+    "The last filler stands for a gap, however many there are"
+    old,new = ['a',*['xxfake']*n], [*['xxfake']*m,'a']
+    out,_ = remap_rows(torch.arange(n+1.), old, new)
+    assert out[m-1] == n and out[m] == 0

@@ -390,5 +390,5 @@ def test_no_continuation(of):
     "What continues texts refuses a model that does not, before anything is trained"
     learn = of()
     for f in (lambda: predict(learn, 'the film'), lambda: next(stream_text(learn, 'the film')), lambda: text_logprobs(learn, 'the film was'), lambda: generate(learn.model, torch.tensor([[2,9]]), 3), lambda: learn.fit(1, cbs=SampleText('the film'))):
-        with pytest.raises(TypeError, match='TransformerMLM guesses what is missing .* use `learn.fill`'): f()
+        with pytest.raises(TypeError, match='TransformerMLM predicts what is missing .* use `learn.fill`'): f()
     assert not learn.recorder.losses

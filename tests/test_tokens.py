@@ -1,7 +1,7 @@
 "Tokenizers: the same tokens as fastai's, texts put together again, and learners that take them along"
 import subprocess, sys, pandas as pd, pytest, torch
 from functools import partial
-from fastai.text.all import SpacyTokenizer, TextDataLoaders, TokenizeWithRules, fix_html, load_learner, lowercase, replace_rep
+from fastai.text.all import BaseTokenizer, SpacyTokenizer, TextDataLoaders, Tokenizer, TokenizeWithRules, fix_html, load_learner, lowercase, replace_rep
 from hypothesis import example, given, settings, strategies as st
 from fixtures import SMALL, quiet, texts_df
 from fastai_txf.text.codec import text_tokenizer
@@ -13,7 +13,7 @@ from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.learn.mlm import transformer_mlm_learner
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
 from fastai_txf.text.stream import LMDataLoaders
-from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
+from fastai_txf.text.tokens import as_tokenizer, BPETokenizer, CharTokenizer
 from fastai_txf.text.words import FastSpacyTokenizer
 
 # FastSpacyTokenizer
@@ -180,3 +180,8 @@ def test_encode_errors():
     for i in (-1, len(dls.vocab)):
         with pytest.raises(ValueError, match=f'no token number {i}: the vocabulary has {len(dls.vocab)}'): decode_ids(dls, [2,i])
     with pytest.raises(TypeError, match='text number 1 is None'): encode_text(dls, ['a',None])
+
+def test_refused_before_work():
+    "A transform in a tokenizer's place, and ids before there is a vocabulary"
+    with pytest.raises(TypeError, match='give what it cuts with'): as_tokenizer(Tokenizer(BaseTokenizer()))
+    with pytest.raises(ValueError, match='train'): BPETokenizer(vocab_sz=300).token_ids(['a'])

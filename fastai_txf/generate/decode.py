@@ -50,7 +50,11 @@ def next_logits(
     max_len:int=None, # read this many of the last tokens at most
     src=None, # what an encoder–decoder reads, `(bs, src_len)`
 ): # `(bs, vocab_sz)`
-    "The logits of the token after `idxs`. A ValueError if the model returns another shape."
+    """The logits of the token after `idxs`.
+    A ValueError for ids of another shape, or if the model returns one."""
+    if idxs.ndim != 2 or not idxs.shape[1]:
+        raise ValueError(f'token ids of shape {tuple(idxs.shape)}: give (bs, sl) with at least '
+                         'one token, e.g. `idxs[None]` for one text')
     return _last_logits(reading(model), idxs, max_len, src)
 
 # %% ../../nbs/3_generate/03_decode.ipynb #e631e112
@@ -221,7 +225,7 @@ def _check_source(model, n_texts, src):
     name,own = type(model).__name__, isinstance(model, tuple(_own))
     guesses = isinstance(model, TransformerLM) and not model.config.causal
     if guesses or isinstance(model, TransformerMLM):
-        raise TypeError(f'{name} guesses what is missing inside a text and continues none: '
+        raise TypeError(f'{name} predicts what is missing inside a text and continues none: '
                         'use `learn.fill`')
     if own and (src is None) != isinstance(model, TransformerLM):
         wrong = 'needs a source to read: give' if src is None else 'reads no source: leave out'

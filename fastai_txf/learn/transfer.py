@@ -23,11 +23,11 @@ _fitted = {'emb.weight','positions.emb.weight'} # as many rows as are needed
 _defaults = {f.name:f.default for f in dataclasses.fields(TransformerConfig)}
 
 def _numbered(tokens):
-    "Each token with how often it came before: fillers have one name."
-    count = Counter()
+    "Each token with how often it comes later: fillers have one name, and the last is the mask."
+    later = Counter(tokens)
     for t in tokens:
-        yield t, count[t]
-        count[t] += 1
+        later[t] -= 1
+        yield t, later[t]
 
 def remap_rows(
     rows, # embeddings, `(len(old), d_model)`, or one number for each token

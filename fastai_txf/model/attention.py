@@ -258,6 +258,11 @@ class NoPositions(Module):
 # %% ../../nbs/1_model/00_attention.ipynb #7e0fb17d
 _modes = 'standard', 'wide', 'narrow'
 
+def _normed(norm, x):
+    "`norm(x)` in the precision of its weights: torch is slow where the two differ."
+    w = getattr(norm, 'weight', None)
+    return norm(x if w is None else x.to(w.dtype))
+
 class SelfAttention(_Heads):
     "Multi-head self-attention with one fused map to queries, keys and values."
     def __init__(self,
@@ -298,7 +303,8 @@ class SelfAttention(_Heads):
         "Attend from every token to every token: those of `x`, and those in `cache`."
         if pos is None: pos = torch.arange(x.shape[1], device=x.device)
         q,k,v = split_heads(self.qkv(x), sum(self.heads)).split(self.heads, 1)
-        q,k = self.positions.rotate(self.q_norm(q), self.k_norm(k), pos)
+        q,k = _normed(self.q_norm, q), _normed(self.k_norm, k)
+        q,k = self.positions.rotate(q, k, pos)
         if cache is not None: k,v = cache.append(self, k, v)      # (bs, n_kv_heads, k_len, d_head)
         k_pos = pos if cache is None else cache.k_pos
         return self.mix(q, k, v, mask, self.positions.bias(pos, k_pos), need_weights)

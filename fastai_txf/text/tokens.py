@@ -194,7 +194,8 @@ class BPETokenizer(BatchTokenizer):
     def token_ids(self,
         texts, # any iterable of strings
     ): # yields an `array` of ids in `vocab` for each
-        "Cut texts and number the tokens in one go."
+        "Cut texts and number the tokens in one go. A ValueError before it has learned any."
+        self._check_trained()
         index = {t:i for i,t in enumerate(self.vocab)}
         table = [array('i', [index[t] for t in ts]).tobytes() for ts in self.whole]
         return (array('i', ids) for ids in self._cut(texts, table, b''.join))
@@ -234,6 +235,9 @@ class ForeignTokenizer(BatchTokenizer):
         if not callable(tok):
             raise TypeError(f'{tok!r} is no tokenizer: give a function or an object that is called '
                             'with texts and yields a list of tokens for each')
+        if _is_fastais(tok, 'Tokenizer'):
+            raise TypeError("fastai's Tokenizer is a transform around a tokenizer: give what it cuts "
+                            'with, its `tokenizer` (and its `rules`, where there is a place for them)')
         self.tok = tok
         self.rules = self._its('rules')
         self.detokenize = self._its('detokenize')
