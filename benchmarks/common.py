@@ -166,7 +166,7 @@ def features():
     "What the processor has for products of 16 and 8 bits, by the names of `lscpu`: an empty string where none is known."
     info = Path('/proc/cpuinfo')
     flags = re.search(r'^flags\s*:(.*)$', info.read_text(), re.M) if info.exists() else None
-    known = 'avx512f avx512_bf16 avx512_vnni amx_bf16 amx_int8'.split()
+    known = 'avx2 avx512f avx512_bf16 avx512_vnni amx_bf16 amx_int8'.split()
     return ' '.join(f for f in known if flags and f in flags[1].split())
 
 def commit():

@@ -5,7 +5,7 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 OURS,PEER = 'tab:blue','tab:gray'
-LABELS = dict(ours='ours', rotary='ours, rotary', nano='nanoGPT', hf='Hugging Face', torch='torch.nn', x='x-transformers', workshop='workshop', compiled='ours, compiled', bf16='ours, bf16',
+LABELS = dict(ours='ours', rotary='ours, rotary', nano='nanoGPT', hf='Hugging Face', torch='torch.nn', x='x-transformers', workshop='workshop', learner='learner', learner_same='learner, learned', compiled='ours, compiled', bf16='ours, bf16',
               full='ours, all logits', chunked='ours, ChunkedLoss', twice='ours, checkpoint', both='ours, both', fastai='fastai', spacy='ours, spaCy', bpe_trained='ours, byte pairs', chars='ours, characters')
 
 def rows(name): return read_rows(HERE/'results'/f'{name}.jsonl')
@@ -21,14 +21,14 @@ def bars(ax, values, title, unit, ours):
 PEERS = 'nano','hf','torch','x','workshop','fastai'
 def mine(k): return k.removesuffix('_compiled') not in PEERS
 
-def train(ax, rs): bars(ax, {r['candidate']:r['tokens_per_s'] for r in rs}, 'a training step, 8 × 256 tokens, fp32', 'tokens/s', mine)
+def train(ax, rs): bars(ax, {r['candidate']:r['tokens_per_s'] for r in rs if 'bf16' not in r['candidate']}, 'a training step, 8 × 256 tokens, fp32', 'tokens/s', mine)
 def epoch(ax, rs): bars(ax, {r['candidate']:r['tokens']/r['seconds'] for r in rs}, 'IMDB classification, fp32', 'real tokens/s', mine)
 def generate(ax, rs): bars(ax, {r['candidate']:r['tokens_per_s'] for r in rs if r.get('bs') == 1}, 'generation, one text', 'new tokens/s', mine)
 def scale(ax, rs): bars(ax, {r['candidate']:r['mb'] for r in rs if r['candidate'] in ('full','chunked','twice','both')}, 'a step with a vocabulary of 60,000', 'MB at the peak', lambda k: k != 'full')
 
 def memory(ax, rs):
     for r in rs:
-        if 'mb' in r: ax.plot([int(n) for n in r['mb']], list(r['mb'].values()), 'o-', label=label(r['candidate']), lw=2.5 if mine(r['candidate']) else 1)
+        if 'mb' in r and 'bf16' not in r['candidate']: ax.plot([int(n) for n in r['mb']], list(r['mb'].values()), 'o-', label=label(r['candidate']), lw=2.5 if mine(r['candidate']) else 1)
     ax.set(title='memory of a training step, one text', xlabel='tokens', ylabel='MB above the imports', xscale='log', yscale='log')
     for axis,ticks in ((ax.xaxis,[512,1024,2048,4096]), (ax.yaxis,[200,500,1000,2000,5000,10000])): axis.set_ticks(ticks, [f'{o:,}' for o in ticks])
     ax.set_ylim(top=40_000); ax.minorticks_off(); ax.legend(fontsize=7, ncols=2, loc='upper left')

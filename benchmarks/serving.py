@@ -329,12 +329,6 @@ PARTS = dict(single=single, threads=threads, fresh=fresh, onnx=onnx, maps=maps, 
 DECODERS = dict(fp32='`generate`, fp32', compiled='`generate(compile=True)`, fp32', int8='`to_int8`: `torch.ops.quantized.linear_dynamic`', packed='`torch._weight_int8pack_mm`, inputs in bf16',
                 onnx="onnxruntime on `to_onnx`'s graph, fp32", onnx_dynamic='the same, `quantize_dynamic(per_channel=True)`', onnx_nbits="the same, `MatMulNBits` of 8 bits, blocks of 64")
 
-def features():
-    "What the processor can do that matters for numbers of eight and sixteen bits."
-    info = Path('/proc/cpuinfo')
-    line = next((l for l in info.read_text().splitlines() if l.startswith('flags')), '') if info.exists() else ''
-    return ' '.join(f for f in ('avx2','avx512f','avx512_vnni','avx512_bf16','amx_int8') if f in line.split())
-
 def load(): return ' '.join(f'{o:.1f}' for o in os.getloadavg()) if hasattr(os, 'getloadavg') else None
 
 def by_bare(rows):

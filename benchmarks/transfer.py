@@ -115,8 +115,8 @@ def self_train_and_score(recipe, seed, args):
     for i in range(recipe['teachers']):
         set_seed(10*seed + i)
         teachers.append(fit_recipe(dls, recipe, vectors=vectors)[0])
-    with ContextManagers([t.no_bar() for t in teachers]): guesses = pseudo_labels(teachers, rest)
-    both = add_pseudo_labels(df_dls(labelled, make_vocab_of(texts, how['max_vocab']), how['bs']), rest, guesses)
+    with ContextManagers([t.no_bar() for t in teachers]): labels = pseudo_labels(teachers, rest)
+    both = add_pseudo_labels(df_dls(labelled, make_vocab_of(texts, how['max_vocab']), how['bs']), rest, labels)
     text_minutes = (time.process_time()-start)/60
     learn,count = transformer_classifier_learner(both, metrics=accuracy, **how['model']),Count(pad_index(both))
     with learn.no_bar(), learn.no_logging(): learn.fit_minutes(how['minutes'], how['lr'], wd=how['wd'], cbs=count)
@@ -151,7 +151,7 @@ def render(rows):
     "The results as markdown."
     res = f'# IMDB with {N_LABELLED:,} labelled reviews, accuracy in per cent\n\nWritten by `python benchmarks/transfer.py`. The labelled reviews are {N_LABELLED//2} of each label, drawn with a fixed seed ' \
           'from the 22,500 training reviews that are not held out; these 22,500, without their labels, are the text to pretrain on, and for self-training also the 50,000 reviews that have no labels. Counting is done anew in each run; the masked language model was pretrained once, with one seed; the seeds in the table are those of the classifiers. ' \
-          'Core-minutes are processor time of training; for self-training, those for text are its four teachers and their guesses.\n'
+          'Core-minutes are processor time of training; for self-training, those for text are its four teachers and their predictions.\n'
     for split,title in dict(test=f'{N_TEST:,} reviews of the test set, {N_TEST//2:,} of each label, drawn with a fixed seed and scored once at the end of each run',
                             valid='2,500 held-out training reviews, on which everything was chosen').items():
         mine = [r for r in rows if r['split']==split]
