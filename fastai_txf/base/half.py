@@ -16,8 +16,9 @@ def halves_attention(
     k, # keys, `(bs, n_kv_heads, k_len, d_head)`
 )->bool:
     "Whether this is training in bfloat16 on a CPU, where products are faster than torch's kernel."
-    if q.device.type != 'cpu' or k.shape[-2] > _most_keys or not torch.is_grad_enabled(): return False
-    if not (q.requires_grad or k.requires_grad) or torch.compiler.is_exporting(): return False
+    if q.device.type != 'cpu' or k.shape[-2] > _most_keys: return False
+    if not torch.is_grad_enabled() or not (q.requires_grad or k.requires_grad): return False
+    if torch.compiler.is_exporting(): return False
     if not torch.is_autocast_enabled('cpu'): return q.dtype == torch.bfloat16
     return torch.get_autocast_dtype('cpu') == torch.bfloat16
 
@@ -43,11 +44,12 @@ def attend_in_half(
     bias=None, # added to the scaled scores, broadcastable as the mask is
     p:float=0., # dropout on the weights
 ): # `(bs, n_heads, q_len, d_v)` in bfloat16
-    "Scaled dot-product attention by matrix products in bfloat16. Queries that see nothing get zeros."
+    "Scaled dot-product attention by products in bfloat16. Queries that see nothing get zeros."
     groups = q.shape[1]//k.shape[1]
     if groups > 1: k,v = (t.repeat_interleave(groups, dim=1) for t in (k,v))
     scale = q.shape[-1]**-0.5 if scale is None else scale
-    q,k,v = ((q*scale).bfloat16(), k.bfloat16(), v.bfloat16())
+    q,k = (q*scale).bfloat16(), k.bfloat16()
+    v = v.bfloat16()
     scores = q @ k.mT                                           # (bs, n_heads, q_len, k_len)
     if causal: add = _future(q.shape[-2], q.dtype)
     else: add = _added(mask, bias, q.dtype)

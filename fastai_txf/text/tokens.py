@@ -236,8 +236,8 @@ class ForeignTokenizer(BatchTokenizer):
             raise TypeError(f'{tok!r} is no tokenizer: give a function or an object that is called '
                             'with texts and yields a list of tokens for each')
         if _is_fastais(tok, 'Tokenizer'):
-            raise TypeError("fastai's Tokenizer is a transform around a tokenizer: give what it cuts "
-                            'with, its `tokenizer` (and its `rules`, where there is a place for them)')
+            raise TypeError("fastai's Tokenizer is a transform around a tokenizer: give what it "
+                            'cuts with, its `tokenizer` (and as `rules` its rules)')
         self.tok = tok
         self.rules = self._its('rules')
         self.detokenize = self._its('detokenize')

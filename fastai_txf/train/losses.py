@@ -24,7 +24,7 @@ def _row_losses(
     real, # which of them count, `(n, 1)`
     smoothing, # share of the probability that is spread over all tokens
 ):
-    "The sum of the losses of logits `z`, in fp32 or more, and its gradient, which takes their place."
+    "The sum of the losses of logits `z`, and its gradient, which takes the place of `z`."
     loss = (smoothing-1)*z.gather(-1, targ)
     if smoothing: loss -= smoothing*z.mean(-1, keepdim=True)
     top = z.amax(-1, keepdim=True)
