@@ -75,7 +75,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         total = h.new_zeros((), dtype=exact)
         out = dh,dw,db = _empty_grads(ctx, (h, weight, bias), exact, grads)
         logits = low.new_empty(min(chunk, len(h)), len(w))                  # one room for all
-        room = None if dw is None else torch.empty_like(w)
+        room = None if dw is None or dw.dtype == dtype else torch.empty_like(w)
         for i in range(0, len(h), chunk):
             rows = slice(i, i+chunk)
             z = logits[:len(low[rows])]
