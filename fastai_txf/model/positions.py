@@ -83,13 +83,14 @@ def rotate_pairs(
     a = _angles(pos, x.shape[-1], base)                   # (sl, d_head/2) or (bs, sl, d_head/2)
     a = a.to(torch.promote_types(x.dtype, torch.float32))
     if pos.ndim == 2: a = a[:,None]                       # one for all heads
+    full = x.to(a.dtype)
     if x.shape[-2] > 1 and not torch.compiler.is_compiling():
-        pairs = torch.view_as_complex(x.to(a.dtype).unflatten(-1, (-1,2)).contiguous()) # x1 + i*x2
+        pairs = torch.view_as_complex(full.unflatten(-1, (-1,2)).contiguous()) # x1 + i*x2
         turned = torch.view_as_real(pairs * torch.polar(torch.ones_like(a), a))
         return turned.flatten(-2).to(x.dtype)
-    cos,sin = a.cos().to(x.dtype), a.sin().to(x.dtype)
-    x1,x2 = x[...,0::2], x[...,1::2]
-    return torch.stack([x1*cos - x2*sin, x1*sin + x2*cos], -1).flatten(-2)
+    cos,sin = a.cos(), a.sin()
+    x1,x2 = full[...,0::2], full[...,1::2]
+    return torch.stack([x1*cos - x2*sin, x1*sin + x2*cos], -1).flatten(-2).to(x.dtype)
 
 # %% ../../nbs/1_model/01_positions.ipynb #5022809b
 class RotaryPositions(NoPositions):
