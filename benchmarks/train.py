@@ -91,7 +91,7 @@ def child(name, sl):
 def render(rows):
     "The results as markdown."
     cols = {'model':lambda r: NAMES[r['candidate']], 'seconds a step':lambda r: f"{r['seconds']:.3f}", 'tokens/s':'tokens_per_s', 'times `TransformerLM`':'ratio'}
-    memory = {'parameters':'params', **{f'MB at {n:,}':lambda r, n=n: r['mb'][str(n)] for n in LENGTHS}}
+    memory = {'parameters':'params', **{f'MB at {n:,}':lambda r, n=n: r.get('mb', {}).get(str(n)) for n in LENGTHS}}
     first = {'times `TransformerLM`, compiled':'ratio_compiled', 'seconds of the first step':'first'}
     plain,compiled,half = ([r for r in rows if r['candidate'] in o] for o in ({*MAKE, 'learner', 'learner_same'}, COMPILED, [k for k in NAMES if 'bf16' in k]))
     speed = {"times the speed of the fastest peer in fp32":'speed'}
@@ -116,8 +116,8 @@ def main():
         if 'compiled' in r['candidate']: continue                             # the compiler itself would count
         r['mb'] = {str(n):memory(r['candidate'], n, args) for n in LENGTHS}
         print(r['candidate'], r['mb'], flush=True)
-    print(text := render(rows))
-    if len(rows) < len(NAMES): return
-    record('train', rows, text)
+    text = render(rows)
+    if len(rows) == len(NAMES): record('train', rows, text)
+    print(text)
 
 if __name__ == '__main__': main()
