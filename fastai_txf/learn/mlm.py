@@ -110,7 +110,7 @@ class TransformerMLMLearner(TokenLearner):
         text_col:str=None, # the data frame's column; default: that of training
     ): # frame of gap, token, prob and text (other gaps: their best); a list of frames for several
         "The likeliest tokens for each gap, best first. A ValueError for a text without a gap."
-        if n < 1: raise ValueError(f'{n=}: at least 1 guess')
+        if n < 1: raise ValueError(f'{n=}: at least 1')
         hide = self.mask_tokens
         res = [pd.DataFrame(fill_gaps(self.model, self.codec, hide.ordinary, hide.mask_idx, t, n))
                for t in self.codec.texts(text, text_col)]

@@ -197,7 +197,7 @@ class GapAnswers(Answers):
         text_col:str=None, # the column of a row or frame; default: that of training
     )->list: # a dictionary of gap, token, prob and text for each guess; lists for several texts
         "The likeliest tokens for each gap, best first."
-        if n < 1: raise ValueError(f'{n=}: at least 1 guess')
+        if n < 1: raise ValueError(f'{n=}: at least 1')
         texts = self.codec.texts(text, text_col)
         return self._one(text, text_col, [self.guesses(t, n) for t in texts])
     predict = fill
