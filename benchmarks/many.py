@@ -9,7 +9,7 @@ from sets import SETS, load
 def texts(data, n, seed=0):
     "`n` texts that differ, and where each is from."
     rng = np.random.default_rng(seed)
-    parts = {s:load(data, s, 0)[0].text.str.split().tolist() for s in SETS}
+    parts = {s:[o for o in load(data, s, 0)[0].text.str.split() if o] for s in SETS}
     def noisy(words):
         keep = rng.random(len(words)) > 0.2
         return ' '.join(w for w,k in zip(words, keep) for _ in range(1 + (rng.random() < 0.05)) if k) or words[0]
