@@ -264,6 +264,13 @@ def epoch():
                  table(['model','seconds',"times torch's rate of tokens",'real tokens read'], lines),
                  ['epoch.py'], list(rs.values()), 'epoch')
 
+def packing():
+    "What rows of tokens without padding could bring there."
+    part,ways = one('packing', batches='sorted'),{k:one('packing', candidate=k) for k in ('nested','flex')}
+    return (f"{100*part['padding']:.1f} per cent of such a batch are padding, so whole batches as one row of tokens without it could be {1/(1-part['padding']):.2f} times as fast at most. "
+            f"What torch has for that on a CPU is slower: attention over nested tensors takes {ways['nested']['ratio']:.1f} times as long as padding and a mask, "
+            f"and flex attention refuses: *{ways['flex']['refused']}* ([rows](results/packing.md), `.venv/bin/python benchmarks/packing.py --threads 1 --clock processor`). The classifiers pad.")
+
 SCALES = dict(full='all logits', chunked='`ChunkedLoss`', twice='`checkpoint=True`', both='both')
 
 def scale():
@@ -443,7 +450,7 @@ def kept():
 
 def page():
     "benchmarks/README.md."
-    put = {f.__name__:f for f in QUESTIONS} | {'compiled peers':compiled_peers, 'first compiled call':first_compiled_call}
+    put = {f.__name__:f for f in QUESTIONS} | {'compiled peers':compiled_peers, 'packing':packing, 'first compiled call':first_compiled_call}
     txt = re.sub(r'\{([a-z ]+)\}', lambda m: put[m[1]](), TEMPLATE.read_text(encoding='utf-8'))
     more = kept()
     def mark(m): return f"<!-- more: {m[1]} -->\n{more.get(m[1], '')}<!-- /more -->"
