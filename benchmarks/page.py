@@ -173,7 +173,7 @@ def shakespeare():
                  ['shakespeare.py --threads 1'], [*a, *b], 'shakespeare')
 
 SPEEDRUN = dict(plain="nanoGPT's arrangement and recipe, in a plain loop",
-                quarter="`transformer_lm_learner(dls, 'modern', opt_func=muon)`, one `fit_one_cycle`", whole='the same, longer')
+                quarter="`transformer_lm_learner(dls, 'modern', opt_func=muon)`, `to_bf16`, one `fit_wsd`", whole='the same, longer')
 
 def share_of_plain(candidate):
     "The part of the time of `plain` that a candidate takes, each seed for itself: the median."
