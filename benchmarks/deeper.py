@@ -15,7 +15,7 @@ class Say(Callback):
     "How far it is."
     order,needs_logits = 80,False
     def after_batch(self):
-        if self.training and self.train_iter % 100 == 0: print(f'{self.train_iter:,} steps, {100*self.pct_train:.0f} %: {float(self.recorder.smooth_loss):.3f}', flush=True)
+        if self.training and self.train_iter % 100 == 0: print(f'{self.train_iter:,} steps, {100*self.pct_train:.0f} %: {float(self.smooth_loss):.3f}', flush=True)
 
 def run(minutes, seed):
     "A row."
