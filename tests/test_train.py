@@ -139,7 +139,7 @@ def test_fit_minutes_shorter_than_an_epoch():
     "A part of one epoch is an epoch, with its validation; a second fit starts the clock anew"
     learn = toy_learner(cbs=TimeSink())
     for _ in range(2):
-        assert timed(learn, 0.2, 1e-2) < 0.8
+        assert timed(learn, 0.2, 1e-2) >= 0.2 # 32 batches would take 0.64 s at least
         row, = learn.recorder.values
         assert len(row) == 2 and np.isfinite(row).all() and len(learn.recorder.losses) < 32
     learn.fit_one_cycle(1, 1e-2) # and an ordinary fit is ordinary again
