@@ -187,6 +187,13 @@ def speedrun():
     return block('validation loss against the part of the time', 'speedrun', table(['model','steps','valid loss','time'], lines),
                  ['speedrun.py --threads 1 --clock processor'], rows('speedrun'), 'speedrun')
 
+def deeper():
+    "How far a CPU gets to the loss that is published for a GPU."
+    r = min(rows('deeper'), key=lambda r: r['loss'])
+    return (f"On a GPU nanoGPT publishes {1.4697} for 6 layers of width 384 and 256 characters ([its README](https://github.com/karpathy/nanoGPT)). "
+            f"{r['shape']['n_layers']} layers of width {r['shape']['d_model']} and {r['shape']['max_len']} characters, with the same preset and optimizer, reach **{r['loss']:.4f}** in {r['core_minutes']:.0f} minutes of one core "
+            "([row](results/deeper.md), `.venv/bin/python benchmarks/deeper.py --threads 1`).")
+
 TRANSLATORS = dict(txf='`transformer_seq2seq_learner`',
                    torch='`nn.Transformer` of torch 2.13 in the same learner: pre-norm, sinusoids, shared embeddings')
 
@@ -202,13 +209,20 @@ STEPS = dict(
     ours='`TransformerLM`', chunked='the same without logits (`ChunkedLoss`)',
     ours_compiled='`TransformerLM` with `compile=True`', nano="nanoGPT's arrangement, written out in `common.py`",
     x='x-transformers 2.31.10', hf='GPT-2 of Hugging Face transformers 5.23.0',
-    torch='`nn.TransformerEncoder` of torch 2.13', workshop="the fastai workshop's model")
+    torch='`nn.TransformerEncoder` of torch 2.13', workshop="the fastai workshop's model",
+    learner='`transformer_lm_learner`, nothing chosen (rotary positions), in a `fit`',
+    learner_same='`transformer_lm_learner`, learned positions, in a `fit`',
+    learner_bf16='the same after `to_bf16`', learner_bf16_compiled='the same with `compile=True`',
+    nano_bf16="nanoGPT's arrangement in bfloat16", nano_bf16_compiled='the same, compiled',
+    x_bf16_compiled='x-transformers in bfloat16, compiled', hf_bf16_compiled='GPT-2 of Hugging Face in bfloat16, compiled')
 
 def step():
     rs = {k:one('train', candidate=k) for k in STEPS}
     lines = [(n, f"{rs[k]['ratio']:.2f}", f"{rs[k]['mb']['2048']:,}" if 'mb' in rs[k] else '') for k,n in STEPS.items()]
     return block("time of a training step, times that of TransformerLM", 'step', table(['model','time','MB'], lines),
-                 ['train.py'], list(rs.values()), 'train')
+                 ['train.py --threads 1 --clock processor'], list(rs.values()), 'train')
+
+def speed_in_bf16(): return f"{one('train', candidate='learner_bf16')['speed']:.2f}"
 
 def compiled_peers():
     names = dict(nano="nanoGPT's arrangement", hf='Hugging Face', x='x-transformers')
@@ -450,7 +464,7 @@ def kept():
 
 def page():
     "benchmarks/README.md."
-    put = {f.__name__:f for f in QUESTIONS} | {'compiled peers':compiled_peers, 'packing':packing, 'first compiled call':first_compiled_call}
+    put = {f.__name__:f for f in QUESTIONS} | {'compiled peers':compiled_peers, 'speed in bf16':speed_in_bf16, 'packing':packing, 'deeper':deeper, 'first compiled call':first_compiled_call}
     txt = re.sub(r'\{([a-z ]+)\}', lambda m: put[m[1]](), TEMPLATE.read_text(encoding='utf-8'))
     more = kept()
     def mark(m): return f"<!-- more: {m[1]} -->\n{more.get(m[1], '')}<!-- /more -->"
