@@ -366,10 +366,11 @@ def draw_translation(ax):
     bars(ax, bleu, ('fastai_txf',), 'BLEU', '{:.1f}')
 
 def draw_step(ax):
-    short = dict(ours='TransformerLM', chunked='without logits', ours_compiled='compiled', nano="nanoGPT's arrangement",
+    short = dict(ours='TransformerLM', chunked='without logits', ours_compiled='compiled', learner='a learner, as it comes',
+                 learner_bf16='a learner, bfloat16', nano_bf16='nanoGPT, bfloat16', nano="nanoGPT's arrangement",
                  x='x-transformers', hf='Hugging Face', torch='nn.TransformerEncoder', workshop="the workshop's")
     ratios = {n:one('train', candidate=k)['ratio'] for k,n in short.items()}
-    bars(ax, ratios, list(ratios)[:3], "times TransformerLM's time (less is better)", '{:.2f}')
+    bars(ax, ratios, list(ratios)[:5], "times TransformerLM's time (less is better)", '{:.2f}')
 
 def draw_generation(ax):
     short = dict(ours='learned positions', rotary='rotary positions', compiled='compiled', hf='Hugging Face',
@@ -419,7 +420,7 @@ def summary():
     def loss(k): return f"{mean(rows('shakespeare', candidate=k), 'loss'):.2f}"
     def rate(k, bs): return f"{speed(k, bs)['tokens_per_s']:,}"
     def texts(k): return f"{mean(tokenized(k), 'texts_per_s'):.0f}"
-    step = one('train', candidate='chunked')['ratio']/one('train', candidate='nano')['ratio']
+    def step(k): return f"{one('train', candidate=k)['ratio']/one('train', candidate='nano')['ratio']:.2f}"
     lines = [
         ('IMDB, 25,000 labels and the unlabelled reviews', acc(longest_read('imdb','pretrained')),
          f"{acc(rows('imdb', candidate='bigram'))}, linear model of word pairs", 'imdb'),
@@ -430,7 +431,8 @@ def summary():
         ('Multi30k, German to English, BLEU', bleu('txf'), f"{bleu('torch')}, `nn.Transformer`", 'multi30k'),
         ("characters at nanoGPT's CPU setting, loss", loss('txf'), f"{loss('plain')}, nanoGPT's arrangement", 'shakespeare'),
         ("its published loss of 1.88 there: time (`modern`, `muon`)", f"{100*share_of_plain('quarter'):.0f} %", "100 %, nanoGPT's arrangement", 'speedrun'),
-        ('time of a training step (`ChunkedLoss`)', f'{step:.2f}', "1, nanoGPT's arrangement", 'train'),
+        ('time of a training step (`ChunkedLoss`)', step('chunked'), "1, nanoGPT's arrangement", 'train'),
+        ('the same in bfloat16 (`amx_bf16`)', step('learner_bf16'), f"{step('nano_bf16')}, nanoGPT's arrangement in bfloat16", 'train'),
         ('tokens a second, one text', rate('ours', 1), f"{rate('hf', 1)}, Hugging Face GPT-2", 'generate'),
         ('the same, 32 texts', rate('ours', 32), f"{rate('hf', 32)}, Hugging Face GPT-2", 'generate'),
         ("reviews tokenized a second, fastai's tokens", texts('spacy_plain'), f"{texts('fastai')}, fastai", 'tokenizing')]
