@@ -190,8 +190,8 @@ def speedrun():
 def deeper():
     "How far a CPU gets to the loss that is published for a GPU."
     r = min(rows('deeper'), key=lambda r: r['loss'])
-    return (f"On a GPU nanoGPT publishes {1.4697} for 6 layers of width 384 and 256 characters ([its README](https://github.com/karpathy/nanoGPT)). "
-            f"{r['shape']['n_layers']} layers of width {r['shape']['d_model']} and {r['shape']['max_len']} characters, with the same preset and optimizer, reach **{r['loss']:.4f}** in {r['core_minutes']:.0f} minutes of one core "
+    return (f"On a GPU nanoGPT publishes {1.4697} for 6 layers of width 384 and 256 characters, after about 3 minutes of an A100 ([its README](https://github.com/karpathy/nanoGPT)). "
+            f"{r['shape']['n_layers']} layers of width {r['shape']['d_model']} and {r['shape']['max_len']} characters, with the same preset and optimizer, reach **{r['loss']:.4f}** in {r['core_minutes']:.0f} minutes of one core (one seed, in bfloat16) "
             "([row](results/deeper.md), `.venv/bin/python benchmarks/deeper.py --threads 1`).")
 
 TRANSLATORS = dict(txf='`transformer_seq2seq_learner`',
@@ -431,6 +431,7 @@ def summary():
         ('Multi30k, German to English, BLEU', bleu('txf'), f"{bleu('torch')}, `nn.Transformer`", 'multi30k'),
         ("characters at nanoGPT's CPU setting, loss", loss('txf'), f"{loss('plain')}, nanoGPT's arrangement", 'shakespeare'),
         ("its published loss of 1.88 there: time (`modern`, `muon`)", f"{100*share_of_plain('quarter'):.0f} %", "100 %, nanoGPT's arrangement", 'speedrun'),
+        ("its published loss for a GPU, 1.4697: minutes", f"{min(rows('deeper'), key=lambda r: r['loss'])['core_minutes']:.0f}, one core", 'about 3, an A100 ([nanoGPT](https://github.com/karpathy/nanoGPT))', 'deeper'),
         ('time of a training step (`ChunkedLoss`)', step('chunked'), "1, nanoGPT's arrangement", 'train'),
         ('the same in bfloat16 (`amx_bf16`)', step('learner_bf16'), f"{step('nano_bf16')}, nanoGPT's arrangement in bfloat16", 'train'),
         ('tokens a second, one text', rate('ours', 1), f"{rate('hf', 1)}, Hugging Face GPT-2", 'generate'),
