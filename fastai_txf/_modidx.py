@@ -781,6 +781,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                           'fastai_txf.learn.scoring._guess': ('5_learn/scoring.html#_guess', 'fastai_txf/learn/scoring.py'),
                                           'fastai_txf.learn.scoring._hides_padding': ( '5_learn/scoring.html#_hides_padding',
                                                                                        'fastai_txf/learn/scoring.py'),
+                                          'fastai_txf.learn.scoring._rows_of': ( '5_learn/scoring.html#_rows_of',
+                                                                                 'fastai_txf/learn/scoring.py'),
                                           'fastai_txf.learn.scoring.fill_gaps': ( '5_learn/scoring.html#fill_gaps',
                                                                                   'fastai_txf/learn/scoring.py'),
                                           'fastai_txf.learn.scoring.text_outputs': ( '5_learn/scoring.html#text_outputs',

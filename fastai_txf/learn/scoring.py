@@ -27,6 +27,11 @@ def _batches(ids, bs, pads):
         batch.append(i)
     yield batch
 
+def _rows_of(ids, pad_idx):
+    "Token ids as one tensor; padding takes time, which a single text does not need."
+    if len(ids) == 1: return ids[0][None]
+    return pad_sequence(ids, batch_first=True, padding_value=pad_idx)
+
 @torch.no_grad()
 def text_outputs(
     model, # from ids `(bs, sl)` to outputs `(bs, n_out)`
@@ -39,7 +44,7 @@ def text_outputs(
     device = next(model.parameters()).device
     res = [None]*len(ids)
     for rows in _batches(ids, bs, pads=_hides_padding(model)):
-        x = pad_sequence([ids[i] for i in rows], batch_first=True, padding_value=pad_idx)
+        x = _rows_of([ids[i] for i in rows], pad_idx)
         out = model(x.to(device)).float().cpu()
         for i,o in zip(rows, out): res[i] = o
     res = torch.stack(res)

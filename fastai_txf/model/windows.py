@@ -23,6 +23,8 @@ def compact(
     x = plain_tensor(x).long()
     if not x.shape[1]: x = nn.functional.pad(x, (0, 1), value=pad_idx)     # empty texts alone
     real = x != pad_idx
+    if not torch.compiler.is_exporting() and bool(real.all()):              # most single texts
+        return x, torch.full_like(x[:,0], x.shape[1])
     n = real.cumsum(1)                                  # real tokens up to each column
     lens,col = n[:,-1], torch.arange(x.shape[1], device=x.device)
     x = x.scatter(1, torch.where(real, n-1, lens[:,None]+col-n), x)

@@ -9,7 +9,6 @@ __all__ = ['SelfPretrained', 'self_pretrain']
 import dataclasses, io, numpy as np, pandas as pd, time, warnings
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
-from functools import partial
 from fastai.metrics import accuracy
 from fastcore.basics import ifnone
 from fastcore.meta import delegates
@@ -22,7 +21,6 @@ from ..text.tokens import as_tokenizer
 from ..text.codec import as_texts
 from ..text.target import Target
 from ..text.loaders import check_options, TransformerDataLoaders
-from ..train.losses import ChunkedLoss
 from ..learn.base import TransformerLearner, UNUSED
 from ..learn.classifier import transformer_classifier_learner, TransformerClassifierLearner
 from ..learn.lm import transformer_lm_learner
@@ -108,8 +106,7 @@ def _loaders(df, text_col, texts, valid, bs, seq_len, seed, label_col, label_del
 def _language_model(dls, objective, config, config_kw):
     """A learner for `objective`, without the fields of the configuration that only a classifier
     has, and with no more dropout than text needs unless it is asked for."""
-    factory = transformer_mlm_learner
-    if objective == 'lm': factory = partial(transformer_lm_learner, cbs=ChunkedLoss())
+    factory = transformer_lm_learner if objective == 'lm' else transformer_mlm_learner
     given = make_config(config)
     options = {f:min(getattr(given, f), 0.1) for f in ('p','attn_p','ff_p','emb_p')}
     options.update({k:v for k,v in config_kw.items() if k not in UNUSED['mlm']})

@@ -1,0 +1,210 @@
+"""IMDB when all 75,000 reviews for training are read first, and 25,000, 1,000 or 100 of them have labels.
+
+A transformer that reads forwards, one that reads backwards, each a language model before it is a classifier, and the words counted in the labelled reviews. With 25,000 labels the three are weighed on 1,250
+labelled reviews that none of them has learned from, and the transformers also learn each text with its embeddings moved against its label (Miyato et al. 2017). With few labels, their mean labels other
+reviews, and three students learn from these. Every part is kept, and made once; `--parts` makes some of them, so that several processes can share the work. Adds a line to results/unlabelled.jsonl."""
+import hashlib
+from fastai.text.all import *
+from fastai_txf.all import *
+from fastai_txf.learn.classifier import read_vocab
+from fastai_txf.model.wide import WidePath
+from fastai_txf.recipes.heldout import choose_shares
+from fastai_txf.train.counting import feature_matrix, fit_linear
+from common import *
+from imdb import Guessed, Tokens, draw, held_out, lm_dls, make_vocab_of, number, read_tokens
+from trials import same_draws
+
+SHAPE = dict(d_model=128, n_layers=2, positions='conv', max_len=256, scale_emb=True, emb_p=0.)
+TEXT = dict(minutes=48, lr=6e-3, warmup=0.03, decay=0.97, wd=0.1, bs=8, seq_len=256, max_vocab=30_000, guessed=8000, chunk=512)
+LABELS = dict(bs=32, epochs=2, lr=[4.5e-4, 6.7e-4, 1e-3, 1.5e-3], wd=0.05, smoothing=0.1, eps=0.02)
+FEW = dict(bs=16, epochs=8, lr=[3e-4, 4.4e-4, 6.7e-4, 1e-3], wd=0.05, smoothing=0., eps=None)
+STUDENT = dict(LABELS, smoothing=0., eps=None, texts=30_000)
+DROPOUT = dict(p=0.1, head_p=0.2, token_p=0.1, word_p=0.1)
+
+def turned(tokens):
+    "Backwards, but for the mark of the beginning."
+    return tokens[:1] + tokens[:0:-1]
+
+WAYS = dict(forwards=list, backwards=turned)
+FOLDER = fastai_path('model')/'imdb_unlabelled'
+SEP = '\x1f' # between the tokens of a text that is cut already
+NAMES = 'neg','pos'
+
+def file_of(*what): return FOLDER/f'{hashlib.md5(json.dumps(what).encode()).hexdigest()}.pth'
+
+def kept(make, *what):
+    "The dictionary that `make()` gives, and the core-minutes it took: made once for `what`."
+    file = file_of(*what)
+    if not file.exists():
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        start = time.process_time()
+        res = make()
+        torch.save({**res, 'minutes':(time.process_time()-start)/60}, file)
+        print(*what[:2], {k:v for k,v in torch.load(file).items() if isinstance(v, (int,float))}, flush=True)
+    return torch.load(file)
+
+def half(learn):
+    "`learn`, in bfloat16 where the processor has units for it."
+    return learn.to_bf16() if 'amx_bf16' in features() else learn
+
+# Reading
+
+@functools.cache
+def all_reviews(): return [ts for part in ('train','unsup') for ts,_ in read_tokens(part)]
+
+@functools.cache
+def vocab(): return make_vocab_of(all_reviews(), TEXT['max_vocab'])
+
+def read(way):
+    "A language model of all reviews read one `way`: its encoder's file, and what to say of it."
+    file = file_of('encoder', way, TEXT, SHAPE)
+    def make():
+        seed = list(WAYS).index(way)
+        ids = number([*map(WAYS[way], all_reviews())], vocab())
+        set_seed(seed)
+        dls,guessed = lm_dls(ids, vocab(), dict(TEXT, seed=seed)),Guessed(TEXT['guessed'])
+        guessed.chunk = TEXT['chunk']
+        learn = half(transformer_lm_learner(dls, metrics=[guessed.loss, guessed.accuracy], opt_func=muon, cbs=guessed, p=0., **SHAPE))
+        emb = learn.model.encoder.emb.weight
+        emb.data.copy_(count_vectors(ids, *emb.shape))
+        rates = {k:TEXT[k] for k in ('warmup','decay','wd')}
+        with learn.no_bar(): learn.fit_wsd(10, TEXT['lr'], cbs=core_minutes(TEXT['minutes']), **rates)
+        learn.save_encoder(file)
+        return dict(loss=learn.recorder.values[-1][-2], steps=len(learn.recorder.lrs))
+    return file, kept(make, 'read', way, TEXT, SHAPE)
+
+# Learning from labels
+
+class Adversarial(Callback):
+    "Each text a second time, its embeddings moved against the label by `eps` of their length."
+    def __init__(self, eps): self.eps,self.delta = eps,None
+    def before_fit(self): self.hook = self.model.encoder.emb.register_forward_hook(self.move)
+    def after_fit(self): self.hook.remove()
+    def move(self, module, args, out):
+        if not self.model.training: return
+        if self.delta is not None: return out + self.delta
+        out.retain_grad()
+        self.out = out
+    def before_batch(self): self.state = torch.get_rng_state()
+    def after_loss(self):
+        if not self.training: return
+        self.learn.loss_grad.backward()
+        g = self.out.grad
+        length = self.out.detach().norm(dim=(1,2), keepdim=True)
+        self.delta = self.eps*length*g/g.norm(dim=(1,2), keepdim=True).clamp(min=1e-12)
+        with same_draws(self.state): pred = self.model(*self.xb)
+        self.delta = None
+        self.learn.loss_grad = self.loss_func(pred.float(), *self.yb)
+
+def loaders(way, labelled, bs):
+    "The library's loaders of labelled reviews, as tokens."
+    rows = [(SEP.join(WAYS[way](ts)), label, False) for ts,label in labelled]
+    df = pd.DataFrame([*rows, (*rows[0][:2], True), (*rows[-1][:2], True)], columns=['text','label','valid']) # fastai wants something to validate on
+    return TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='valid', tok_tfm=BaseTokenizer(SEP), rules=[], text_vocab=vocab(), bs=bs, n_workers=0, num_workers=0)
+
+def classifier(way, labelled, how, seed, guessed=None):
+    "A classifier with the encoder that has read; `guessed` are more texts and the probabilities of their labels."
+    dls = loaders(way, labelled, how['bs'])
+    if guessed: dls = add_pseudo_labels(dls, [SEP.join(WAYS[way](ts)) for ts in guessed[0]], guessed[1])
+    set_seed(seed)
+    learn = half(transformer_classifier_learner(dls, loss_func=SoftCrossEntropy(label_smoothing=how['smoothing']), metrics=[], **SHAPE, **DROPOUT))
+    learn.load_encoder(read(way)[0], freeze=False)
+    cbs = [Adversarial(how['eps'])] if how['eps'] else []
+    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(how['epochs'], how['lr'], wd=how['wd'], cbs=cbs)
+    return learn
+
+def outputs(learn, way, texts): return learn.outputs(number([*map(WAYS[way], texts)], vocab()))
+
+def counted(labelled, seen):
+    "What a linear model of counted words and pairs says of the lists of texts `seen`."
+    texts,labels = zip(*labelled)
+    own = make_vocab(Counter(t for ts in texts for t in ts), min_freq=8 if len(texts) > 5000 else 1, max_vocab=60_000)
+    wide = WidePath(2**21, 2, len(own))
+    read_vocab(wide, own)
+    ids = number([ts for some in (texts, *seen) for ts in some], own)
+    x,_ = feature_matrix(wide, ids)
+    w,b = fit_linear(x[:len(texts)], np.array([NAMES.index(l) for l in labels]), 2)
+    out = torch.tensor(x[len(texts):]@w + b, dtype=torch.float32)
+    return out.split([*map(len, seen)])
+
+def says(way, labelled, how, seed, seen, what, guessed=None):
+    "The outputs of a classifier, or of counted words, for the lists of texts `seen`."
+    def make():
+        if way == 'counted': return dict(outs=counted(labelled if guessed is None else sure(labelled, guessed), seen))
+        learn = classifier(way, labelled, how, seed, guessed)
+        return dict(outs=[outputs(learn, way, texts) for texts in seen])
+    return kept(make, 'says', way, how, *what)
+
+def sure(labelled, guessed):
+    "`labelled`, and the guessed texts with their likelier label."
+    return [*labelled, *((ts, NAMES[i]) for ts,i in zip(guessed[0], guessed[1].argmax(1).tolist()))]
+
+# With 25,000, with 1,000, with 100 labels
+
+MEMBERS = *WAYS,'counted'
+
+def share(out, targ): return 100*(out.argmax(1) == targ).float().mean().item()
+
+def targets(items): return torch.tensor([NAMES.index(l) for _,l in items])
+
+def mean(parts, i): return torch.stack([p['outs'][i].softmax(1) for p in parts.values()]).mean(0)
+
+def many(seed, members):
+    "All labels but those of 1,250 reviews, which say how much the counted words count."
+    train,test = read_tokens('train'),read_tokens('test')
+    apart = set(held_out(625).tolist())
+    held,rest = ([o for i,o in enumerate(train) if (i in apart) == h] for h in (True,False))
+    seen = [[ts for ts,_ in o] for o in (held, test)]
+    parts = {m:says(m, rest, LABELS, seed, seen, ('many', seed, TEXT, SHAPE)) for m in members}
+    if set(members) < {*MEMBERS}: return None
+    deep = [(parts['forwards']['outs'][i] + parts['backwards']['outs'][i])/2 for i in (0,1)]
+    a,b = choose_shares(deep[0], parts['counted']['outs'][0], targets(held))
+    y = targets(test)
+    alone = {m:share(parts[m]['outs'][1], y) for m in MEMBERS}
+    return dict(**alone, transformers=share(deep[1], y), shares=[a,b], accuracy=share(a*deep[1] + b*parts['counted']['outs'][1], y), scored=len(y), label_minutes=sum(p['minutes'] for p in parts.values()))
+
+def few(n, seed, members):
+    "So many labels: the mean of three labels other reviews, from which three students learn."
+    train,test,rng = read_tokens('train'),read_tokens('test'),np.random.RandomState(seed)
+    chosen = draw(train, n, seed)
+    labelled,known = [train[i] for i in chosen],{id(train[i][0]) for i in chosen}
+    rest = [ts for ts in all_reviews() if id(ts) not in known]
+    some = [rest[i] for i in rng.permutation(len(rest))[:STUDENT['texts']]]
+    y,seen = targets(test),[[ts for ts,_ in test]]
+    how = dict(FEW, epochs=max(FEW['epochs'], 2000//n))
+    teachers = {m:says(m, labelled, how, seed, [*seen, some], ('few', n, seed, TEXT, SHAPE)) for m in members}
+    if set(members) < {*MEMBERS}: return None
+    guessed = some, mean(teachers, 1)
+    students = {m:says(m, labelled, STUDENT, seed, seen, ('student', n, seed, how, TEXT, SHAPE), guessed) for m in members}
+    alone = {f'{m}{what}':share(p['outs'][0], y) for what,ps in ((', taught',teachers), ('',students)) for m,p in ps.items()}
+    return dict(**alone, teachers=share(mean(teachers, 0), y), accuracy=share(mean(students, 0), y), scored=len(y), label_minutes=sum(p['minutes'] for ps in (teachers, students) for p in ps.values()))
+
+def run(labels, seed, members):
+    "A row; None as long as parts are missing."
+    told = {w:read(w)[1] for w in WAYS if w in members}
+    row = many(seed, members) if labels == 25_000 else few(labels, seed, members)
+    if row is None: return None
+    recipe = dict(text=TEXT, shape=SHAPE, dropout=DROPOUT, labels=LABELS) | ({} if labels == 25_000 else dict(labels=FEW, student=STUDENT))
+    return dict(labels=labels, seed=seed, **row, text_minutes=sum(t['minutes'] for t in told.values()), text_loss=[t['loss'] for t in told.values()], recipe=recipe)
+
+def render(rows):
+    "The results as markdown."
+    cols = {'labels':'labels', 'seed':'seed', 'all three':'accuracy', 'forwards':'forwards', 'backwards':'backwards', 'both':lambda r: r.get('transformers'), 'counted words':'counted', 'their teachers':lambda r: r.get('teachers'),
+            'core-minutes of reading':'text_minutes', 'of labels':'label_minutes'}
+    return f'# IMDB, all reviews read first\n\nWritten by `python benchmarks/unlabelled.py --threads 1`. Accuracy on the 25,000 test reviews, in per cent; with few labels, of the students. Minutes are the processor time of one core; the language models are made once.\n\n{table(rows, cols)}\n{ran_with(rows)}'
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    p.add_argument('--labels', nargs='+', type=int, default=[25_000,1000,100])
+    p.add_argument('--seeds', nargs='+', type=int, default=[0])
+    p.add_argument('--parts', nargs='+', choices=MEMBERS, default=list(MEMBERS), help='members to make now')
+    p.add_argument('--threads', type=int, default=torch.get_num_threads(), help='threads of torch')
+    args = p.parse_args()
+    torch.set_num_threads(args.threads)
+    file = HERE/'results/unlabelled.jsonl'
+    for labels in args.labels:
+        for seed in args.seeds:
+            if row := run(labels, seed, args.parts): add_row(file, {**row, 'env':MALLOC if 'MALLOC_TRIM_THRESHOLD_' in os.environ else {}, **about(args.threads)})
+    if file.exists(): file.with_suffix('.md').write_text(render(read_rows(file)))
+
+if __name__ == '__main__': main()
