@@ -174,6 +174,15 @@ def test_the_linear_model_is_as_free_as_serves():
     tried.clear()
     assert choose_strength(score, 0) == (1.,1.) and tried == [(1.,1.)]
 
+def test_many_texts_are_cut_by_a_sample(monkeypatch):
+    "How to cut is chosen with some of the texts; all of them are counted"
+    seen,ways = [],best._ways
+    monkeypatch.setattr(best, '_sample', 60)
+    monkeypatch.setattr(best, '_ways', lambda df, *args: seen.append(len(df)) or ways(df, *args))
+    df = frame(200)
+    learn = quick(df)
+    assert seen == [60] and learn.report.curve.texts.max() > 60
+
 def test_the_strength_is_that_of_the_held_out_texts(monkeypatch):
     "What counts in the learner is the linear model that was compared"
     monkeypatch.setattr(best, 'choose_strength', lambda score, seconds: (3.,0.))

@@ -94,7 +94,7 @@ class _Text:
         hits = hits_of(out, self.y[rows], self.target.kind).mean()
         return -hits if self.target.is_number else hits
 
-_many = 5_000_000 # characters: from here on a larger vocabulary, and a sample to choose with
+_many,_sample = 5_000_000,12_000 # characters that ask for a larger vocabulary; texts to choose with
 
 def _ways(df, options, big):
     "`_Text`s of the same rows; in much text, rare words are names that say nothing elsewhere."
@@ -106,7 +106,7 @@ def _ways(df, options, big):
 def _choose_cut(df, options, seed, say, seconds):
     "The `_Text` that a linear model likes best, of a sample if there is much text."
     size = df[options['text_col']].str.len().sum()
-    n = len(df) if size <= _many else max(1000, int(len(df)*_many/size))
+    n = min(len(df), _sample, max(1000, int(len(df)*_many/max(1, size))))
     some = df if n >= len(df) else df.sample(n, random_state=seed).reset_index(drop=True)
     tried = _ways(some, options, size > _many)
     for t in tried:
