@@ -1,8 +1,8 @@
 """IMDB when all 75,000 reviews for training are read first, and 25,000, 1,000 or 100 of them have labels.
 
-A transformer that reads forwards, one that reads backwards, each a language model before it is a classifier, and the words counted in the labelled reviews. With 25,000 labels the three are weighed on 1,250
-labelled reviews that none of them has learned from, and the transformers also learn each text with its embeddings moved against its label (Miyato et al. 2017). With few labels, their mean labels other
-reviews, and three students learn from these. Every part is kept, and made once; `--parts` makes some of them, so that several processes can share the work. Adds a line to results/unlabelled.jsonl."""
+A transformer that reads forwards and one that reads backwards are language models before they are classifiers; a linear model counts words. These three are the teachers: together they label reviews that
+have no label, and three students of the same kinds learn from these and from the labelled ones, the transformers also from texts whose embeddings are moved against their labels (Miyato et al. 2017). With
+25,000 labels, 1,250 of them are held out, and say how much the counted words count. Every part is kept, and made once; `--parts` makes some of them, so that several processes can share the work. Adds a line to results/unlabelled.jsonl."""
 import hashlib
 from fastai.text.all import *
 from fastai_txf.all import *
@@ -15,10 +15,10 @@ from imdb import Guessed, Tokens, draw, held_out, lm_dls, make_vocab_of, number,
 from trials import same_draws
 
 SHAPE = dict(d_model=128, n_layers=2, positions='conv', max_len=256, scale_emb=True, emb_p=0.)
-TEXT = dict(minutes=48, lr=6e-3, warmup=0.03, decay=0.97, wd=0.1, bs=8, seq_len=256, max_vocab=30_000, guessed=8000, chunk=512)
-LABELS = dict(bs=32, epochs=2, lr=[4.5e-4, 6.7e-4, 1e-3, 1.5e-3], wd=0.05, smoothing=0.1, eps=0.02)
-FEW = dict(bs=16, epochs=8, lr=[3e-4, 4.4e-4, 6.7e-4, 1e-3], wd=0.05, smoothing=0., eps=None)
-STUDENT = dict(LABELS, smoothing=0., eps=None, texts=30_000)
+TEXT = dict(minutes=54, lr=6e-3, warmup=0.03, decay=0.97, wd=0.1, bs=8, seq_len=256, max_vocab=30_000, guessed=8000, chunk=512)
+LABELS = dict(bs=32, epochs=2, lr=[4.5e-4, 6.7e-4, 1e-3, 1.5e-3], wd=0.05, smoothing=0.1, eps=None)
+FEW = dict(LABELS, bs=16, lr=[3e-4, 4.4e-4, 6.7e-4, 1e-3], smoothing=0.)
+STUDENT = dict(LABELS, epochs=1, smoothing=0., eps=0.02, texts=50_000)
 DROPOUT = dict(p=0.1, head_p=0.2, token_p=0.1, word_p=0.1)
 
 def turned(tokens):
@@ -32,20 +32,23 @@ NAMES = 'neg','pos'
 
 def file_of(*what): return FOLDER/f'{hashlib.md5(json.dumps(what).encode()).hexdigest()}.pth'
 
-def kept(make, *what):
-    "The dictionary that `make()` gives, and the core-minutes it took: made once for `what`."
+def kept(make, *what, now=True):
+    "The dictionary that `make()` gives, and the core-minutes it took: made once for `what`. None if it is not there and shall not be made `now`."
     file = file_of(*what)
     if not file.exists():
+        if not now: return None
         FOLDER.mkdir(parents=True, exist_ok=True)
         start = time.process_time()
         res = make()
-        torch.save({**res, 'minutes':(time.process_time()-start)/60}, file)
+        beside = file.with_suffix(f'.{os.getpid()}')
+        torch.save({**res, 'minutes':(time.process_time()-start)/60}, beside)
+        beside.replace(file)
         print(*what[:2], {k:v for k,v in torch.load(file).items() if isinstance(v, (int,float))}, flush=True)
     return torch.load(file)
 
-def half(learn):
-    "`learn`, in bfloat16 where the processor has units for it."
-    return learn.to_bf16() if 'amx_bf16' in features() else learn
+HALF = '_bf16' in features() # whether the processor has units for bfloat16
+
+def half(learn): return learn.to_bf16() if HALF else learn
 
 # Reading
 
@@ -92,7 +95,7 @@ class Adversarial(Callback):
         g = self.out.grad
         length = self.out.detach().norm(dim=(1,2), keepdim=True)
         self.delta = self.eps*length*g/g.norm(dim=(1,2), keepdim=True).clamp(min=1e-12)
-        with same_draws(self.state): pred = self.model(*self.xb)
+        with same_draws(self.state), torch.autocast('cpu', torch.bfloat16, enabled=HALF): pred = self.model(*self.xb)
         self.delta = None
         self.learn.loss_grad = self.loss_func(pred.float(), *self.yb)
 
@@ -127,71 +130,84 @@ def counted(labelled, seen):
     out = torch.tensor(x[len(texts):]@w + b, dtype=torch.float32)
     return out.split([*map(len, seen)])
 
-def says(way, labelled, how, seed, seen, what, guessed=None):
+def says(way, labelled, how, seed, seen, what, guessed, now):
     "The outputs of a classifier, or of counted words, for the lists of texts `seen`."
     def make():
         if way == 'counted': return dict(outs=counted(labelled if guessed is None else sure(labelled, guessed), seen))
         learn = classifier(way, labelled, how, seed, guessed)
         return dict(outs=[outputs(learn, way, texts) for texts in seen])
-    return kept(make, 'says', way, how, *what)
+    return kept(make, 'says', way, how, *what, now=now)
 
 def sure(labelled, guessed):
     "`labelled`, and the guessed texts with their likelier label."
     return [*labelled, *((ts, NAMES[i]) for ts,i in zip(guessed[0], guessed[1].argmax(1).tolist()))]
 
-# With 25,000, with 1,000, with 100 labels
-
 MEMBERS = *WAYS,'counted'
+
+def team(members, labelled, how, seed, seen, what, guessed=None):
+    "What each member says; those of `members` are trained now. None as long as one is missing."
+    res = {m:says(m, labelled, how, seed, seen, (what, seed, TEXT, SHAPE), guessed, m in members) for m in MEMBERS}
+    return None if None in res.values() else res
+
+# With 25,000, with 1,000, with 100 labels
 
 def share(out, targ): return 100*(out.argmax(1) == targ).float().mean().item()
 
 def targets(items): return torch.tensor([NAMES.index(l) for _,l in items])
 
-def mean(parts, i): return torch.stack([p['outs'][i].softmax(1) for p in parts.values()]).mean(0)
+def deep(parts, i): return (parts['forwards']['outs'][i] + parts['backwards']['outs'][i])/2
 
-def many(seed, members):
-    "All labels but those of 1,250 reviews, which say how much the counted words count."
-    train,test = read_tokens('train'),read_tokens('test')
-    apart = set(held_out(625).tolist())
-    held,rest = ([o for i,o in enumerate(train) if (i in apart) == h] for h in (True,False))
-    seen = [[ts for ts,_ in o] for o in (held, test)]
-    parts = {m:says(m, rest, LABELS, seed, seen, ('many', seed, TEXT, SHAPE)) for m in members}
-    if set(members) < {*MEMBERS}: return None
-    deep = [(parts['forwards']['outs'][i] + parts['backwards']['outs'][i])/2 for i in (0,1)]
-    a,b = choose_shares(deep[0], parts['counted']['outs'][0], targets(held))
-    y = targets(test)
-    alone = {m:share(parts[m]['outs'][1], y) for m in MEMBERS}
-    return dict(**alone, transformers=share(deep[1], y), shares=[a,b], accuracy=share(a*deep[1] + b*parts['counted']['outs'][1], y), scored=len(y), label_minutes=sum(p['minutes'] for p in parts.values()))
+class Joined:
+    "A team as one: by the shares with the lowest loss on the first list of texts, or by the mean of probabilities where there are no targets for it."
+    def __init__(self, parts, y=None):
+        self.parts = parts
+        self.shares = None if y is None else choose_shares(deep(parts, 0), parts['counted']['outs'][0], y)
 
-def few(n, seed, members):
-    "So many labels: the mean of three labels other reviews, from which three students learn."
-    train,test,rng = read_tokens('train'),read_tokens('test'),np.random.RandomState(seed)
+    def probs(self, i):
+        if self.shares is None: return torch.stack([p['outs'][i].softmax(1) for p in self.parts.values()]).mean(0)
+        return (self.shares[0]*deep(self.parts, i) + self.shares[1]*self.parts['counted']['outs'][i]).softmax(1)
+
+    def row(self, i, y, name):
+        "How often each is right on list `i`, and what it took."
+        alone = {f'{m}{name}':share(p['outs'][i], y) for m,p in self.parts.items()}
+        minutes = sum(p['minutes'] for p in self.parts.values())
+        return {**alone, f'transformers{name}':share(deep(self.parts, i), y), f'accuracy{name}':share(self.probs(i), y), f'shares{name}':self.shares, f'minutes{name}':minutes}
+
+def data(n, seed):
+    "Labelled reviews, those held out of them (none if they are few), and reviews without labels."
+    train,rng = read_tokens('train'),np.random.RandomState(seed)
+    if n == len(train):
+        apart = set(held_out(625).tolist())
+        held,rest = ([o for i,o in enumerate(train) if (i in apart) == h] for h in (True,False))
+        return rest, held, [ts for ts,_ in read_tokens('unsup')]
     chosen = draw(train, n, seed)
-    labelled,known = [train[i] for i in chosen],{id(train[i][0]) for i in chosen}
-    rest = [ts for ts in all_reviews() if id(ts) not in known]
-    some = [rest[i] for i in rng.permutation(len(rest))[:STUDENT['texts']]]
-    y,seen = targets(test),[[ts for ts,_ in test]]
-    how = dict(FEW, epochs=max(FEW['epochs'], 2000//n))
-    teachers = {m:says(m, labelled, how, seed, [*seen, some], ('few', n, seed, TEXT, SHAPE)) for m in members}
-    if set(members) < {*MEMBERS}: return None
-    guessed = some, mean(teachers, 1)
-    students = {m:says(m, labelled, STUDENT, seed, seen, ('student', n, seed, how, TEXT, SHAPE), guessed) for m in members}
-    alone = {f'{m}{what}':share(p['outs'][0], y) for what,ps in ((', taught',teachers), ('',students)) for m,p in ps.items()}
-    return dict(**alone, teachers=share(mean(teachers, 0), y), accuracy=share(mean(students, 0), y), scored=len(y), label_minutes=sum(p['minutes'] for ps in (teachers, students) for p in ps.values()))
+    known = {*chosen.tolist()}
+    rest = [ts for i,ts in enumerate(all_reviews()) if i not in known] # the reviews of `train` come first
+    return [train[i] for i in chosen], [], [rest[i] for i in rng.permutation(len(rest))[:STUDENT['texts']]]
 
-def run(labels, seed, members):
+def run(n, seed, members):
     "A row; None as long as parts are missing."
-    told = {w:read(w)[1] for w in WAYS if w in members}
-    row = many(seed, members) if labels == 25_000 else few(labels, seed, members)
-    if row is None: return None
-    recipe = dict(text=TEXT, shape=SHAPE, dropout=DROPOUT, labels=LABELS) | ({} if labels == 25_000 else dict(labels=FEW, student=STUDENT))
-    return dict(labels=labels, seed=seed, **row, text_minutes=sum(t['minutes'] for t in told.values()), text_loss=[t['loss'] for t in told.values()], recipe=recipe)
+    labelled,held,others = data(n, seed)
+    test = read_tokens('test')
+    how = LABELS if held else dict(FEW, epochs=max(8, 2000//n))
+    y_held = targets(held) if held else None
+    seen = [[ts for ts,_ in o] for o in ([held] if held else []) + [test]]
+    teachers = team(members, labelled, how, seed, [*seen, others], n)
+    if teachers is None: return None
+    taught = Joined(teachers, y_held)
+    students = team(members, labelled, STUDENT, seed, seen, ('student', n, how), (others, taught.probs(len(seen))))
+    if students is None: return None
+    at,told = len(seen)-1, [read(w)[1] for w in WAYS]
+    res = taught.row(at, targets(test), ', taught') | Joined(students, y_held).row(at, targets(test), '')
+    recipe = dict(text=TEXT, shape=SHAPE, dropout=DROPOUT, labels=how, student=STUDENT)
+    return dict(labels=n, seed=seed, **res, scored=len(test), text_minutes=sum(t['minutes'] for t in told), text_loss=[t['loss'] for t in told], recipe=recipe)
 
 def render(rows):
     "The results as markdown."
-    cols = {'labels':'labels', 'seed':'seed', 'all three':'accuracy', 'forwards':'forwards', 'backwards':'backwards', 'both':lambda r: r.get('transformers'), 'counted words':'counted', 'their teachers':lambda r: r.get('teachers'),
-            'core-minutes of reading':'text_minutes', 'of labels':'label_minutes'}
-    return f'# IMDB, all reviews read first\n\nWritten by `python benchmarks/unlabelled.py --threads 1`. Accuracy on the 25,000 test reviews, in per cent; with few labels, of the students. Minutes are the processor time of one core; the language models are made once.\n\n{table(rows, cols)}\n{ran_with(rows)}'
+    cols = {'labels':'labels', 'seed':'seed', 'students':'accuracy', 'forwards':'forwards', 'backwards':'backwards', 'both':'transformers', 'counted words':'counted', 'their teachers':'accuracy, taught',
+            **{f'teachers: {k}':f'{v}, taught' for k,v in {'forwards':'forwards', 'backwards':'backwards', 'counted words':'counted'}.items()},
+            'core-minutes of reading':'text_minutes', 'of teachers':'minutes, taught', 'of students':'minutes'}
+    return f'# IMDB, all reviews read first\n\nWritten by `python benchmarks/unlabelled.py --threads 1`. Accuracy on the 25,000 test reviews, in per cent, scored once at the end of each run. Minutes are the processor time of one core, all predictions included; the two language models are made once.\n\n{table(rows, cols)}\n{ran_with(rows)}'
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)

@@ -1,0 +1,79 @@
+"""What `transformer_lm_learner` should take where nothing is asked: shapes, optimizers and rates, each for the same processor time on four kinds of text.
+
+Every run is `transformer_lm_learner(dls)` and one `fit_one_cycle` by the clock of the process; the loss is over all validation tokens. What was run before is not run again."""
+import itertools
+from fastai.text.all import *
+from fastai_txf.all import *
+from common import *
+
+BS,SEQ_LEN = 16,128
+SHAPES = dict(default=dict(config='default'), modern=dict(config='modern'), dropout=dict(config='modern', p=0.1, emb_p=0.1))
+OPTS = dict(adamw=adamw, muon=muon)
+TITLES = dict(characters='characters (tinyshakespeare)', pieces='2,000 byte pairs (docstrings of packages)', words='words (5,000 IMDB reviews)', captions='words (29,000 captions, Multi30k)')
+WHAT = dict(default='preset `default`', modern='preset `modern`', dropout='`modern`, dropout 0.1')
+
+def shakespeare(): return [[t] for t in read_shakespeare()], CharTokenizer(), dict(starts=False)
+
+def packages():
+    df = docstrings_df(('numpy','pandas','sklearn','torch'), max_per_class=5000, max_words=None)
+    return [list(df.text[~df.is_valid]), list(df.text[df.is_valid])[::4]], BPETokenizer(2000), {}
+
+def reviews():
+    files = [f for label in ('neg','pos') for f in sorted((untar_data(URLs.IMDB)/'train'/label).glob('*.txt'))]
+    texts = [f.read_text(encoding='utf8') for f in files[::5]]
+    return [texts[:-400], texts[-400:]], FastSpacyTokenizer(), dict(max_vocab=10_000)
+
+def captions():
+    path = fastai_path('data')/'multi30k'
+    return [(path/f'{part}.en').read_text(encoding='utf8').splitlines() for part in ('train','val')], FastSpacyTokenizer(), {}
+
+SETS = dict(characters=shakespeare, pieces=packages, words=reviews, captions=captions)
+
+@functools.cache
+def loaders(name):
+    texts,tok,kw = SETS[name]()
+    return LMDataLoaders.from_texts(*texts, tok_tfm=tok, bs=BS, seq_len=SEQ_LEN, windows='random', **kw)
+
+KEY = 'set','shape','opt','lr','seed','minutes'
+
+def run(row):
+    "`row` with what came out."
+    set_seed(row['seed'])
+    learn = transformer_lm_learner(loaders(row['set']), opt_func=OPTS[row['opt']], **SHAPES[row['shape']])
+    count = Count()
+    with learn.no_bar(), learn.no_logging():
+        learn.fit_one_cycle(10_000, row['lr'], cbs=[core_minutes(row['minutes']), count])
+        loss = learn.validate()[0]
+    return dict(**row, loss=round(float(loss), 4), tokens=count.tokens, params=n_params(learn.model), **about(1))
+
+def render(rows):
+    "The results as markdown."
+    res = f"# What a language model learner takes by itself\n\nWritten by `python benchmarks/defaults.py`. Validation loss a token. Width 128, 2 layers, batches of {BS} × {SEQ_LEN} tokens, {rows[0]['minutes']:g} core-minutes of `fit_one_cycle` each, one thread.\n"
+    groups = groupby(rows, lambda r: (r['shape'],r['opt'],r['lr']))
+    lines = []
+    for (shape,opt,lr),rs in sorted(groups.items()):
+        losses = {s:[r['loss'] for r in rs if r['set'] == s] for s in SETS}
+        lines.append(dict(shape=WHAT[shape], opt=opt, lr=f'{lr:g}', **{s:', '.join(f'{l:.3f}' for l in ls) or None for s,ls in losses.items()}))
+    cols = {'model':'shape', 'optimizer':'opt', 'largest rate':'lr', **{t:s for s,t in TITLES.items()}}
+    return f'{res}\n{table(lines, cols)}\n{ran_with(rows, env=None)}'
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    p.add_argument('--sets', nargs='+', default=list(SETS), choices=SETS)
+    p.add_argument('--shapes', nargs='+', default=list(SHAPES), choices=SHAPES)
+    p.add_argument('--opts', nargs='+', default=list(OPTS), choices=OPTS)
+    p.add_argument('--lrs', nargs='+', type=float, default=[1e-3,3e-3,1e-2])
+    p.add_argument('--seeds', nargs='+', type=int, default=[0])
+    p.add_argument('--minutes', type=float, default=1.)
+    args = p.parse_args()
+    torch.set_num_threads(1)
+    file = HERE/'results'/'defaults.jsonl'
+    for seed,name,shape,opt,lr in itertools.product(args.seeds, args.sets, args.shapes, args.opts, args.lrs):
+        row = dict(set=name, shape=shape, opt=opt, lr=lr, seed=seed, minutes=args.minutes)
+        if any(all(r[k] == row[k] for k in KEY) for r in read_rows(file)): continue
+        row = run(row)
+        print(json.dumps({k:row[k] for k in (*KEY,'loss','tokens')}), flush=True)
+        add_row(file, row)
+    file.with_suffix('.md').write_text(render(read_rows(file)))
+
+if __name__ == '__main__': main()
