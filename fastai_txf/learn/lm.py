@@ -8,13 +8,16 @@ __all__ = ['TransformerLMLearner', 'transformer_lm_learner']
 # %% ../../nbs/5_learn/06_lm.ipynb #06ee1041
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
+from fastcore.basics import ifnone
 from fastcore.meta import delegates
 from ..model.config import TransformerConfig
 from ..model.models import lm_splitter, TransformerLM
 from ..text.loaders import check_dls
 from ..train.losses import GatherLogProbs
 from ..train.lean import LeanLoss
+from ..train.muon import muon_or_adamw
 from ..train.optim import adamw
+from ..train.rates import width_lr
 from .base import (
     check_kind, HIDDEN, make_learner, refuse_options, split_options, start_config, TokenLearner)
 from .writing import perplexity, predict, stream_text, text_logprobs
@@ -57,7 +60,7 @@ class TransformerLMLearner(TokenLearner):
 @delegates(TransformerConfig, keep=True, but=HIDDEN['lm'])
 def transformer_lm_learner(
     dls, # `DataLoaders` of a language model (`is_lm=True`)
-    config=None, # a preset's name or a `TransformerConfig`
+    config=None, # a preset's name or a `TransformerConfig`; default: 'modern'
     arch=TransformerLM, # makes the model, called with the configuration
     block=None, # makes a block, in place of `TransformerBlock`
     pretrained=None, # encoder file, learner or model; all but the last group of layers is frozen
@@ -71,9 +74,15 @@ def transformer_lm_learner(
     check_dls(dls)
     check_kind(dls, is_lm=True)
     config = start_config(config, pretrained, arch)
+    own_blocks = arch is TransformerLM and block is None
+    if own_blocks and pretrained is None: config = ifnone(config, 'modern')
     config_kw,learner_kw = split_options(kwargs, 'lm', arch is not TransformerLM)
     if not isinstance(config, TransformerConfig):
         config_kw.setdefault('max_len', max(TransformerConfig.max_len, dls.train.seq_len))
-    learner_kw = {'loss_func':CrossEntropyLossFlat(), 'opt_func':adamw, **learner_kw}
-    return make_learner(TransformerLMLearner, dls, config, arch, lm_splitter, pretrained,
+    opt_func = muon_or_adamw if own_blocks else adamw
+    learner_kw = {'loss_func':CrossEntropyLossFlat(), 'opt_func':opt_func, **learner_kw}
+    learn = make_learner(TransformerLMLearner, dls, config, arch, lm_splitter, pretrained,
                          drop_mult, compile, dict(block=block), config_kw, learner_kw, tied=True)
+    if learn.opt_func is muon_or_adamw and 'lr' not in learner_kw:
+        learn.lr = width_lr(learn.model.config.d_model, 'muon')
+    return learn

@@ -110,7 +110,9 @@ def _language_model(dls, objective, config, config_kw):
     given = make_config(config)
     options = {f:min(getattr(given, f), 0.1) for f in ('p','attn_p','ff_p','emb_p')}
     options.update({k:v for k,v in config_kw.items() if k not in UNUSED['mlm']})
-    return factory(dls, config, metrics=accuracy, **options)
+    learn = factory(dls, config, metrics=accuracy, **options)
+    if objective == 'mlm': learn.lr = width_lr(learn.model.config.d_model)
+    return learn
 
 def _shown(learn, verbose):
     "A context in which `learn` shows its progress, or does not."
@@ -136,23 +138,23 @@ def _by_counting(learn, dls, minutes, lr, verbose):
     with _shown(learn, verbose): learn.fit_minutes(minutes, lr)
     return learn, None, (counting, minutes)
 
-def _by_model(lm, classifier, minutes, lr, verbose):
+def _by_model(lm, classifier, minutes, lrs, verbose):
     """Train `lm`, from counted vectors if texts and tokens are enough, then a classifier with its
-    encoder; both, and `minutes`: those for text and for labels."""
+    encoder; both, and `minutes`: those for text and for labels, as the learning rates."""
     texts = _ids(lm.dls)
     vocab_sz,d = lm.model.encoder.emb.weight.shape
     if d <= min(len(texts), vocab_sz): _count_into(lm, texts)
-    with _shown(lm, verbose): lm.fit_minutes(minutes[0], lr)
+    with _shown(lm, verbose): lm.fit_minutes(minutes[0], lrs[0])
     with _said(verbose): learn = classifier(pretrained=lm)
-    with _shown(learn, verbose): learn.fit_gradual(minutes[1], lr)
+    with _shown(learn, verbose): learn.fit_gradual(minutes[1], lrs[1])
     return learn, lm, minutes
 
-def _pretrain(dls, objective, config, config_kw, classifier, minutes, share, lr, verbose):
+def _pretrain(dls, objective, config, config_kw, classifier, minutes, share, lrs, verbose):
     """Train a classifier that begins with the texts of `dls`: it, its language model or None, and
-    the minutes for text and for labels."""
-    if objective == 'counts': return _by_counting(classifier(), dls, minutes, lr, verbose)
+    the minutes for text and for labels, as the learning rates `lrs`."""
+    if objective == 'counts': return _by_counting(classifier(), dls, minutes, lrs[1], verbose)
     lm = _language_model(dls, objective, config, config_kw)
-    return _by_model(lm, classifier, (share*minutes, (1-share)*minutes), lr, verbose)
+    return _by_model(lm, classifier, (share*minutes, (1-share)*minutes), lrs, verbose)
 
 def _valid_rows(df, valid_col, valid_pct, seed):
     "Which rows of `df` are for validation."
@@ -181,7 +183,7 @@ def self_pretrain(
     share:float=0.6, # part of the minutes for pretraining; not used with 'counts'
     compare:bool=True, # train a classifier without pretraining, too, for as many minutes
     valid_texts:bool=False, # pretrain on the texts (never the labels) of the validation rows, too
-    lr:float=None, # largest learning rate; default: by the width, as `suggest_config`
+    lr:float=None, # largest learning rate; default: by the width and the optimizer
     bs:int=32, # texts (language model: sequences) in a batch
     seq_len:int=128, # tokens of the language model's sequences
     label_delim:str=None, # what separates the labels in a string
@@ -205,7 +207,7 @@ def self_pretrain(
     check_df(df, text_col, label_col, valid, label_delim)
     texts = _texts_to_read(df, text_col, unlabelled, valid, valid_texts)
     config_kw,data_kw = _split_options(kwargs)
-    lr = ifnone(lr, width_lr(make_config(config, **config_kw).d_model))
+    lrs = lr, ifnone(lr, width_lr(make_config(config, **config_kw).d_model))
     check_options(self_pretrain, data_kw)
     dls_lm,dls = _loaders(df, text_col, texts, valid, bs, seq_len, seed, label_col, label_delim,
                           **data_kw)
@@ -213,11 +215,11 @@ def self_pretrain(
     def classifier(**kw):
         return transformer_classifier_learner(dls, config, metrics=target.metric, **config_kw, **kw)
     learn,lm,spent = _pretrain(dls_lm, objective, config, config_kw, classifier,
-                               minutes, share, lr, verbose)
+                               minutes, share, lrs, verbose)
     rows = {'with pretraining':_score(learn, target, spent)}
     scratch = classifier() if compare else None
     if compare:
-        with _shown(scratch, verbose): scratch.fit_minutes(minutes, lr)
+        with _shown(scratch, verbose): scratch.fit_minutes(minutes, lrs[1])
         rows['labels only'] = _score(scratch, target, (0., minutes))
     score = rows['with pretraining'][target.metric_name]
     rows['baseline'] = _beside(dls, target, score)

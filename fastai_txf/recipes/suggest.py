@@ -73,8 +73,11 @@ class _Data:
 
     def config(self, d_model, n_layers, p=0.1):
         "Arguments for the learner."
-        res = dict(d_model=d_model, n_layers=n_layers, n_heads=d_model//32, lr=width_lr(d_model))
-        if self.is_lm: return {**res, 'max_len':self.length, 'p':p, 'emb_p':p}
+        res = dict(d_model=d_model, n_layers=n_layers, n_heads=d_model//32)
+        if self.is_lm:
+            more = dict(max_len=self.length, p=p, emb_p=p, lr=width_lr(d_model, 'muon'))
+            return {'config':'modern', **res, **more}
+        res['lr'] = width_lr(d_model)
         max_len = min(256, 32*math.ceil(max(1, self.longest)/32))
         return {'config':'auto', **res, 'd_ff':2*d_model, 'max_len':max_len}
 

@@ -18,13 +18,15 @@ from ..base.checks import check_rates
 # %% ../../nbs/4_train/07_rates.ipynb #3f0b6d21
 def width_lr(
     d_model:int, # width of the model
+    opt:str='adamw', # name of the optimizer
 )->float: # learning rate
-    "A largest learning rate that suits a transformer of this width, with Adam: a rule of thumb."
-    return round(0.192/d_model, 6)
+    "A largest learning rate that suits a transformer of this width: a rule of thumb."
+    return round(_per_width.get(opt, 0.192)/d_model, 6)
 
+_per_width = dict(muon=1.28, muon_or_adamw=1.28) # the rate times the width, with others than Adam
 _much = 4 # times what suits: above it there is a warning
 _much_alone = 10 # the same where the last group is trained alone
-_much_by = dict(muon=10, SGD=float('inf')) # the same with other optimizers than Adam
+_endless = 'SGD', # optimizers that bear any
 _libraries = 'fastai','fastai_txf','fastcore'
 
 def _callers_level():
@@ -48,13 +50,13 @@ def warn_of_rate(
     d_model = getattr(getattr(learn.model, 'config', None), 'd_model', None)
     cbs = [*learn.cbs, *L(cbs)]
     finds = any(isinstance(cb, LRFinder) for cb in cbs)
-    if d_model is None or finds: return
     opt = getattr(getattr(learn.opt_func, 'func', learn.opt_func), '__name__', '')
+    if d_model is None or finds or opt in _endless: return
     n,frozen = len(learn.opt.param_lists), learn.opt.frozen_idx
     alone = n > 1 and frozen == n-1
-    rates,fits = _top_rates(ifnone(lr, learn.lr), cbs), width_lr(d_model)
+    rates,fits = _top_rates(ifnone(lr, learn.lr), cbs), width_lr(d_model, opt)
     top = float(rates.max() if len(rates) < n else rates[frozen:].max())
-    if top <= max(_much_alone if alone else _much, _much_by.get(opt, 0))*fits: return
+    if top <= (_much_alone if alone else _much)*fits: return
     what = f'the output layer of a transformer of {d_model=} bears, while the rest is frozen' \
         if alone else f'a transformer of {d_model=} bears'
     warnings.warn(f'a learning rate of {top:.2g} is far beyond what {what}, and may leave it where '
