@@ -32,7 +32,7 @@ def valid_ids():
 
 def train_lm(steps, **kw):
     "A learner that has learned characters."
-    learn = transformer_lm_learner(text(), opt_func=adamw, **{**BASE, **kw})
+    learn = transformer_lm_learner(text(), 'default', opt_func=adamw, **{**BASE, **kw})
     fit_steps(learn, steps, 4e-3, wd=0.1)
     learn.model.eval()
     return learn

@@ -112,7 +112,7 @@ def language_model(dls, text):
     "A learner for what `text` asks; its last two numbers are a loss and an accuracy."
     if text['objective'] == 'mlm': return transformer_mlm_learner(dls, mask_p=text['mask_p'], metrics=accuracy, **text['model'])
     guessed = Guessed(text['guessed'])
-    return transformer_lm_learner(dls, metrics=[guessed.loss, guessed.accuracy], opt_func=adamw, cbs=guessed, **text['model'])
+    return transformer_lm_learner(dls, 'default', metrics=[guessed.loss, guessed.accuracy], opt_func=adamw, cbs=guessed, **text['model'])
 
 def pretrain(n, read, text):
     "The file of an encoder pretrained on the `n` texts that `read` reads, and what to say of its training: made once, whatever is done with it."

@@ -19,7 +19,7 @@ def make_dls(bs, n):
     if n: df = df.groupby('is_valid').sample(n//2, random_state=0)
     return TextDataLoaders.from_df(df, text_col='text', is_lm=True, valid_col='is_valid', seq_len=SEQ_LEN, bs=bs, val_bs=VAL_BS if n is None else 2, num_workers=0)
 
-def txf(dls, kw): return transformer_lm_learner(dls, metrics=accuracy, **kw)
+def txf(dls, kw): return transformer_lm_learner(dls, 'default', opt_func=adamw, metrics=accuracy, **kw)
 def workshop(dls, kw):
     n = len(dls.vocab)
     return Learner(dls, WorkshopModel(n, n, causal=True, **kw), loss_func=CrossEntropyLossFlat(), metrics=accuracy)

@@ -210,7 +210,7 @@ STEPS = dict(
     ours_compiled='`TransformerLM` with `compile=True`', nano="nanoGPT's arrangement, written out in `common.py`",
     x='x-transformers 2.31.10', hf='GPT-2 of Hugging Face transformers 5.23.0',
     torch='`nn.TransformerEncoder` of torch 2.13', workshop="the fastai workshop's model",
-    learner='`transformer_lm_learner`, nothing chosen (rotary positions), in a `fit`',
+    learner='`transformer_lm_learner`, rotary positions, `adamw`, in a `fit`',
     learner_same='`transformer_lm_learner`, learned positions, in a `fit`',
     learner_bf16='the same after `to_bf16`', learner_bf16_compiled='the same with `compile=True`',
     nano_bf16="nanoGPT's arrangement in bfloat16", nano_bf16_compiled='the same, compiled',

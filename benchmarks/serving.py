@@ -46,7 +46,7 @@ def train_multi():
 
 def train_lm():
     dls = TransformerDataLoaders.from_df(reviews('train', 5000), text_col='text', is_lm=True, valid_col='valid', tok_tfm=FastSpacyTokenizer(), max_vocab=10_000, bs=16, seq_len=256)
-    learn = transformer_lm_learner(dls, d_model=256, n_heads=8, n_layers=4, metrics=[accuracy, Perplexity()])
+    learn = transformer_lm_learner(dls, 'default', d_model=256, n_heads=8, n_layers=4, opt_func=adamw, metrics=[accuracy, Perplexity()])
     learn.fit_minutes(2, 1e-3)
     return learn
 

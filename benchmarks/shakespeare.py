@@ -17,7 +17,7 @@ def make_dls(): return LMDataLoaders.from_texts(*[[t] for t in read_shakespeare(
 
 def txf(dls, steps):
     "A trained model, and the seconds of its training."
-    learn = transformer_lm_learner(dls, d_model=WIDTH, n_heads=HEADS, n_layers=LAYERS, max_len=SEQ_LEN, positions='sinusoidal', p=0., emb_p=0., bias=False, opt_func=adamw)
+    learn = transformer_lm_learner(dls, 'default', d_model=WIDTH, n_heads=HEADS, n_layers=LAYERS, max_len=SEQ_LEN, positions='sinusoidal', p=0., emb_p=0., bias=False, opt_func=adamw)
     start = time.perf_counter()
     fit_steps(learn, steps, 4e-3, wd=0.1)
     return learn.model.eval(), time.perf_counter()-start

@@ -1,13 +1,14 @@
 """The time and memory of a training step: this library beside Hugging Face GPT-2, x-transformers, `nn.TransformerEncoder`, nanoGPT's arrangement and the workshop's model, each as it is and compiled.
 
 One shape for all (see `peers.py`), no dropout, batches of 8 × 256 tokens, fused AdamW, fp32 or bfloat16 by autocast. Times: the candidates take turns in one process, medians over the rounds, ratios of the rounds.
-`learner` is what `transformer_lm_learner` takes for a step when nothing but the shape is chosen, in a `fit` of four steps with all that fastai does around them; the peers' steps stand in plain loops.
+`learner` is what `transformer_lm_learner` takes for a step with the preset `default` and `adamw`, in a `fit` of four steps with all that fastai does around them; the peers' steps stand in plain loops.
 Compiled are our blocks, by `compile_for_training` for all lengths, and the peers' whole models, by `torch.compile` for the one length that they see.
 Memory: a fresh process for each candidate and length, the largest resident set of four steps above that after the imports (Linux only)."""
 from contextlib import nullcontext
 from fastai.text.core import BaseTokenizer
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.text.stream import LMDataLoaders
+from fastai_txf.train.optim import adamw
 from peers import *
 
 NAMES = {'ours':'`TransformerLM`, learned positions', 'rotary':'`TransformerLM`, rotary positions', 'chunked':'`TransformerLM`, learned positions, `chunked_cross_entropy`', 'nano':"nanoGPT's arrangement", 'hf':'Hugging Face GPT-2', 'torch':'`nn.TransformerEncoder`', 'x':'x-transformers', 'workshop':"the workshop's model"}
@@ -21,7 +22,7 @@ BF16 = {f'{k}_bf16{c}':(k, bool(c)) for k in ('nano','hf','x') for c in ('','_co
 NAMES |= {k:f"{NAMES[o]}, bf16{', compiled' if c else ''}" for k,(o,c) in BF16.items()}
 SAME = dict(positions='learned', bias=False)                                # the shape of the peers to the last weight
 LEARNERS = dict(learner=dict(), learner_same=SAME, learner_bf16=dict(half=True, **SAME), learner_bf16_compiled=dict(half=True, compile=True, **SAME))
-NAMES |= dict(learner='`transformer_lm_learner`, nothing chosen', learner_same='`transformer_lm_learner`, learned positions', learner_bf16='`transformer_lm_learner`, learned positions, `to_bf16`',
+NAMES |= dict(learner='`transformer_lm_learner`, rotary positions', learner_same='`transformer_lm_learner`, learned positions', learner_bf16='`transformer_lm_learner`, learned positions, `to_bf16`',
               learner_bf16_compiled='`transformer_lm_learner`, learned positions, `to_bf16`, `compile=True`')
 FIT = 4 # steps of a fit
 
@@ -40,7 +41,7 @@ def fitter(name, bs, sl):
     options = dict(LEARNERS[name])
     half = options.pop('half', False)
     torch.manual_seed(0)
-    learn = transformer_lm_learner(dls, d_model=WIDTH, n_heads=HEADS, n_layers=LAYERS, max_len=sl, p=0., emb_p=0., **options)
+    learn = transformer_lm_learner(dls, 'default', d_model=WIDTH, n_heads=HEADS, n_layers=LAYERS, max_len=sl, p=0., emb_p=0., opt_func=adamw, **options)
     if half: learn.to_bf16()
     def fit():
         with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-4, cbs=StopAfter(FIT))

@@ -67,7 +67,7 @@ def read(way):
         set_seed(seed)
         dls,guessed = lm_dls(ids, vocab(), dict(TEXT, seed=seed)),Guessed(TEXT['guessed'])
         guessed.chunk = TEXT['chunk']
-        learn = half(transformer_lm_learner(dls, metrics=[guessed.loss, guessed.accuracy], opt_func=muon, cbs=guessed, p=0., **SHAPE))
+        learn = half(transformer_lm_learner(dls, 'default', metrics=[guessed.loss, guessed.accuracy], opt_func=muon, cbs=guessed, p=0., **SHAPE))
         emb = learn.model.encoder.emb.weight
         emb.data.copy_(count_vectors(ids, *emb.shape))
         rates = {k:TEXT[k] for k in ('warmup','decay','wd')}

@@ -74,12 +74,12 @@ def transformer_lm_learner(
     check_dls(dls)
     check_kind(dls, is_lm=True)
     config = start_config(config, pretrained, arch)
-    own_blocks = arch is TransformerLM and block is None
-    if own_blocks and pretrained is None: config = ifnone(config, 'modern')
+    measured = arch is TransformerLM and block is None and pretrained is None
+    if measured: config = ifnone(config, 'modern')
     config_kw,learner_kw = split_options(kwargs, 'lm', arch is not TransformerLM)
     if not isinstance(config, TransformerConfig):
         config_kw.setdefault('max_len', max(TransformerConfig.max_len, dls.train.seq_len))
-    opt_func = muon_or_adamw if own_blocks else adamw
+    opt_func = muon_or_adamw if measured else adamw
     learner_kw = {'loss_func':CrossEntropyLossFlat(), 'opt_func':opt_func, **learner_kw}
     learn = make_learner(TransformerLMLearner, dls, config, arch, lm_splitter, pretrained,
                          drop_mult, compile, dict(block=block), config_kw, learner_kw, tied=True)
