@@ -152,7 +152,7 @@ def train_lm(
 ): # trained learner
     "A transformer that predicts the next token."
     learn = plain_rows(transformer_lm_learner(dls, metrics=Perplexity(), **size['lm']))
-    learn.fit_one_cycle(size['lm_epochs'], size['lr'])
+    learn.fit_one_cycle(size['lm_epochs'])
     return learn
 
 # %% ../nbs/9_roof/00_demo.ipynb #11b94428
