@@ -194,6 +194,27 @@ def deeper():
             f"{r['shape']['n_layers']} layers of width {r['shape']['d_model']} and {r['shape']['max_len']} characters, with the same preset and optimizer, reach **{r['loss']:.4f}** in {r['core_minutes']:.0f} minutes of one core (one seed, in bfloat16) "
             "([row](results/deeper.md), `.venv/bin/python benchmarks/deeper.py --threads 1`).")
 
+DEFAULTS = [('default','adamw'),('default','muon'),('dropout','muon'),('modern','muon')]
+DEFAULT_SETS = dict(characters='characters', pieces='byte pairs of docstrings', words='words of reviews', captions='words of captions')
+DEFAULT_SHAPES = dict(default='`default`', dropout='`modern`, dropout 0.1', modern='`modern`')
+
+def best_defaults(shape, opt, text):
+    "The rows of the best rate of a preset and an optimizer on a text."
+    rs = rows('defaults', shape=shape, opt=opt, set=text, minutes=0.75)
+    by_rate = {lr:[r for r in rs if r['lr']==lr] for lr in {r['lr'] for r in rs}}
+    return min(by_rate.values(), key=lambda rs: mean(rs, 'loss'), default=[])
+
+def defaults():
+    def losses(shape, opt, lr):
+        rs = [rows('defaults', shape=shape, opt=opt, lr=lr, set=s, minutes=0.75) for s in DEFAULT_SETS]
+        return [f"{mean(r, 'loss'):.2f}" if r else '–' for r in rs]
+    rates = {r['lr'] for r in rows('defaults')}
+    lines = [(DEFAULT_SHAPES[k], f'`{opt}`', f'{lr:g}', *losses(k, opt, lr)) for k,opt in DEFAULTS for lr in sorted(rates)]
+    lines = [l for l in lines if {*l[3:]} != {'–'}]
+    return block('how much lower the loss is than that of the preset default with Adam, in nats a token', 'defaults',
+                 table(['preset','optimizer','largest rate',*DEFAULT_SETS.values()], lines),
+                 ['defaults.py --minutes 0.75'], rows('defaults'), 'defaults')
+
 TRANSLATORS = dict(txf='`transformer_seq2seq_learner`',
                    torch='`nn.Transformer` of torch 2.13 in the same learner: pre-norm, sinusoids, shared embeddings')
 
@@ -294,7 +315,7 @@ def scale():
                  table(['step','MB','of the first','processor seconds'], [(n, *line(rs[k])) for k,n in SCALES.items()]),
                  ['scale.py'], list(rs.values()), 'scale')
 
-QUESTIONS = [imdb, few, small, words, shakespeare, speedrun, translation, step, generation, tokenizing, batches, epoch, scale]
+QUESTIONS = [imdb, few, small, words, defaults, shakespeare, speedrun, translation, step, generation, tokenizing, batches, epoch, scale]
 
 # Pictures
 
@@ -341,6 +362,15 @@ def draw_small(ax):
 def draw_words(ax):
     losses = {n:one('lm_sample', candidate=k)['loss'] for n,k in (('fastai_txf','txf'), ("the workshop's",'workshop'))}
     bars(ax, losses, ('fastai_txf',), 'validation loss (less is better)', '{:.2f}')
+
+def draw_defaults(ax):
+    for i,(k,opt) in enumerate(DEFAULTS[1:]):
+        gain = [mean(best_defaults('default', 'adamw', s), 'loss') - mean(best_defaults(k, opt, s), 'loss') for s in DEFAULT_SETS]
+        y = [j + 0.25*(1-i) for j in range(len(gain))][::-1]
+        ax.barh(y, gain, height=0.22, color=OURS, alpha=(0.35,0.6,1)[i], label=f"{DEFAULT_SHAPES[k].replace('`', '')}, {opt}")
+    ax.set_yticks(range(len(DEFAULT_SETS)), [*DEFAULT_SETS.values()][::-1], fontsize=9)
+    ax.set_xlabel('nats a token below the preset default with adamw, each at its best rate', fontsize=9)
+    ax.legend(fontsize=8, loc='lower right'); ax.spines[['top','right']].set_visible(False)
 
 def draw_shakespeare(ax):
     for y,(k,c) in zip((1, 0), (('txf',OURS), ('plain',PEER))):

@@ -29,7 +29,7 @@ def make_learner(df, bs, is_lm):
     set_seed(0)
     dls = TextDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', is_lm=is_lm, seq_len=32, bs=bs, num_workers=0,
                                      tok_tfm=BaseTokenizer())
-    return transformer_lm_learner(dls, **MODEL) if is_lm else transformer_classifier_learner(dls, metrics=accuracy, head_p=0., **MODEL)
+    return transformer_lm_learner(dls, opt_func=adamw, **MODEL) if is_lm else transformer_classifier_learner(dls, metrics=accuracy, head_p=0., **MODEL)
 
 def train(learn, epochs, cbs=(), sharded=False):
     "Losses of each step, the rows of the epochs' table, and the share of the weights that was held."

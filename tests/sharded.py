@@ -114,6 +114,8 @@ def refused():
             raises(TypeError, 'do this after it', f)
         raises(TypeError, 'LRFinder', learn.lr_find)
         raises(TypeError, 'SampleText', lambda: learn.fit(1, cbs=SampleText('warm')))
+        learn.fit(1, 1e-3)
+        assert type(learn.opt.opt) is torch.optim.Adam # no process has a whole matrix for Muon
     learn.predict('warm', 3)
     opt = torch.optim.SGD(learn.model.parameters(), lr=0.1)
     for typ,msg,options,kw in [(TypeError, 'is no plugin', dict(fsdp_plugin=True), {}), (ValueError, 'fsdp_version=2', dict(fsdp_plugin=plugin(fsdp_version=1)), {}),

@@ -23,7 +23,7 @@ class Look(Callback):
 def learner(keep=False, seed=0, **kwargs):
     set_seed(seed)
     dls = LMDataLoaders.from_texts([TEXT], [TEXT[:600]], tok_tfm=CharTokenizer(), starts=False, bs=4, seq_len=16)
-    learn = transformer_lm_learner(dls, d_model=16, n_layers=1, n_heads=2, **{'vocab_sz':600, **kwargs})
+    learn = transformer_lm_learner(dls, d_model=16, n_layers=1, n_heads=2, **{'vocab_sz':600, 'opt_func':adamw, **kwargs})
     learn.keep_logits,learn.logger = keep,noop
     return learn.remove_cb(learn.progress)
 

@@ -404,7 +404,7 @@ def test_save_and_load(make, kind):
     assert not changed(other, weights(learn))
     def means(o):
         state = o.opt.state_dict()['state']
-        return [p['exp_avg'] for p in state.values()] if isinstance(state, dict) else [p['grad_avg'] for p in state]
+        return [p['exp_avg' if 'exp_avg' in p else 'momentum_buffer'] for p in state.values()] if isinstance(state, dict) else [p['grad_avg'] for p in state]
     a,b = means(learn),means(other)
     assert len(a) == len(b) > 0 and all(map(torch.equal, a, b))
     before = weights(learn)
@@ -780,7 +780,9 @@ def test_fine_tune(make):
     low,top = learn.opt.hypers[0]['lr'], learn.opt.hypers[-1]['lr']
     assert top/low == pytest.approx(10, rel=1e-3)
 
-def test_width_lr(): assert (width_lr(16), width_lr(128), width_lr(512)) == (0.012, 0.0015, 0.000375)
+def test_width_lr():
+    assert (width_lr(16), width_lr(128), width_lr(512)) == (0.012, 0.0015, 0.000375)
+    assert (width_lr(128, "muon"), width_lr(512, "muon")) == (0.01, 0.0025)
 
 # Predicting without a loop
 

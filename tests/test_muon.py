@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 from functools import partial
-from fastai.text.all import Callback, CrossEntropyLossFlat, Learner, load_learner, noop, set_seed, trainable_params
+from fastai.text.all import Callback, CrossEntropyLossFlat, Learner, load_learner, noop, pd, set_seed, trainable_params
 from fastcore import test as t
 from fastai_txf.all import *
 from fastai_txf.train.muon import hidden_matrices, MuonAdam, orthogonalize
@@ -179,3 +179,42 @@ def test_it_bears_rates_that_adam_does_not(recwarn):
     assert not any('far beyond' in str(w.message) for w in recwarn)
     trained(learner(opt_func=adamw), 1, 5e-2)
     assert any('far beyond' in str(w.message) for w in recwarn)
+
+def optimizer(learn):
+    learn.create_opt()
+    return type(learn.opt.opt)
+
+def test_what_a_language_model_takes_by_itself():
+    "Nothing asked: `modern`, Muon, a rate for its width. A given field, preset, optimizer or rate wins."
+    plain,sized = transformer_lm_learner(dls()),transformer_lm_learner(dls(), d_model=256)
+    assert plain.model.config.qk_norm and plain.model.config.p == 0 and plain.lr == 0.01
+    assert not sized.model.config.qk_norm and sized.model.config.p == 0.1 and sized.lr == 0.005
+    assert optimizer(plain) is optimizer(sized) is MuonAdam
+    other = transformer_lm_learner(dls(), 'gpt2', opt_func=adamw)
+    assert other.model.config.positions == 'learned' and other.lr == 1e-3 and optimizer(other) is torch.optim.Adam
+    assert transformer_lm_learner(dls(), lr=2e-3).lr == 2e-3
+
+class Own(TransformerBlock): pass
+
+@pytest.mark.parametrize('kw', [dict(block=Own), dict(arch=partial(TransformerLM))])
+def test_parts_of_ones_own_take_adam(kw):
+    learn = transformer_lm_learner(dls(), d_model=16, n_heads=2, **kw)
+    assert optimizer(learn) is torch.optim.Adam and learn.lr == 1e-3
+
+def test_what_is_pretrained_takes_adam_and_its_own_shape(tmp_path):
+    lm = transformer_lm_learner(dls(), path=tmp_path)
+    lm.save_encoder('enc')
+    other = transformer_lm_learner(dls(), pretrained='enc', path=tmp_path)
+    assert optimizer(other) is torch.optim.Adam and other.model.config.qk_norm and other.lr == 1e-3
+
+def test_plain_encoder_into_plain_classifier(tmp_path):
+    "From one factory to the other with nothing asked of either; with the same fields, too."
+    df = pd.DataFrame(dict(text=['a warm and clever film', 'a cold and dull one']*12, label=['pos','neg']*12, valid=([False]*4+[True]*2)*4))
+    kw = dict(text_col='text', valid_col='valid', num_workers=0, n_workers=0)
+    dls_lm,dls_clf = (TransformerDataLoaders.from_df(df, bs=4, **kw, **o) for o in (dict(is_lm=True, seq_len=8), dict(label_col='label')))
+    for fields in ({}, dict(d_model=32, n_layers=1)):
+        lm = transformer_lm_learner(dls_lm, path=tmp_path, **fields)
+        lm.save_encoder('enc')
+        learn = transformer_classifier_learner(dls_clf, path=tmp_path, **fields).load_encoder('enc')
+        assert learn.model.config.qk_norm == (not fields)
+        assert learn.model.encoder.blocks[0].attn.fn.qkv.weight.equal(lm.model.encoder.blocks[0].attn.fn.qkv.weight)

@@ -216,7 +216,7 @@ def test_refuses_another_model(new):
     other(r"loss: label_smoothing 0.0 \(here 0.1\)", loss_func=CrossEntropyLossFlat(label_smoothing=0.1))
     other(r"loss: weight None \(here checksum", loss_func=CrossEntropyLossFlat(weight=torch.rand(len(new('lm', 0).dls.vocab))))
     other(r"loss: name CrossEntropyLossFlat \(here FocalLossFlat\)", loss_func=FocalLossFlat())
-    other(r"opt_func adamw \(here adamw\(.*0.001.*hypers: eps \[1e-05.*\(here \[0.001", opt_func=partial(adamw, eps=1e-3))
+    other(r"opt_func muon_or_adamw \(here adamw\(.*0.001.*hypers: eps \[1e-05.*\(here \[0.001", opt_func=partial(adamw, eps=1e-3))
     other(r"callbacks .*Metric\({'func': 'accuracy'}\)", metrics=accuracy)
     frozen = new('lm', 0)
     frozen.freeze()

@@ -101,7 +101,7 @@ def make_same(request, make, tmp_path, dls):
         set_seed(0)
         if request.param == 'seq2seq': return pairs_learner(tmp_path, **kw)
         if request.param == 'mlm': return quiet(transformer_mlm_learner(dls, **{**SMALL, 'path':tmp_path, **kw}))
-        return make('lm', metrics=accuracy, tie=request.param == 'lm', **kw)
+        return make('lm', metrics=accuracy, tie=request.param == 'lm', opt_func=adamw, **kw)
     return _make
 
 @pytest.mark.parametrize('low', [False,True])
@@ -120,7 +120,7 @@ def test_chunked_loss_among_others(make):
     res = []
     for cbs in ([], [ChunkedLoss(chunk=20)]):
         set_seed(0)
-        learn = make('lm', cbs=cbs)
+        learn = make('lm', cbs=cbs, opt_func=adamw)
         start(learn)
         res.append([torch.tensor(learn.lr_find(num_it=10, show_plot=False)[0]), *fitted(learn, GradientAccumulation(16), n=1), *learn.get_preds()])
         learn.export('learn.pkl')

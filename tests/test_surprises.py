@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from fastai.text.all import (AWD_LSTM, BaseTokenizer, Callback, ClassificationInterpretation, MixUp,
                              Perplexity, TextDataLoaders, accuracy, load_learner, set_seed)
-from fastai_txf.all import (
+from fastai_txf.all import (adamw,
     CharTokenizer, KVCache, Seq2SeqDataLoaders, Seq2SeqTransformer, TransformerClassifier,
     TransformerDataLoaders, TransformerEncoder, TransformerLM, TransformerMLM, add_pseudo_labels,
     beam_search, from_hf, generate, self_pretrain, stream_tokens, transformer_classifier_learner,
@@ -239,6 +239,10 @@ def test_rates_of_fastais_tutorial(make, tmp_path):
     "Before each fit that is too fast, the first one with all but the last group frozen among them; not before others"
     mult,wide = 2.6**4, dict(d_model=128)
     lm = make('lm', **wide)
+    assert not said_of_rates(lambda: lm.fit_one_cycle(1))
+    (said,_), = said_of_rates(lambda: lm.fit_one_cycle(1, 5e-2))
+    assert re.search('0.05 is far beyond what a transformer of d_model=128 bears.*take about 0.01', said)
+    lm = make('lm', opt_func=adamw, **wide)
     (said,file), = said_of_rates(lambda: lm.fit_one_cycle(1, 1e-2))
     assert re.search('0.01 is far beyond what a transformer of d_model=128 bears.*take about 0.002', said)
     assert file == 'test_surprises.py'

@@ -60,7 +60,7 @@ class TransformerLMLearner(TokenLearner):
 @delegates(TransformerConfig, keep=True, but=HIDDEN['lm'])
 def transformer_lm_learner(
     dls, # `DataLoaders` of a language model (`is_lm=True`)
-    config=None, # a preset's name or a `TransformerConfig`; default: 'modern'
+    config=None, # a preset or a `TransformerConfig`; default: 'modern' if no field is given
     arch=TransformerLM, # makes the model, called with the configuration
     block=None, # makes a block, in place of `TransformerBlock`
     pretrained=None, # encoder file, learner or model; all but the last group of layers is frozen
@@ -74,9 +74,9 @@ def transformer_lm_learner(
     check_dls(dls)
     check_kind(dls, is_lm=True)
     config = start_config(config, pretrained, arch)
-    measured = arch is TransformerLM and block is None and pretrained is None
-    if measured: config = ifnone(config, 'modern')
     config_kw,learner_kw = split_options(kwargs, 'lm', arch is not TransformerLM)
+    measured = arch is TransformerLM and block is None and pretrained is None
+    if measured and not config_kw: config = ifnone(config, 'modern')
     if not isinstance(config, TransformerConfig):
         config_kw.setdefault('max_len', max(TransformerConfig.max_len, dls.train.seq_len))
     opt_func = muon_or_adamw if measured else adamw

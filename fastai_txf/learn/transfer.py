@@ -158,7 +158,7 @@ def read_encoder(
     return saved
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #5c1d0a7e
-_adopted = 'eps','scale_emb'
+_adopted = 'eps','scale_emb','qk_norm','bias'
 
 def adopted_fields(
     saved:dict, # what the file of an encoder holds
