@@ -5,6 +5,7 @@ from pathlib import Path
 import os, pickle, pytest, subprocess, sys, torch, torch.nn as nn
 from fastai.text.all import load_learner, set_seed
 from torch._dynamo.utils import counters
+from fastai_txf.train.optim import adamw
 from fastai_txf.train import compile as scale
 from fastai_txf.model.attention import record_attention
 from fastai_txf.generate.decode import generate
