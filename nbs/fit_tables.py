@@ -40,7 +40,7 @@ def tabled(text):
         if HEADER.match(line):
             close()
             names,rows = line.split(), []
-        elif names and ROW.match(line): rows.append(re.split(r'\s{2,}', line.strip()))
+        elif names and ROW.match(line): rows.append(re.split(r'\s{2,}|(?<=\S)(?=\d\d:\d\d$)', line.strip())) # a long sample leaves no space before the time
         elif line.strip(): rest.append(line.rstrip()+'\n')
     close()
     return res + ([dict(output_type='stream', name='stdout', text=rest)] if rest else [])
