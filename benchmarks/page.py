@@ -165,7 +165,7 @@ def words():
 def shakespeare():
     a,b = (rows('shakespeare', candidate=k) for k in ('txf','plain'))
     took = statistics.median(x['seconds']/y['seconds'] for x,y in zip(a, b))
-    lines = [('`transformer_lm_learner`, sinusoidal positions, learning rate 4e-3',
+    lines = [('`transformer_lm_learner`, preset `default`, `adamw`, sinusoidal positions, learning rate 4e-3',
               f"**{mean(a, 'loss'):.2f}** ({each(a, 'loss', '.2f')})", f'{took:.2f}'),
              ("the same size as nanoGPT arranges it, with nanoGPT's schedule, in a plain loop",
               f"{mean(b, 'loss'):.2f} ({each(b, 'loss', '.2f')})", '1')]
