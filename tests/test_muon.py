@@ -193,6 +193,7 @@ def test_what_a_language_model_takes_by_itself():
     other = transformer_lm_learner(dls(), 'gpt2', opt_func=adamw)
     assert other.model.config.positions == 'learned' and other.lr == 1e-3 and optimizer(other) is torch.optim.Adam
     assert transformer_lm_learner(dls(), lr=2e-3).lr == 2e-3
+    assert transformer_lm_learner(dls(), drop_mult=0.5).model.config.p == 0.05
 
 class Own(TransformerBlock): pass
 

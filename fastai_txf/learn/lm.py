@@ -76,7 +76,7 @@ def transformer_lm_learner(
     config = start_config(config, pretrained, arch)
     config_kw,learner_kw = split_options(kwargs, 'lm', arch is not TransformerLM)
     measured = arch is TransformerLM and block is None and pretrained is None
-    if measured and not config_kw: config = ifnone(config, 'modern')
+    if measured and not config_kw and drop_mult == 1: config = ifnone(config, 'modern')
     if not isinstance(config, TransformerConfig):
         config_kw.setdefault('max_len', max(TransformerConfig.max_len, dls.train.seq_len))
     opt_func = muon_or_adamw if measured else adamw

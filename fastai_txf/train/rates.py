@@ -16,6 +16,8 @@ from fastcore.meta import delegates
 from ..base.checks import check_rates
 
 # %% ../../nbs/4_train/07_rates.ipynb #3f0b6d21
+_per_width = dict(muon=1.28, muon_or_adamw=1.28) # the rate times the width, with others than Adam
+
 def width_lr(
     d_model:int, # width of the model
     opt:str='adamw', # name of the optimizer
@@ -23,7 +25,6 @@ def width_lr(
     "A largest learning rate that suits a transformer of this width: a rule of thumb."
     return round(_per_width.get(opt, 0.192)/d_model, 6)
 
-_per_width = dict(muon=1.28, muon_or_adamw=1.28) # the rate times the width, with others than Adam
 _much = 4 # times what suits: above it there is a warning
 _much_alone = 10 # the same where the last group is trained alone
 _endless = 'SGD', # optimizers that bear any
