@@ -1,7 +1,7 @@
 """IMDB when all 75,000 reviews for training are read first, and 25,000, 1,000 or 100 of them have labels.
 
 A transformer that reads forwards and one that reads backwards are language models before they are classifiers; a linear model counts words. These three are the teachers: together they label reviews that
-have no label, and three students of the same kinds learn from these and from the labelled ones, the transformers also from texts whose embeddings are moved against their labels (Miyato et al. 2017). With
+have no label, and three students of the same kinds learn from these and from the labelled ones (`eps` of STUDENT: the transformers also from texts whose embeddings are moved against their labels, Miyato et al. 2017). With
 25,000 labels, 1,250 of them are held out, and say how much the counted words count. Every part is kept, and made once; `--parts` makes some of them, so that several processes can share the work. Adds a line to results/unlabelled.jsonl."""
 import hashlib
 from fastai.text.all import *
@@ -18,7 +18,7 @@ SHAPE = dict(d_model=128, n_layers=2, positions='conv', max_len=256, scale_emb=T
 TEXT = dict(minutes=54, lr=6e-3, warmup=0.03, decay=0.97, wd=0.1, bs=8, seq_len=256, max_vocab=30_000, guessed=8000, chunk=512)
 LABELS = dict(bs=32, epochs=2, lr=[4.5e-4, 6.7e-4, 1e-3, 1.5e-3], wd=0.05, smoothing=0.1, eps=None)
 FEW = dict(LABELS, bs=16, lr=[3e-4, 4.4e-4, 6.7e-4, 1e-3], smoothing=0.)
-STUDENT = dict(LABELS, epochs=1, smoothing=0., eps=0.02, texts=50_000)
+STUDENT = dict(LABELS, epochs=1, smoothing=0., texts=12_000)
 DROPOUT = dict(p=0.1, head_p=0.2, token_p=0.1, word_p=0.1)
 
 def turned(tokens):
@@ -185,21 +185,22 @@ def data(n, seed):
     rest = [ts for i,ts in enumerate(all_reviews()) if i not in known] # the reviews of `train` come first
     return [train[i] for i in chosen], [], [rest[i] for i in rng.permutation(len(rest))[:STUDENT['texts']]]
 
-def run(n, seed, members):
-    "A row; None as long as parts are missing."
+def run(n, seed, members, with_students=True):
+    "A row, without students that of their teachers; None as long as parts are missing."
     labelled,held,others = data(n, seed)
     test = read_tokens('test')
     how = LABELS if held else dict(FEW, epochs=max(8, 2000//n))
     y_held = targets(held) if held else None
     seen = [[ts for ts,_ in o] for o in ([held] if held else []) + [test]]
-    teachers = team(members, labelled, how, seed, [*seen, others], n)
+    teachers = team(members, labelled, how, seed, seen + [others]*with_students, n if with_students else f'{n}, alone')
     if teachers is None: return None
-    taught = Joined(teachers, y_held)
-    students = team(members, labelled, STUDENT, seed, seen, ('student', n, how), (others, taught.probs(len(seen))))
-    if students is None: return None
-    at,told = len(seen)-1, [read(w)[1] for w in WAYS]
-    res = taught.row(at, targets(test), ', taught') | Joined(students, y_held).row(at, targets(test), '')
-    recipe = dict(text=TEXT, shape=SHAPE, dropout=DROPOUT, labels=how, student=STUDENT)
+    taught,at,told = Joined(teachers, y_held), len(seen)-1, [read(w)[1] for w in WAYS]
+    res = taught.row(at, targets(test), ', taught')
+    recipe = dict(text=TEXT, shape=SHAPE, dropout=DROPOUT, labels=how)
+    if with_students:
+        students = team(members, labelled, STUDENT, seed, seen, ('student', n, how), (others, taught.probs(len(seen))))
+        if students is None: return None
+        res,recipe = res | Joined(students, y_held).row(at, targets(test), ''), recipe | dict(student=STUDENT)
     return dict(labels=n, seed=seed, **res, scored=len(test), text_minutes=sum(t['minutes'] for t in told), text_loss=[t['loss'] for t in told], recipe=recipe)
 
 def render(rows):
@@ -214,13 +215,14 @@ def main():
     p.add_argument('--labels', nargs='+', type=int, default=[25_000,1000,100])
     p.add_argument('--seeds', nargs='+', type=int, default=[0])
     p.add_argument('--parts', nargs='+', choices=MEMBERS, default=list(MEMBERS), help='members to make now')
+    p.add_argument('--no-students', action='store_true', help='the teachers alone')
     p.add_argument('--threads', type=int, default=torch.get_num_threads(), help='threads of torch')
     args = p.parse_args()
     torch.set_num_threads(args.threads)
     file = HERE/'results/unlabelled.jsonl'
     for labels in args.labels:
         for seed in args.seeds:
-            if row := run(labels, seed, args.parts): add_row(file, {**row, 'env':MALLOC if 'MALLOC_TRIM_THRESHOLD_' in os.environ else {}, **about(args.threads)})
+            if row := run(labels, seed, args.parts, not args.no_students): add_row(file, {**row, 'env':MALLOC if 'MALLOC_TRIM_THRESHOLD_' in os.environ else {}, **about(args.threads)})
     if file.exists(): file.with_suffix('.md').write_text(render(read_rows(file)))
 
 if __name__ == '__main__': main()
