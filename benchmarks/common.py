@@ -136,16 +136,18 @@ def fit_steps(learn, steps, lr, **kwargs):
 class Count(Callback):
     "Count the texts, the real tokens and the seconds of training."
     def __init__(self, pad_idx=1): self.pad_idx = pad_idx
-    def before_fit(self): self.texts,self.tokens,self.seconds = 0,0,0.
-    def before_train(self): self.start = time.perf_counter()
-    def after_train(self): self.seconds += time.perf_counter() - self.start
+    def before_fit(self): self.texts,self.tokens,self.seconds,self.core_seconds = 0,0,0.,0.
+    def before_train(self): self.start,self.core_start = time.perf_counter(),time.process_time()
+    def after_train(self):
+        self.seconds += time.perf_counter() - self.start
+        self.core_seconds += time.process_time() - self.core_start
     def before_batch(self):
         if not self.training: return
         self.texts += len(self.xb[0])
         self.tokens += int((self.xb[0] != self.pad_idx).sum())
 
     @property
-    def row(self): return dict(tokens=self.tokens, tokens_per_s=round(self.tokens/self.seconds), minutes=round(self.seconds/60, 2))
+    def row(self): return dict(tokens=self.tokens, tokens_per_s=round(self.tokens/self.seconds), minutes=round(self.seconds/60, 2), core_minutes=round(self.core_seconds/60, 2))
 
 def n_params(model): return sum(p.numel() for p in model.parameters() if p.requires_grad)
 

@@ -61,9 +61,10 @@ class Perturb(Callback):
 class RDrop(Callback):
     "Two passes with other dropout shall agree (Liang et al. 2021)."
     def __init__(self, alpha=1.): store_attr()
+    def second(self): return self.model(*self.xb)
     def after_loss(self):
         if not self.training: return
-        other = self.model(*self.xb)
+        other = self.second()
         both = (self.loss_grad + self.loss_func(other, *self.yb))/2
         self.learn.loss_grad = both + self.alpha*(kl(self.pred, other) + kl(other, self.pred))/4
 
@@ -138,14 +139,14 @@ def add_grams(**kw):
 
 WAYS = dict(
     plain={}, twice=dict(times=2), adversarial=dict(cbs=lambda: Perturb(0.1)), virtual=dict(cbs=lambda: Perturb(0.1, True)),
-    adversarial3=dict(cbs=lambda: Perturb(0.3)), rdrop=dict(cbs=lambda: RDrop(1.)), rdrop4=dict(cbs=lambda: RDrop(4.)),
+    adversarial3=dict(cbs=lambda: Perturb(0.3)), rdrop=dict(cbs=lambda: RDrop(1.)), rdrop_long=dict(cbs=lambda: RDrop(1.), times=1.35), rdrop4=dict(cbs=lambda: RDrop(4.)),
     mixup=dict(cbs=lambda: MixHidden(0.4)), ema=dict(cbs=lambda: Average(0.995)), ema_flat=dict(cbs=lambda: Average(0.995), flat=True),
     smooth=dict(loss_func=LabelSmoothingCrossEntropyFlat(eps=0.1)), no_noise=dict(config=dict(token_p=0., word_p=0.)),
     more_noise=dict(config=dict(token_p=0.4, word_p=0.3)), replace=dict(cbs=lambda: Replace(0.1)),
     pairs=dict(change=add_grams()), words=dict(change=add_grams(words=True)))
 NAMES = dict(
     plain='as in `best_classifier`', twice='the same, twice the time', adversarial='adversarial change of embeddings, a tenth of their length',
-    adversarial3='the same, three tenths', virtual='virtual adversarial, a tenth', rdrop='R-Drop, 1', rdrop4='R-Drop, 4', mixup='mixup of pooled vectors, 0.4',
+    adversarial3='the same, three tenths', virtual='virtual adversarial, a tenth', rdrop='R-Drop, 1', rdrop_long='the same, a third more time (as many passes)', rdrop4='R-Drop, 4', mixup='mixup of pooled vectors, 0.4',
     ema='average of weights, decay 0.995', ema_flat='the same under a constant rate', smooth='label smoothing 0.1',
     no_noise='no token or word left out', more_noise='0.4 of tokens and 0.3 of words left out (0.3, 0.2)',
     replace='and a tenth of the tokens replaced by others', pairs='vectors of hashed pairs added', words='vectors of hashed words added')

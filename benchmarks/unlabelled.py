@@ -1,7 +1,7 @@
 """IMDB when all 75,000 reviews for training are read first, and 25,000, 1,000 or 100 of them have labels.
 
 A transformer that reads forwards and one that reads backwards are language models before they are classifiers; a linear model counts words. These three are the teachers: together they label reviews that
-have no label, and three students of the same kinds learn from these and from the labelled ones (`eps` of STUDENT: the transformers also from texts whose embeddings are moved against their labels, Miyato et al. 2017). With
+have no label, and three students of the same kinds learn from these and from the labelled ones (`rdrop`: in two passes that shall agree, Liang et al. 2021). With
 25,000 labels, 1,250 of them are held out, and say how much the counted words count. Every part is kept, and made once; `--parts` makes some of them, so that several processes can share the work. Adds a line to results/unlabelled.jsonl."""
 import hashlib
 from fastai.text.all import *
@@ -12,11 +12,11 @@ from fastai_txf.recipes.heldout import choose_shares
 from fastai_txf.train.counting import feature_matrix, fit_linear
 from common import *
 from imdb import Guessed, Tokens, draw, held_out, lm_dls, make_vocab_of, number, read_tokens
-from trials import same_draws
+from trials import RDrop
 
 SHAPE = dict(d_model=128, n_layers=2, positions='conv', max_len=256, scale_emb=True, emb_p=0.)
 TEXT = dict(minutes=54, lr=6e-3, warmup=0.03, decay=0.97, wd=0.1, bs=8, seq_len=256, max_vocab=30_000, guessed=8000, chunk=512)
-LABELS = dict(bs=32, epochs=2, lr=[4.5e-4, 6.7e-4, 1e-3, 1.5e-3], wd=0.05, smoothing=0.1, eps=None)
+LABELS = dict(bs=32, epochs=2, lr=[4.5e-4, 6.7e-4, 1e-3, 1.5e-3], wd=0.05, smoothing=0.1, rdrop=None)
 FEW = dict(LABELS, bs=16, lr=[3e-4, 4.4e-4, 6.7e-4, 1e-3], smoothing=0.)
 STUDENT = dict(LABELS, epochs=1, smoothing=0., texts=12_000)
 DROPOUT = dict(p=0.1, head_p=0.2, token_p=0.1, word_p=0.1)
@@ -78,26 +78,10 @@ def read(way):
 
 # Learning from labels
 
-class Adversarial(Callback):
-    "Each text a second time, its embeddings moved against the label by `eps` of their length."
-    def __init__(self, eps): self.eps,self.delta = eps,None
-    def before_fit(self): self.hook = self.model.encoder.emb.register_forward_hook(self.move)
-    def after_fit(self): self.hook.remove()
-    def move(self, module, args, out):
-        if not self.model.training: return
-        if self.delta is not None: return out + self.delta
-        out.retain_grad()
-        self.out = out
-    def before_batch(self): self.state = torch.get_rng_state()
-    def after_loss(self):
-        if not self.training: return
-        self.learn.loss_grad.backward()
-        g = self.out.grad
-        length = self.out.detach().norm(dim=(1,2), keepdim=True)
-        self.delta = self.eps*length*g/g.norm(dim=(1,2), keepdim=True).clamp(min=1e-12)
-        with same_draws(self.state), torch.autocast('cpu', torch.bfloat16, enabled=HALF): pred = self.model(*self.xb)
-        self.delta = None
-        self.learn.loss_grad = self.loss_func(pred.float(), *self.yb)
+class Twice(RDrop):
+    "R-Drop in the precision of the training."
+    def second(self):
+        with torch.autocast('cpu', torch.bfloat16, enabled=HALF): return super().second().float()
 
 def loaders(way, labelled, bs):
     "The library's loaders of labelled reviews, as tokens."
@@ -112,7 +96,7 @@ def classifier(way, labelled, how, seed, guessed=None):
     set_seed(seed)
     learn = half(transformer_classifier_learner(dls, loss_func=SoftCrossEntropy(label_smoothing=how['smoothing']), metrics=[], **SHAPE, **DROPOUT))
     learn.load_encoder(read(way)[0], freeze=False)
-    cbs = [Adversarial(how['eps'])] if how['eps'] else []
+    cbs = [Twice(how['rdrop'])] if how['rdrop'] else []
     with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(how['epochs'], how['lr'], wd=how['wd'], cbs=cbs)
     return learn
 
@@ -173,35 +157,37 @@ class Joined:
         minutes = sum(p['minutes'] for p in self.parts.values())
         return {**alone, f'transformers{name}':share(deep(self.parts, i), y), f'accuracy{name}':share(self.probs(i), y), f'shares{name}':self.shares, f'minutes{name}':minutes}
 
-def data(n, seed):
-    "Labelled reviews, those held out of them (none if they are few), and reviews without labels."
+def data(n, seed, valid):
+    "Labelled reviews, those held out of them (none if they are few), reviews without labels, and those that are scored: the test set, or 2,500 for training kept for choosing (`valid`)."
     train,rng = read_tokens('train'),np.random.RandomState(seed)
-    if n == len(train):
-        apart = set(held_out(625).tolist())
+    kept_back = {*held_out(1250).tolist()} if valid else set()
+    train,scored = [o for i,o in enumerate(train) if i not in kept_back], [train[i] for i in sorted(kept_back)] or read_tokens('test')
+    if n == len(read_tokens('train')):
+        apart = {*held_out(625).tolist()} if not valid else {*draw(train, 1250, seed).tolist()}
         held,rest = ([o for i,o in enumerate(train) if (i in apart) == h] for h in (True,False))
-        return rest, held, [ts for ts,_ in read_tokens('unsup')]
+        return rest, held, [ts for ts,_ in read_tokens('unsup')], scored
     chosen = draw(train, n, seed)
     known = {*chosen.tolist()}
-    rest = [ts for i,ts in enumerate(all_reviews()) if i not in known] # the reviews of `train` come first
-    return [train[i] for i in chosen], [], [rest[i] for i in rng.permutation(len(rest))[:STUDENT['texts']]]
+    rest = [ts for i,(ts,_) in enumerate(train + read_tokens('unsup')) if i not in known]
+    return [train[i] for i in chosen], [], [rest[i] for i in rng.permutation(len(rest))[:STUDENT['texts']]], scored
 
-def run(n, seed, members, with_students=True):
+def run(n, seed, members, with_students=True, valid=False):
     "A row, without students that of their teachers; None as long as parts are missing."
-    labelled,held,others = data(n, seed)
-    test = read_tokens('test')
+    labelled,held,others,scored = data(n, seed, valid)
     how = LABELS if held else dict(FEW, epochs=max(8, 2000//n))
     y_held = targets(held) if held else None
-    seen = [[ts for ts,_ in o] for o in ([held] if held else []) + [test]]
-    teachers = team(members, labelled, how, seed, seen + [others]*with_students, n if with_students else f'{n}, alone')
+    seen = [[ts for ts,_ in o] for o in ([held] if held else []) + [scored]]
+    of = f'{n}{", valid"*valid}'
+    teachers = team(members, labelled, how, seed, seen + [others]*with_students, of if with_students else f'{of}, alone')
     if teachers is None: return None
     taught,at,told = Joined(teachers, y_held), len(seen)-1, [read(w)[1] for w in WAYS]
-    res = taught.row(at, targets(test), ', taught')
+    res = taught.row(at, targets(scored), ', taught')
     recipe = dict(text=TEXT, shape=SHAPE, dropout=DROPOUT, labels=how)
     if with_students:
-        students = team(members, labelled, STUDENT, seed, seen, ('student', n, how), (others, taught.probs(len(seen))))
+        students = team(members, labelled, STUDENT, seed, seen, ('student', of, how), (others, taught.probs(len(seen))))
         if students is None: return None
-        res,recipe = res | Joined(students, y_held).row(at, targets(test), ''), recipe | dict(student=STUDENT)
-    return dict(labels=n, seed=seed, **res, scored=len(test), text_minutes=sum(t['minutes'] for t in told), text_loss=[t['loss'] for t in told], recipe=recipe)
+        res,recipe = res | Joined(students, y_held).row(at, targets(scored), ''), recipe | dict(student=STUDENT)
+    return dict(labels=n, seed=seed, **res, scored=len(scored), text_minutes=sum(t['minutes'] for t in told), text_loss=[t['loss'] for t in told], recipe=recipe)
 
 def render(rows):
     "The results as markdown."
