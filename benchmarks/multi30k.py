@@ -8,7 +8,7 @@ from common import *
 
 RECIPES = {name:dict(epochs=14, lr=1.5e-3, bs=64, vocab_sz=6000, num_beams=5, length_penalty=1., fit=dict(wd=0.01, pct_start=0.1, div=10.), label_smoothing=0.1,
                      model=dict(d_model=192, n_heads=6, n_layers=3, d_ff=384, p=0.15, emb_p=0.15)) for name in ('txf','torch')}
-RECIPES['muon'] = RECIPES['txf'] | dict(epochs=8, lr=5e-3, opt='muon', bf16='_bf16' in features(), fit=dict(wd=0.1, pct_start=0.1, div=10.)) # bfloat16 where the processor has units for it
+RECIPES['muon'] = RECIPES['txf'] | dict(epochs=10, lr=5e-3, opt='muon', bf16='_bf16' in features(), fit=dict(wd=0.1, pct_start=0.1, div=10.)) # bfloat16 where the processor has units for it
 RECIPES['back'] = RECIPES['muon'] | dict(src='en', tgt='de')
 
 NAMES = dict(txf='`transformer_seq2seq_learner`', torch='the same learner around `nn.Transformer`', muon='`transformer_seq2seq_learner` with `muon`', back='the same, English to German')
@@ -78,14 +78,41 @@ def train(learn, seed, row):
     learn.model.load_state_dict(saved['weights'])
     return saved['about']
 
+def learner(name, recipe, dls):
+    opt = dict(adamw=adamw, muon=muon)[recipe.get('opt', 'adamw')]
+    return transformer_seq2seq_learner(dls, arch=ARCHS[name], label_smoothing=recipe['label_smoothing'], opt_func=opt, metrics=TokenAccuracy(), **recipe['model'])
+
+class Stop(Callback):
+    "After `n` batches of training."
+    def __init__(self, n): self.n = n
+    def after_batch(self):
+        if self.train_iter >= self.n: raise CancelFitException()
+
+def step_seconds(name, dls, n=40):
+    "The processor's seconds for a step of training, the mean of the first `n`."
+    recipe = RECIPES[name]
+    set_seed(0)
+    learn,count = learner(name, recipe, dls), Count(pad_index(dls.vocab[0]))
+    if recipe.get('bf16'): learn.to_bf16()
+    start = time.process_time()
+    with learn.no_bar(), learn.no_logging(): learn.fit(1, recipe['lr'], cbs=[count,Stop(n)])
+    return (time.process_time()-start)/n
+
+def speed(args, rounds=5):
+    "A row: how long the whole training with `muon` takes beside that with `adamw`, by the steps of both in turns."
+    torch.set_num_threads(args.threads)
+    dls = make_dls(None, RECIPES['txf'])
+    times = [{k:step_seconds(k, dls) for k in ('txf','muon')} for _ in range(rounds+1)][1:]
+    share = RECIPES['muon']['epochs']/RECIPES['txf']['epochs']*statistics.median(t['muon']/t['txf'] for t in times)
+    return dict(split='speed', step_ms={k:1000*statistics.median(t[k] for t in times) for k in times[0]}, epochs={k:RECIPES[k]['epochs'] for k in times[0]}, share=share, **about(args.threads))
+
 def run(name, seed, args):
     "Train, then translate once; the row for the results."
     torch.set_num_threads(args.threads)
     set_seed(seed)
     row = ask(name, seed, args)
     recipe = row['recipe']
-    dls = make_dls(args.n, recipe)
-    learn = transformer_seq2seq_learner(dls, arch=ARCHS[name], label_smoothing=recipe['label_smoothing'], opt_func=dict(adamw=adamw, muon=muon)[recipe.get('opt', 'adamw')], metrics=TokenAccuracy(), **recipe['model'])
+    learn = learner(name, recipe, make_dls(args.n, recipe))
     done,texts = train(learn, seed, row),read('val' if args.valid else 'test')[:args.n]
     greedy,*_ = score(learn, texts, recipe, 1)
     bleu,minutes,signature,new = score(learn, texts, recipe, recipe['num_beams'])
@@ -103,13 +130,22 @@ def render(rows):
     for split,title in dict(test='test_2016_flickr, translated once at the end of each run', valid='The validation pairs, on which everything was chosen').items():
         mine = [r for r in rows if r['split']==split]
         if mine: res += f'\n## {title}\n\n{table(mine, COLS)}\n{ran_with(mine)}- {mine[-1]["signature"]}\n'
+    for r in rows:
+        if r['split'] == 'speed':
+            res += (f"\n## Time of a step, in turns\n\n{r['step_ms']['txf']:.0f} ms of the processor with `adamw` in fp32, {r['step_ms']['muon']:.0f} ms with `muon`; "
+                    f"for {r['epochs']['txf']} and {r['epochs']['muon']} epochs: **{100*r['share']:.0f} %** of the time (`--speed`).\n\n{ran_with([r])}")
     return res
 
 def main():
     p = options(__doc__, RECIPES)
     p.add_argument('--seeds', nargs='+', type=int, default=[0], help='of each candidate')
     p.add_argument('--valid', action='store_true', help='score on the validation pairs, not on the test set')
+    p.add_argument('--speed', action='store_true', help='only the time of a step of `txf` and of `muon`, in turns')
     args = p.parse_args()
+    if args.speed:
+        file = out_file(args, 'multi30k')
+        add_row(file, speed(args))
+        return file.with_suffix('.md').write_text(render(read_rows(file)))
     run_all([(name, seed) for name in args.only for seed in args.seeds], args, out_file(args, 'multi30k'), ask, run, render)
 
 if __name__ == '__main__': main()

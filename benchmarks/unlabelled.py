@@ -1,24 +1,23 @@
 """IMDB when all 75,000 reviews for training are read first, and 25,000, 1,000 or 100 of them have labels.
 
 A transformer that reads forwards and one that reads backwards are language models before they are classifiers; a linear model counts words. These three are the teachers: together they label reviews that
-have no label, and three students of the same kinds learn from these and from the labelled ones (`rdrop`: in two passes that shall agree, Liang et al. 2021). With
+have no label, and three students of the same kinds learn from these and from the labelled ones. With
 25,000 labels, 1,250 of them are held out, and say how much the counted words count. Every part is kept, and made once; `--parts` makes some of them, so that several processes can share the work. Adds a line to results/unlabelled.jsonl."""
 import hashlib
 from fastai.text.all import *
 from fastai_txf.all import *
 from fastai_txf.learn.classifier import read_vocab
-from fastai_txf.model.wide import WidePath
+from fastai_txf.model.wide import hash_ids, WidePath
 from fastai_txf.recipes.heldout import choose_shares
 from fastai_txf.train.counting import feature_matrix, fit_linear
 from common import *
 from imdb import Guessed, Tokens, draw, held_out, lm_dls, make_vocab_of, number, read_tokens
-from trials import RDrop
 
 SHAPE = dict(d_model=128, n_layers=2, positions='conv', max_len=256, scale_emb=True, emb_p=0.)
 TEXT = dict(minutes=54, lr=6e-3, warmup=0.03, decay=0.97, wd=0.1, bs=8, seq_len=256, max_vocab=30_000, guessed=8000, chunk=512)
-LABELS = dict(bs=32, epochs=2, lr=[4.5e-4, 6.7e-4, 1e-3, 1.5e-3], wd=0.05, smoothing=0.1, rdrop=None)
+LABELS = dict(bs=32, epochs=2, lr=[4.5e-4, 6.7e-4, 1e-3, 1.5e-3], wd=0.05, smoothing=0.1)
 FEW = dict(LABELS, bs=16, lr=[3e-4, 4.4e-4, 6.7e-4, 1e-3], smoothing=0.)
-STUDENT = dict(LABELS, epochs=1, smoothing=0., texts=12_000)
+STUDENT = dict(LABELS, epochs=1, smoothing=0., texts=40_000)
 DROPOUT = dict(p=0.1, head_p=0.2, token_p=0.1, word_p=0.1)
 
 def turned(tokens):
@@ -78,11 +77,6 @@ def read(way):
 
 # Learning from labels
 
-class Twice(RDrop):
-    "R-Drop in the precision of the training."
-    def second(self):
-        with torch.autocast('cpu', torch.bfloat16, enabled=HALF): return super().second().float()
-
 def loaders(way, labelled, bs):
     "The library's loaders of labelled reviews, as tokens."
     rows = [(SEP.join(WAYS[way](ts)), label, False) for ts,label in labelled]
@@ -96,17 +90,22 @@ def classifier(way, labelled, how, seed, guessed=None):
     set_seed(seed)
     learn = half(transformer_classifier_learner(dls, loss_func=SoftCrossEntropy(label_smoothing=how['smoothing']), metrics=[], **SHAPE, **DROPOUT))
     learn.load_encoder(read(way)[0], freeze=False)
-    cbs = [Twice(how['rdrop'])] if how['rdrop'] else []
-    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(how['epochs'], how['lr'], wd=how['wd'], cbs=cbs)
+    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(how['epochs'], how['lr'], wd=how['wd'])
     return learn
 
 def outputs(learn, way, texts): return learn.outputs(number([*map(WAYS[way], texts)], vocab()))
 
+class Triples(WidePath):
+    "Three tokens in a row are features, too."
+    def _hashes(self, x, real):
+        hashes,masks = super()._hashes(x, real)
+        return [*hashes, hash_ids(hashes[1][:,:-1], hashes[0][:,2:])], [*masks, masks[1][:,:-1] & masks[1][:,1:]]
+
 def counted(labelled, seen):
-    "What a linear model of counted words and pairs says of the lists of texts `seen`."
+    "What a linear model of counted words, pairs and triples says of the lists of texts `seen`."
     texts,labels = zip(*labelled)
     own = make_vocab(Counter(t for ts in texts for t in ts), min_freq=8 if len(texts) > 5000 else 1, max_vocab=60_000)
-    wide = WidePath(2**21, 2, len(own))
+    wide = Triples(2**23, 2, len(own))
     read_vocab(wide, own)
     ids = number([ts for some in (texts, *seen) for ts in some], own)
     x,_ = feature_matrix(wide, ids)
@@ -120,7 +119,7 @@ def says(way, labelled, how, seed, seen, what, guessed, now):
         if way == 'counted': return dict(outs=counted(labelled if guessed is None else sure(labelled, guessed), seen))
         learn = classifier(way, labelled, how, seed, guessed)
         return dict(outs=[outputs(learn, way, texts) for texts in seen])
-    return kept(make, 'says', way, how, *what, now=now)
+    return kept(make, 'says', 'triples' if way == 'counted' else way, how, *what, now=now)
 
 def sure(labelled, guessed):
     "`labelled`, and the guessed texts with their likelier label."
@@ -178,20 +177,20 @@ def run(n, seed, members, with_students=True, valid=False):
     y_held = targets(held) if held else None
     seen = [[ts for ts,_ in o] for o in ([held] if held else []) + [scored]]
     of = f'{n}{", valid"*valid}'
-    teachers = team(members, labelled, how, seed, seen + [others]*with_students, of if with_students else f'{of}, alone')
+    teachers = team(members, labelled, how, seed, seen + [others]*with_students, f'{of}, {len(others)} more' if with_students else f'{of}, alone')
     if teachers is None: return None
     taught,at,told = Joined(teachers, y_held), len(seen)-1, [read(w)[1] for w in WAYS]
     res = taught.row(at, targets(scored), ', taught')
-    recipe = dict(text=TEXT, shape=SHAPE, dropout=DROPOUT, labels=how)
+    recipe = dict(text=TEXT, shape=SHAPE, dropout=DROPOUT, labels=how, counted=3)
     if with_students:
-        students = team(members, labelled, STUDENT, seed, seen, ('student', of, how), (others, taught.probs(len(seen))))
+        students = team(members, labelled, STUDENT, seed, seen, ('student', of, len(others), how), (others, taught.probs(len(seen))))
         if students is None: return None
         res,recipe = res | Joined(students, y_held).row(at, targets(scored), ''), recipe | dict(student=STUDENT)
     return dict(labels=n, seed=seed, **res, scored=len(scored), text_minutes=sum(t['minutes'] for t in told), text_loss=[t['loss'] for t in told], recipe=recipe)
 
 def render(rows):
     "The results as markdown."
-    cols = {'labels':'labels', 'seed':'seed', 'students':'accuracy', 'forwards':'forwards', 'backwards':'backwards', 'both':'transformers', 'counted words':'counted', 'their teachers':'accuracy, taught',
+    cols = {'labels':'labels', 'seed':'seed', 'counted, tokens in a row':lambda r: r['recipe'].get('counted', 2), 'students':'accuracy', 'forwards':'forwards', 'backwards':'backwards', 'both':'transformers', 'counted words':'counted', 'their teachers':'accuracy, taught',
             **{f'teachers: {k}':f'{v}, taught' for k,v in {'forwards':'forwards', 'backwards':'backwards', 'counted words':'counted'}.items()},
             'core-minutes of reading':'text_minutes', 'of teachers':'minutes, taught', 'of students':'minutes'}
     return f'# IMDB, all reviews read first\n\nWritten by `python benchmarks/unlabelled.py --threads 1`. Accuracy on the 25,000 test reviews, in per cent, scored once at the end of each run. Minutes are the processor time of one core, all predictions included; the two language models are made once.\n\n{table(rows, cols)}\n{ran_with(rows)}'

@@ -479,3 +479,27 @@ def test_declared(package):
     config.read(Path(__file__).parents[1]/'settings.ini')
     found = dict(o.split('>=') for o in config['DEFAULT']['requirements'].split())
     assert tuple(map(int, found[package].split('.'))) >= packages[package], found
+
+LABELLED = '''
+import re, numpy as np, torch
+from fastai_txf.learn.scoring import text_outputs
+from fastai_txf.model.models import TransformerClassifier
+torch.set_num_threads(1)
+def peak(): return int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1])/1024
+model = TransformerClassifier(vocab_sz=50, d_model=64, n_heads=2, n_layers=1, n_out=2, max_len=64).eval()
+lens = np.random.default_rng(0).permutation(np.geomspace(20, 1500, 1600).astype(int))
+ids = [torch.randint(2, 50, (n,)) for n in lens]
+long = sorted(ids, key=len)[-64:]
+text_outputs(model, 1, long)
+before = peak()
+out = text_outputs(model, 1, ids)
+print(peak()-before)
+assert out.shape == (1600,2)
+'''
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
+def test_many_texts_take_the_memory_of_the_longest():
+    "What a batch needs is given back to the next one: from the shortest on, each batch would need a little more than any before it, and the memory of all of them stays taken"
+    out = subprocess.run([sys.executable, '-c', LABELLED], capture_output=True, text=True, timeout=300)
+    assert out.returncode == 0, out.stderr
+    assert float(out.stdout) < 100, out.stdout

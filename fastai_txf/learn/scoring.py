@@ -17,10 +17,10 @@ from ..generate.sampling import bar_tokens, checked_logits, DIVERGED
 def _hides_padding(model): return isinstance(getattr(model, 'encoder', None), TransformerEncoder)
 
 def _batches(ids, bs, pads):
-    "Rows of `ids` from the shortest on, `bs` at a time; of one length unless the model `pads`."
+    "Rows of `ids` from the longest on, `bs` at a time; of one length unless the model `pads`."
     lens = [len(o) for o in ids]
     batch = []
-    for i in sorted(range(len(ids)), key=lens.__getitem__):
+    for i in sorted(range(len(ids)), key=lens.__getitem__, reverse=True):
         if batch and (len(batch) == bs or not pads and lens[i] != lens[batch[0]]):
             yield batch
             batch = []

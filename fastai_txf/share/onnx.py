@@ -136,7 +136,7 @@ class OnnxLabels(LabelAnswers, OnnxPredictor):
     ): # `(n, n_out)`
         "What the model says of texts in numbers. A ValueError if there is a NaN."
         check_count('bs', bs, 1)
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        order = sorted(range(len(ids)), key=lambda i: -len(ids[i])) # longest first
         res = np.empty((len(ids), self.config['config']['n_out']), np.float32)
         for at in chunked(order, bs):
             res[at], = self._run('model', **self._laid_out([ids[i] for i in at]))

@@ -72,7 +72,7 @@ def feature_matrix(
 ): # sparse matrix of 0 and 1, `(n_texts, n_used)`, and the rows of the table that are its columns
     "Which text has which row of the table."
     from scipy.sparse import csr_matrix
-    order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+    order = sorted(range(len(texts)), key=lambda i: -len(texts[i])) # longest first
     found = []
     for at in range(0, len(order), 256):
         some = order[at:at+256]
