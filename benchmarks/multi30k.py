@@ -104,7 +104,7 @@ def speed(args, rounds=5):
     dls = make_dls(None, RECIPES['txf'])
     times = [{k:step_seconds(k, dls) for k in ('txf','muon')} for _ in range(rounds+1)][1:]
     share = RECIPES['muon']['epochs']/RECIPES['txf']['epochs']*statistics.median(t['muon']/t['txf'] for t in times)
-    return dict(split='speed', step_ms={k:1000*statistics.median(t[k] for t in times) for k in times[0]}, epochs={k:RECIPES[k]['epochs'] for k in times[0]}, share=share, **about(args.threads))
+    return dict(candidate='muon', split='speed', step_ms={k:1000*statistics.median(t[k] for t in times) for k in times[0]}, epochs={k:RECIPES[k]['epochs'] for k in times[0]}, share=share, **about(args.threads))
 
 def run(name, seed, args):
     "Train, then translate once; the row for the results."
