@@ -70,7 +70,6 @@ def train(learn, seed, row):
     file = fastai_path('model')/'multi30k'/f"{hashlib.md5(json.dumps([row['candidate'], seed, row['n'], recipe]).encode()).hexdigest()}.pth"
     if not file.exists():
         count = Count(pad_index(learn.dls.vocab[0]))
-        if recipe.get('bf16'): learn.to_bf16()
         with learn.no_bar(): learn.fit_one_cycle(recipe['epochs'], recipe['lr'], cbs=count, **recipe['fit'])
         file.parent.mkdir(parents=True, exist_ok=True)
         torch.save(dict(weights=learn.model.state_dict(), about=dict(valid_loss=float(learn.recorder.values[-1][1]), **count.row)), file)
@@ -80,31 +79,18 @@ def train(learn, seed, row):
 
 def learner(name, recipe, dls):
     opt = dict(adamw=adamw, muon=muon)[recipe.get('opt', 'adamw')]
-    return transformer_seq2seq_learner(dls, arch=ARCHS[name], label_smoothing=recipe['label_smoothing'], opt_func=opt, metrics=TokenAccuracy(), **recipe['model'])
+    learn = transformer_seq2seq_learner(dls, arch=ARCHS[name], label_smoothing=recipe['label_smoothing'], opt_func=opt, metrics=TokenAccuracy(), **recipe['model'])
+    return learn.to_bf16() if recipe.get('bf16') else learn
 
-class Stop(Callback):
-    "After `n` batches of training."
-    def __init__(self, n): self.n = n
-    def after_batch(self):
-        if self.train_iter >= self.n: raise CancelFitException()
-
-def step_seconds(name, dls, n=40):
-    "The processor's seconds for a step of training, the mean of the first `n`."
-    recipe = RECIPES[name]
-    set_seed(0)
-    learn,count = learner(name, recipe, dls), Count(pad_index(dls.vocab[0]))
-    if recipe.get('bf16'): learn.to_bf16()
-    start = time.process_time()
-    with learn.no_bar(), learn.no_logging(): learn.fit(1, recipe['lr'], cbs=[count,Stop(n)])
-    return (time.process_time()-start)/n
-
-def speed(args, rounds=5):
+def speed(args, rounds=5, steps=40):
     "A row: how long the whole training with `muon` takes beside that with `adamw`, by the steps of both in turns."
     torch.set_num_threads(args.threads)
-    dls = make_dls(None, RECIPES['txf'])
-    times = [{k:step_seconds(k, dls) for k in ('txf','muon')} for _ in range(rounds+1)][1:]
-    share = RECIPES['muon']['epochs']/RECIPES['txf']['epochs']*statistics.median(t['muon']/t['txf'] for t in times)
-    return dict(candidate='muon', split='speed', step_ms={k:1000*statistics.median(t[k] for t in times) for k in times[0]}, epochs={k:RECIPES[k]['epochs'] for k in times[0]}, share=share, **about(args.threads))
+    set_seed(0)
+    dls,recipes = make_dls(None, RECIPES['txf']), {k:RECIPES[k] for k in ('txf','muon')}
+    times = in_turns({k:partial(fit_steps, learner(k, r, dls), steps, r['lr']) for k,r in recipes.items()}, rounds, time.process_time)
+    epochs = {k:r['epochs'] for k,r in recipes.items()}
+    share = epochs['muon']/epochs['txf']*ratio(times['muon'], times['txf'])
+    return dict(candidate='muon', split='speed', step_ms={k:1000*statistics.median(ts)/steps for k,ts in times.items()}, epochs=epochs, share=share, **about(args.threads))
 
 def run(name, seed, args):
     "Train, then translate once; the row for the results."

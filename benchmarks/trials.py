@@ -61,10 +61,9 @@ class Perturb(Callback):
 class RDrop(Callback):
     "Two passes with other dropout shall agree (Liang et al. 2021)."
     def __init__(self, alpha=1.): store_attr()
-    def second(self): return self.model(*self.xb)
     def after_loss(self):
         if not self.training: return
-        other = self.second()
+        other = self.model(*self.xb)
         both = (self.loss_grad + self.loss_func(other, *self.yb))/2
         self.learn.loss_grad = both + self.alpha*(kl(self.pred, other) + kl(other, self.pred))/4
 

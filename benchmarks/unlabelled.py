@@ -156,14 +156,19 @@ class Joined:
         minutes = sum(p['minutes'] for p in self.parts.values())
         return {**alone, f'transformers{name}':share(deep(self.parts, i), y), f'accuracy{name}':share(self.probs(i), y), f'shares{name}':self.shares, f'minutes{name}':minutes}
 
+def split_off(items, numbers):
+    "Those with the numbers, and the others."
+    apart = {*numbers.tolist()}
+    return [[o for i,o in enumerate(items) if (i in apart) == h] for h in (True,False)]
+
 def data(n, seed, valid):
     "Labelled reviews, those held out of them (none if they are few), reviews without labels, and those that are scored: the test set, or 2,500 for training kept for choosing (`valid`)."
     train,rng = read_tokens('train'),np.random.RandomState(seed)
-    kept_back = {*held_out(1250).tolist()} if valid else set()
-    train,scored = [o for i,o in enumerate(train) if i not in kept_back], [train[i] for i in sorted(kept_back)] or read_tokens('test')
-    if n == len(read_tokens('train')):
-        apart = {*held_out(625).tolist()} if not valid else {*draw(train, 1250, seed).tolist()}
-        held,rest = ([o for i,o in enumerate(train) if (i in apart) == h] for h in (True,False))
+    whole = n == len(train)
+    if valid: scored,train = split_off(train, held_out(1250))
+    else: scored = read_tokens('test')
+    if whole:
+        held,rest = split_off(train, draw(train, 1250, seed) if valid else held_out(625))
         return rest, held, [ts for ts,_ in read_tokens('unsup')], scored
     chosen = draw(train, n, seed)
     known = {*chosen.tolist()}
@@ -201,13 +206,16 @@ def main():
     p.add_argument('--seeds', nargs='+', type=int, default=[0])
     p.add_argument('--parts', nargs='+', choices=MEMBERS, default=list(MEMBERS), help='members to make now')
     p.add_argument('--no-students', action='store_true', help='the teachers alone')
+    p.add_argument('--valid', action='store_true', help='score 2,500 reviews that are kept back, for choosing; the row is printed, not recorded')
     p.add_argument('--threads', type=int, default=torch.get_num_threads(), help='threads of torch')
     args = p.parse_args()
     torch.set_num_threads(args.threads)
     file = HERE/'results/unlabelled.jsonl'
     for labels in args.labels:
         for seed in args.seeds:
-            if row := run(labels, seed, args.parts, not args.no_students): add_row(file, {**row, 'env':MALLOC if 'MALLOC_TRIM_THRESHOLD_' in os.environ else {}, **about(args.threads)})
+            row = run(labels, seed, args.parts, not args.no_students, args.valid)
+            if row and args.valid: print(json.dumps(row))
+            elif row: add_row(file, {**row, 'env':MALLOC if 'MALLOC_TRIM_THRESHOLD_' in os.environ else {}, **about(args.threads)})
     if file.exists(): file.with_suffix('.md').write_text(render(read_rows(file)))
 
 if __name__ == '__main__': main()
