@@ -1,7 +1,7 @@
 """IMDB when all 75,000 reviews for training are read first, and 25,000, 1,000 or 100 of them have labels.
 
 A transformer that reads forwards and one that reads backwards are language models before they are classifiers; a linear model counts words. These three are the teachers: together they label reviews that
-have no label, and three students of the same kinds learn from these and from the labelled ones. With
+have no label, and students of the same kinds (of each transformer as many as `--students` says) learn from these and from the labelled ones. With
 25,000 labels, 1,250 of them are held out, and say how much the counted words count. Every part is kept, and made once; `--parts` makes some of them, so that several processes can share the work. Adds a line to results/unlabelled.jsonl."""
 import hashlib
 from fastai.text.all import *
@@ -127,10 +127,14 @@ def sure(labelled, guessed):
 
 MEMBERS = *WAYS,'counted'
 
-def team(members, labelled, how, seed, seen, what, guessed=None):
-    "What each member says; those of `members` are trained now. None as long as one is missing."
-    res = {m:says(m, labelled, how, seed, seen, (what, seed, TEXT, SHAPE), guessed, m in members) for m in MEMBERS}
-    return None if None in res.values() else res
+def mean_of(runs):
+    "What several of a kind say in the mean, and the minutes of all."
+    return dict(outs=[torch.stack(o).mean(0) for o in zip(*(r['outs'] for r in runs))], minutes=sum(r['minutes'] for r in runs))
+
+def team(members, labelled, how, seed, seen, what, guessed=None, n=1):
+    "What each member says, a transformer in the mean of `n`; those of `members` are trained now. None as long as one is missing."
+    res = {m:[says(m, labelled, how, s, seen, (what, s, TEXT, SHAPE), guessed, m in members) for s in [seed + 100*i for i in range(1 if m == 'counted' else n)]] for m in MEMBERS}
+    return None if any(None in runs for runs in res.values()) else {m:mean_of(runs) for m,runs in res.items()}
 
 # With 25,000, with 1,000, with 100 labels
 
@@ -175,27 +179,27 @@ def data(n, seed, valid):
     rest = [ts for i,(ts,_) in enumerate(train + read_tokens('unsup')) if i not in known]
     return [train[i] for i in chosen], [], [rest[i] for i in rng.permutation(len(rest))[:STUDENT['texts']]], scored
 
-def run(n, seed, members, with_students=True, valid=False):
+def run(n, seed, members, n_students=1, valid=False):
     "A row, without students that of their teachers; None as long as parts are missing."
     labelled,held,others,scored = data(n, seed, valid)
     how = LABELS if held else dict(FEW, epochs=max(8, 2000//n))
     y_held = targets(held) if held else None
     seen = [[ts for ts,_ in o] for o in ([held] if held else []) + [scored]]
     of = f'{n}{", valid"*valid}'
-    teachers = team(members, labelled, how, seed, seen + [others]*with_students, f'{of}, {len(others)} more' if with_students else f'{of}, alone')
+    teachers = team(members, labelled, how, seed, seen + [others]*(n_students > 0), f'{of}, {len(others)} more' if n_students else f'{of}, alone')
     if teachers is None: return None
     taught,at,told = Joined(teachers, y_held), len(seen)-1, [read(w)[1] for w in WAYS]
     res = taught.row(at, targets(scored), ', taught')
     recipe = dict(text=TEXT, shape=SHAPE, dropout=DROPOUT, labels=how, counted=3)
-    if with_students:
-        students = team(members, labelled, STUDENT, seed, seen, ('student', of, len(others), how), (others, taught.probs(len(seen))))
+    if n_students:
+        students = team(members, labelled, STUDENT, seed, seen, ('student', of, len(others), how), (others, taught.probs(len(seen))), n_students)
         if students is None: return None
-        res,recipe = res | Joined(students, y_held).row(at, targets(scored), ''), recipe | dict(student=STUDENT)
+        res,recipe = res | Joined(students, y_held).row(at, targets(scored), ''), recipe | dict(student=STUDENT, students=n_students)
     return dict(labels=n, seed=seed, **res, scored=len(scored), text_minutes=sum(t['minutes'] for t in told), text_loss=[t['loss'] for t in told], recipe=recipe)
 
 def render(rows):
     "The results as markdown."
-    cols = {'labels':'labels', 'seed':'seed', 'counted, tokens in a row':lambda r: r['recipe'].get('counted', 2), 'students':'accuracy', 'forwards':'forwards', 'backwards':'backwards', 'both':'transformers', 'counted words':'counted', 'their teachers':'accuracy, taught',
+    cols = {'labels':'labels', 'seed':'seed', 'counted, tokens in a row':lambda r: r['recipe'].get('counted', 2), 'students':'accuracy', 'of each transformer':lambda r: r['recipe'].get('students', 1) if 'accuracy' in r else None, 'forwards':'forwards', 'backwards':'backwards', 'both':'transformers', 'counted words':'counted', 'their teachers':'accuracy, taught',
             **{f'teachers: {k}':f'{v}, taught' for k,v in {'forwards':'forwards', 'backwards':'backwards', 'counted words':'counted'}.items()},
             'core-minutes of reading':'text_minutes', 'of teachers':'minutes, taught', 'of students':'minutes'}
     return f'# IMDB, all reviews read first\n\nWritten by `python benchmarks/unlabelled.py --threads 1`. Accuracy on the 25,000 test reviews, in per cent, scored once at the end of each run. Minutes are the processor time of one core, all predictions included; the two language models are made once.\n\n{table(rows, cols)}\n{ran_with(rows)}'
@@ -205,7 +209,7 @@ def main():
     p.add_argument('--labels', nargs='+', type=int, default=[25_000,1000,100])
     p.add_argument('--seeds', nargs='+', type=int, default=[0])
     p.add_argument('--parts', nargs='+', choices=MEMBERS, default=list(MEMBERS), help='members to make now')
-    p.add_argument('--no-students', action='store_true', help='the teachers alone')
+    p.add_argument('--students', type=int, default=1, help='of each transformer; 0: the teachers alone')
     p.add_argument('--valid', action='store_true', help='score 2,500 reviews that are kept back, for choosing; the row is printed, not recorded')
     p.add_argument('--threads', type=int, default=torch.get_num_threads(), help='threads of torch')
     args = p.parse_args()
@@ -213,7 +217,7 @@ def main():
     file = HERE/'results/unlabelled.jsonl'
     for labels in args.labels:
         for seed in args.seeds:
-            row = run(labels, seed, args.parts, not args.no_students, args.valid)
+            row = run(labels, seed, args.parts, args.students, args.valid)
             if row and args.valid: print(json.dumps(row))
             elif row: add_row(file, {**row, 'env':MALLOC if 'MALLOC_TRIM_THRESHOLD_' in os.environ else {}, **about(args.threads)})
     if file.exists(): file.with_suffix('.md').write_text(render(read_rows(file)))
