@@ -6,7 +6,6 @@
 __all__ = []
 
 # %% ../../nbs/4_train/10_lean.ipynb #275a5e74
-import torch
 from fastai.callback.core import Callback
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import get_model
@@ -59,14 +58,11 @@ def may_do_without(
     return _is_plain_loss(learn.loss_func) and _is_plain_model(get_model(learn.model))
 
 # %% ../../nbs/4_train/10_lean.ipynb #9000f93f
-_at_a_time = {torch.bfloat16:2**22} # logits; elsewhere half as many
+_at_a_time = 2**22 # logits
 
 def _rows_at_a_time(model):
     "How many rows of logits exist at a time."
-    device = next(model.parameters()).device.type
-    low = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-    rows = _at_a_time.get(low, 2**21)//model.head.out_features
-    return max(128, rows//64*64)
+    return max(128, _at_a_time//model.head.out_features//64*64)
 
 class NoLogits:
     "Stands for logits that were not made. An AttributeError when it is used."
