@@ -133,8 +133,9 @@ def mean_of(runs):
 
 def team(members, labelled, how, seed, seen, what, guessed=None, n=1):
     "What each member says, a transformer in the mean of `n`; those of `members` are trained now. None as long as one is missing."
-    res = {m:[says(m, labelled, how, s, seen, (what, s, TEXT, SHAPE), guessed, m in members) for s in [seed + 100*i for i in range(1 if m == 'counted' else n)]] for m in MEMBERS}
-    return None if any(None in runs for runs in res.values()) else {m:mean_of(runs) for m,runs in res.items()}
+    seeds = dict.fromkeys(WAYS, range(seed, seed + 100*n, 100)) | dict(counted=[seed])
+    runs = {m:[says(m, labelled, how, s, seen, (what, s, TEXT, SHAPE), guessed, m in members) for s in seeds[m]] for m in MEMBERS}
+    return None if any(None in o for o in runs.values()) else {m:mean_of(o) for m,o in runs.items()}
 
 # With 25,000, with 1,000, with 100 labels
 

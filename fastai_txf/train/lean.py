@@ -87,12 +87,10 @@ class LeanLoss(ChunkedLoss):
         if not self._on: return
         super().before_fit()
         self._checked = True                        # `forward` is that of `TransformerLM`
+        self.chunk = _rows_at_a_time(get_model(self.model))
 
     def before_batch(self):
-        model = get_model(self.model)
-        if not (self._on and _is_plain_model(model)): return
-        self.chunk = _rows_at_a_time(model)
-        super().before_batch()
+        if self._on and _is_plain_model(get_model(self.model)): super().before_batch()
 
     def after_pred(self):
         "What `ChunkedLoss` shows here are hidden states: nobody has asked for them."
