@@ -153,21 +153,23 @@ def single(args):
 
 SERVERS = dict(
     predictor=('`Predictor`, a layer of width 64', 'many', lambda: load_published(published('clf'))),
+    pool=('`PredictorPool`, two processes, a layer of width 64', 'many', lambda: PredictorPool(published('clf'), 2)),
     deep=('`Predictor`, 4 layers of width 256', 'many_deep', lambda: load_published(published('deep'))),
     onnx=('`OnnxPredictor`, a layer of width 64', 'many', lambda: OnnxPredictor(published('clf', True), threads=1)))
 
 def threads(args):
-    "The same answers from eight threads, and how much faster; the numbers beside the labels, too."
+    "The same answers from eight threads, and how much faster."
     torch.set_num_threads(1)
     for k,(_,n,make) in SERVERS.items():
         pred,texts = make(), short_texts(getattr(args, n))
-        pred.predict(texts[0])
+        with ThreadPoolExecutor(8) as pool: [*pool.map(pred.predict, texts[:400])] # the commonest words are known, processes have begun
         start = {c:clock() for c,clock in CLOCKS.items()}
         alone = [*map(pred.predict, texts)]
         mid = {c:clock() for c,clock in CLOCKS.items()}
         with ThreadPoolExecutor(8) as pool: together = [*pool.map(pred.predict, texts)]
         end = {c:clock() for c,clock in CLOCKS.items()}
         took = {f'{c}_{n}':round(b[c]-a[c], 2) for c in CLOCKS for n,a,b in (('alone',start,mid), ('together',mid,end))}
+        if k == 'pool': took = {n:v for n,v in took.items() if n.startswith('wall')} # its processes have clocks of their own
         yield dict(part='threads', candidate=k, texts=len(texts), same=alone == together, times=took['wall_alone']/took['wall_together'], **took)
 
 HIDE = """

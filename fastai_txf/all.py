@@ -58,6 +58,7 @@ from .share.torch import *
 from .share.hf import *
 from .share.bundle import *
 from .share.publish import *
+from .share.workers import *
 from .share.onnx import *
 from .share.hf_tokens import *
 from .share.to_hf import *

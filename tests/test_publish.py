@@ -8,7 +8,7 @@ from hypothesis import given, HealthCheck, settings, strategies as st
 from fastai.text.all import BaseTokenizer, CrossEntropyLossFlat, defaults, lowercase
 import fastai.text.core as core
 from fastai_txf.all import (
-    baseline, BPETokenizer, CharTokenizer, FastSpacyTokenizer, learner_from, LMDataLoaders, load_published, PRESETS,
+    baseline, BPETokenizer, CharTokenizer, FastSpacyTokenizer, learner_from, LMDataLoaders, load_published, PredictorPool, PRESETS,
     Seq2SeqDataLoaders, SelfAttention, stream_tokens, transformer_classifier_learner, transformer_lm_learner,
     transformer_mlm_learner, transformer_seq2seq_learner, TransformerBlock, TransformerClassifier, TransformerDataLoaders)
 from fastai_txf.base import plain
@@ -227,6 +227,37 @@ def test_threads(made):
     want = [w.predict('a film', n_tokens=8, seed=i) for i in range(8)]
     with ThreadPoolExecutor(8) as ex: assert want == list(ex.map(lambda i: w.predict('a film', n_tokens=8, seed=i), range(8)))
     assert not any(q.requires_grad for q in p.model.parameters()) and not p.model.training
+
+def test_pool(made):
+    "Eight threads and two processes give the answers of one"
+    folder,texts = made('fast')[1], odd_texts(60, 200)
+    p = load_published(folder)
+    with PredictorPool(folder, 2) as pool, ThreadPoolExecutor(8) as ex:
+        assert [*ex.map(pool.predict, texts*2)] == [p.predict(t) for t in texts]*2
+        assert torch.allclose(pool.logits(texts), p.logits(texts), atol=1e-5) and torch.allclose(pool.probs(texts), p.probs(texts), atol=1e-5)
+        assert torch.allclose(pool.encode('a film', None), p.encode('a film'), atol=1e-5)
+        with pytest.raises(TypeError, match='bss'): pool.predict('a film', bss=3)
+        with pytest.raises(AttributeError, match="'LabelPredictor' object has no attribute 'fill'"): pool.fill('a ___')
+        assert pool.predict('a film') == p.predict('a film')              # an error ends nothing
+    with pytest.raises(RuntimeError, match='after shutdown'): pool.predict('a film')
+
+def test_pool_of_other_tasks(made):
+    lm,mlm = (load_published(made(k)[1]) for k in ('lm','mlm'))
+    with PredictorPool(made('lm')[1], 1) as pool: assert pool.predict('a film', n_tokens=8, seed=1) == lm.predict('a film', n_tokens=8, seed=1)
+    with PredictorPool(made('mlm')[1], 1) as pool: assert [o['token'] for o in pool.fill('a ___ film')] == [o['token'] for o in mlm.fill('a ___ film')]
+
+def test_pool_refuses(made, tmp_path):
+    "What is wrong with a folder or an argument is said when the pool is made"
+    with pytest.raises(FileNotFoundError, match='there is no folder'): PredictorPool(tmp_path/'none', 2)
+    with pytest.raises(ValueError, match="dtype='fp8'"): PredictorPool(made('one')[1], 1, dtype='fp8')
+    for n in (0, -1, 1.5):
+        with pytest.raises(ValueError, match=f'workers={n}: a whole number'): PredictorPool(made('one')[1], n)
+
+def test_pool_whose_process_is_killed(made):
+    with PredictorPool(made('one')[1], 1) as pool:
+        for pid in pool._pool._processes: os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ChildProcessError, match='make a new one'): pool.predict('a film')
+    with PredictorPool(made('one')[1], 1) as pool: assert isinstance(pool.predict('a film'), str)
 
 # Nothing is executed, everything is checked
 

@@ -8,6 +8,7 @@ __all__ = ['load_published']
 # %% ../../nbs/8_share/04_bundle.ipynb #cc8e6275
 import dataclasses, gc, hashlib, json, torch
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 import fastai_txf
 from ..base.plain import ifnone, package
@@ -206,3 +207,21 @@ def load_published(
     for p in model.parameters(): p.requires_grad_(False)
     if dtype == 'int8': model = to_int8(model)
     return PREDICTORS[config['kind']](model, codecs, labels, config)
+
+# %% ../../nbs/8_share/04_bundle.ipynb #5ec0ab02
+@cache
+def _kept_model(folder, options, threads):
+    torch.set_num_threads(threads)
+    return load_published(folder, **dict(options))
+
+def answer_from(
+    folder:str, # of a published model
+    options:tuple, # pairs of a name and a value, for `load_published`
+    threads:int, # of torch
+    name:str, # of a predictor's method
+    args, # its arguments
+    kwargs:dict, # those with names
+): # its answer; a tensor as numpy's array
+    "What a published model says, read once in this process."
+    res = getattr(_kept_model(folder, options, threads), name)(*args, **kwargs)
+    return res.numpy() if isinstance(res, torch.Tensor) else res
