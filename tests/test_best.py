@@ -169,10 +169,32 @@ def test_folds_keep_copies_together():
 def test_the_linear_model_is_as_free_as_serves():
     "The pair with the best score, and the first pair alone where there is no time"
     tried = []
-    def score(pair): tried.append(pair); return -abs(pair[0]-3)-pair[1]
-    assert choose_strength(score, 60) == (3.,0.) and len(set(tried)) == 4
+    def score(pair): tried.append(pair); return -abs(pair[0]-3)-(pair[1] or 0)
+    assert choose_strength(score, 60) == (3.,0.) and len(set(tried)) == 5
     tried.clear()
     assert choose_strength(score, 0) == (1.,1.) and tried == [(1.,1.)]
+
+def test_letters_where_names_decide():
+    "Names that never occur twice: their endings tell, in runs of letters"
+    rng = np.random.default_rng(0)
+    def name(end): return ''.join(rng.choice([*'abcdefghiklmnoprstu'], rng.integers(4, 8))) + end
+    df = pd.DataFrame([dict(text=name(e), label=l) for e,l in [('escu','ro'),('sson','sv'),('enko','uk'),('ovic','sr')]*60])
+    learn = quick(df)
+    assert learn.report.results.candidate[1] == 'pieces and letters, counted' and learn.model.wide.letters is not None
+    assert [learn.predict(t)[0] for t in ('Grigorescu','Andersson')] == ['ro','sv']
+
+def test_speeches_long_and_short():
+    "A few telling words in texts of very different lengths: vectors of length 1, in the model as in the choice"
+    rng = np.random.default_rng(1)
+    def text(l): return ' '.join([*rng.choice(words, rng.integers(1, 60)), f'{l}{rng.integers(4)}'])
+    df = pd.DataFrame([dict(text=text(l), label=l) for l in [*'abcd']*80])
+    text = best._choose_cut(df, dict(text_col='text', label_col='label', label_delim=None), 42, print, 60)
+    text.fold,text.strength = text_folds(df.text, df.label, 5), (100.,None)
+    held,rest = (text.fold == 0).nonzero()[0], (text.fold != 0).nonzero()[0]
+    wide = count_features(text.wide(), text.some(rest), text.y[rest].numpy(), C=100., power=None)
+    assert wide.by_length
+    out = torch.cat([wide(text.ids[i][None]) for i in held])
+    torch.testing.assert_close(out, text.linear(rest, held), atol=1e-4, rtol=1e-4)
 
 def test_many_texts_are_cut_by_a_sample(monkeypatch):
     "How to cut is chosen with some of the texts; all of them are counted"

@@ -9,7 +9,7 @@ from fastai_txf.model.wide import hash_ids, token_letters, WidePath
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fastai_txf.text.target import Target
-from fastai_txf.train.counting import count_features, fit_linear, nb_weights
+from fastai_txf.train.counting import count_features, fit_linear, idf_weights, nb_weights
 from fastai_txf.learn.classifier import auto_fields, fitting_scale, labelled_ids, transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.share.tables import feature_rows
@@ -171,6 +171,22 @@ def test_power_of_the_ratios(C, power):
     if power: return
     plain = LogisticRegression(C=C, solver='liblinear', tol=1e-8).fit(x, y==1)
     np.testing.assert_allclose((x@w + b)[:,1]*2, plain.decision_function(x), atol=5e-3)
+
+def test_rarity():
+    "tf–idf in vectors of length 1, against scikit-learn's weights and the plain logistic regression"
+    from scipy.sparse import csr_matrix
+    from sklearn.feature_extraction.text import TfidfTransformer
+    from sklearn.linear_model import LogisticRegression
+    rng = np.random.default_rng(0)
+    x,y = csr_matrix(rng.random((200,50)) < 0.2, dtype=float), rng.integers(0, 3, 200)
+    r = TfidfTransformer(norm=None).fit(x).idf_
+    r = r/np.sqrt((x@(r**2)).sum()/x.sum())
+    np.testing.assert_allclose(idf_weights(x), r)
+    unit = x.multiply(1/np.sqrt(x.sum(1))).tocsr()
+    w,b = fit_linear(x, y, 3, C=100., power=None)
+    for i in range(3):
+        m = LogisticRegression(C=100., solver='liblinear').fit(unit.multiply(r).tocsr(), y==i)
+        np.testing.assert_allclose(unit@w[:,i] + b[i], m.decision_function(unit.multiply(r).tocsr()), rtol=1e-8)
 
 words = 'red green blue black white pink brown grey gold teal'.split()
 

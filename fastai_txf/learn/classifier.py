@@ -117,22 +117,25 @@ def _lengths(ds):
 def wide_fields(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
     tokens:int, # of all training texts, about
+    letters:bool=False, # runs of four letters are features, too
 )->dict: # fields of a `TransformerConfig`
     "The size of a wide path for these texts."
     pieces = any(t.startswith(_word_starts[:2]) for t in text_vocab(dls))
-    n = tokens*(2+2*pieces)
+    n = tokens*(2 + 2*pieces + 4*letters)
     rows = 2**math.ceil(math.log2(max(n, 2)))
     most = 2**int(math.log2(max(1, _max_cells//Target.of(dls).n_out)))
-    return dict(wide=max(_min_rows, min(rows, _max_rows, most)), wide_words=pieces)
+    size = max(_min_rows, min(rows, _max_rows, most))
+    return dict(wide=size, wide_words=pieces, wide_letters=letters)
 
 def auto_fields(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
+    letters:bool=False, # of the wide path, as in `wide_fields`
 )->dict: # fields of a `TransformerConfig`
     "What suits these texts: the preset `reviews`, windows of their length, and a wide path."
     lens = _lengths(dls.train_ds)
     longest = max(1, np.quantile(lens, 0.95))
     max_len = min(256, 32*math.ceil(longest/32))
-    wide = wide_fields(dls, int(np.mean(lens)*len(dls.train_ds)))
+    wide = wide_fields(dls, int(np.mean(lens)*len(dls.train_ds)), letters)
     return {**PRESETS['reviews'], 'max_len':max_len, **wide}
 
 def read_vocab(
@@ -214,7 +217,7 @@ class TransformerClassifierLearner(TransformerLearner):
     def count_wide(self,
         C:float=1., # inverse strength of the logistic regression's penalty
         share=None, # of the transformer and of the wide path in the sum; default: (0.3, 0.5)
-        power:float=1., # of the log-count ratios: 0 counts all features alike
+        power:float=1., # of the log-count ratios: 0 counts all features alike; None: tf–idf
     ): # `self`
         """Fit the model's wide path to the training texts; the first fit does it by itself.
         A ValueError for a model without one."""
@@ -348,7 +351,7 @@ def transformer_classifier_learner(
     own = arch if arch is not TransformerClassifier else None
     automatic = _is_automatic(dls, config, config_kw, pretrained=pretrained, own=own, block=block)
     if automatic:
-        config,config_kw = None, {**auto_fields(dls), **config_kw}
+        config,config_kw = None, {**auto_fields(dls, bool(config_kw.get('wide_letters'))), **config_kw}
         learner_kw.setdefault('lr', width_lr(make_config(**config_kw).d_model))
     n_out = ifnone(n_out, get_c(dls))
     if not n_out: raise ValueError('the number of outputs cannot be read from `dls`: give n_out')

@@ -10,7 +10,7 @@ import numpy as np, pandas as pd, time
 from ..text.special import text_vocab
 from ..text.target import Target
 from ..text.loaders import check_dls
-from ..train.counting import fit_linear, sklearn_package
+from ..train.counting import fit_linear, sklearn_package, unit_rows
 from ..learn.base import check_kind
 from ..learn.classifier import labelled_ids
 
@@ -55,8 +55,8 @@ def _predict_majority(y, n, kind):
 
 def _predict_linear(x, y, x_new, target, C):
     "Predictions of the linear model."
-    if target.is_number: x,x_new = map(sklearn_package().preprocessing.normalize, (x, x_new))
     w,b = fit_linear(x, y, target.n_out, target.kind, C)
+    if target.is_number: x_new = unit_rows(x_new)
     out = x_new@w + b
     if target.is_number: return out.reshape(-1, *y.shape[1:])
     return out > 0 if target.kind == 'multi' else out.argmax(1)

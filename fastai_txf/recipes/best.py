@@ -7,7 +7,7 @@ __all__ = ['best_classifier']
 
 # %% ../../nbs/7_recipes/06_best.ipynb #a0c204c5
 import hashlib, math, numpy as np, pandas as pd, time, torch, warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from numbers import Integral
 from pathlib import Path
@@ -25,7 +25,8 @@ from ..text.tokens import BPETokenizer
 from ..text.target import Target
 from ..text.loaders import TransformerDataLoaders
 from ..generate.sampling import DIVERGED
-from ..train.counting import count_features, feature_matrix, fit_linear
+from ..train.counting import (
+    count_features, feature_matrix, fit_linear, is_by_length, unit_rows)
 from ..train.rates import width_lr
 from ..learn.classifier import (
     auto_fields, labelled_ids, read_vocab, transformer_classifier_learner)
@@ -41,6 +42,7 @@ import fastai_txf.train.schedule # it gives learners their `fit_minutes`
 class _Text:
     "Labelled texts, cut in one way."
     name:str; df:pd.DataFrame; options:dict # of the loaders
+    letters:bool=False # runs of letters are features, too
     fold:np.ndarray=None; vocab:list=None; strength:tuple=(1.,1.) # as in `choose_strength`
 
     def loaders(self, valid=None, df=None, **kw):
@@ -56,12 +58,10 @@ class _Text:
         "Read all texts: their ids, targets and features."
         dls = self.loaders(bs=min(64, len(self.df)))
         self.vocab,self.target = text_vocab(dls), Target.of(dls)
-        self.pad_idx,self.fields = pad_index(dls), auto_fields(dls)
+        self.pad_idx,self.fields = pad_index(dls), auto_fields(dls, self.letters)
         ids,y = labelled_ids(dls.train_ds)
         self.ids,self.y = [*map(torch.from_numpy, ids)], torch.as_tensor(y)
-        x,_ = feature_matrix(self.wide(), self.ids)
-        n = np.asarray(x.sum(1)).clip(min=1)
-        self.x = x.multiply(1/np.sqrt(n)).tocsr() if self.target.is_number else x
+        self.x,_ = feature_matrix(self.wide(), self.ids)
         return self
 
     def some(self, rows): return [self.ids[i] for i in rows]
@@ -70,15 +70,17 @@ class _Text:
         "A wide path for these texts, empty."
         f = self.fields
         sizes = self.target.n_out, len(self.vocab), self.pad_idx
-        wide = WidePath(f['wide'], *sizes, f['wide_words'])
+        wide = WidePath(f['wide'], *sizes, f['wide_words'], f['wide_letters'])
         read_vocab(wide, self.vocab)
         return wide
 
     def linear(self, train, held):
         "What a linear model of the rows `train` says of the rows `held`."
+        t,x = self.target, self.x[held]
         y = self.y[torch.as_tensor(train)].numpy()
-        w,b = fit_linear(self.x[train], y, self.target.n_out, self.target.kind, *self.strength)
-        return torch.tensor(self.x[held]@w + b, dtype=torch.float32)
+        w,b = fit_linear(self.x[train], y, t.n_out, t.kind, *self.strength)
+        if is_by_length(t.kind, self.strength[1]): x = unit_rows(x)
+        return torch.tensor(x@w + b, dtype=torch.float32)
 
     def held_out(self, folds=None):
         "What linear models say of the rows of `folds`, which they have not seen, and those rows."
@@ -95,13 +97,26 @@ class _Text:
         return -hits if self.target.is_number else hits
 
 _many,_sample = 5_000_000,12_000 # characters that ask for a larger vocabulary; texts to choose with
+_long = 500 # characters of a document
 
 def _ways(df, options, big):
     "`_Text`s of the same rows; in much text, rare words are names that say nothing elsewhere."
     res = [_Text('words', df, {**options, 'min_freq':8 if big else 1})]
     try: tok = BPETokenizer(8000 if big else 2000)
     except ImportError: return res # without the package tokenizers, words alone
-    return res + [_Text('pieces', df, {**options, 'tok_tfm':tok, 'rules':[leading_space]})]
+    options = {**options, 'tok_tfm':tok, 'rules':[leading_space]}
+    res.append(_Text('pieces', df, options))
+    if df[options['text_col']].str.len().mean() > _long: return res
+    return res + [_Text('pieces and letters', df, options, letters=True)]
+
+def _preferred(tried):
+    "The better one of words and pieces, or pieces and letters if they are clearly better."
+    if len(tried) == 1: return tried[0]
+    best = max(tried[:2], key=lambda t: t.score())
+    for t in tried[2:]:
+        out,rows = t.held_out()
+        if clearly_better(out, best.held_out()[0], t.y[rows], t.target.kind): return t
+    return best
 
 def _choose_cut(df, options, seed, say, seconds):
     "The `_Text` that a linear model likes best, of a sample if there is much text."
@@ -112,16 +127,16 @@ def _choose_cut(df, options, seed, say, seconds):
     for t in tried:
         t.count()
         t.fold = text_folds(some[options['text_col']], t.y.tolist(), _folds, seed)
-    best = max(tried, key=lambda t: t.score()) if len(tried) > 1 else tried[0]
+    best = _preferred(tried)
     say(f'texts are cut into {best.name}')
     if not best.target.is_number:
         best.strength = choose_strength(best.score, seconds/10)
     if len(some) == len(df): return best
-    return _Text(best.name, df, best.options, strength=best.strength).count()
+    return replace(best, df=df, fold=None, vocab=None).count()
 
 # %% ../../nbs/7_recipes/06_best.ipynb #0858bae6
 _folds = 5
-_no_wide = dict(wide=None, wide_words=False)
+_no_wide = dict(wide=None, wide_words=False, wide_letters=False)
 
 class _Towers:
     "Transformers, each trained without one fold, and what they say of it."
@@ -132,7 +147,7 @@ class _Towers:
         self.name,self.beside = 'transformer', [] # what they are; name and outputs of others
         n = len(text.df)
         chars = text.df[text.options['text_col']].str.len()
-        self.much = chars.sum() > _many and chars.mean() > 500       # of long documents
+        self.much = chars.sum() > _many and chars.mean() > _long     # of long documents
         self.epochs = 2 if self.much else int(np.clip(80_000/n, 4, 30))
         self.bs = int(2**np.clip(np.log2(n/50)//1, 3, 6))
         self.config = make_config(**{**text.fields, **_no_wide})

@@ -80,7 +80,7 @@ def choose_shares(
     if kind == 'regression': pairs = [(a/10,1-a/10) for a in range(11)]
     return min(pairs, key=lambda o: loss_of(o[0]*deep + o[1]*counted, y, kind))
 
-_strengths = (1.,1.), (1.,0.5), (3.,0.5), (3.,0.) # `C` and `power` of `fit_linear`
+_strengths = (1.,1.), (100.,None), (1.,0.5), (3.,0.5), (3.,0.) # `C` and `power` of `fit_linear`
 
 def choose_strength(
     score, # from a pair of `C` and `power` to how well it does on held-out texts
