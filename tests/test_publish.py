@@ -241,6 +241,17 @@ def test_pool(made):
         assert pool.predict('a film') == p.predict('a film')              # an error ends nothing
     with pytest.raises(RuntimeError, match='after shutdown'): pool.predict('a film')
 
+def test_pool_keeps_its_model(made, tmp_path, monkeypatch):
+    "A folder that is published anew, or a process that goes elsewhere, changes no answer"
+    shutil.copytree(made('one')[1], tmp_path/'m')
+    monkeypatch.chdir(tmp_path)
+    with PredictorPool('m', 2) as pool:
+        want = pool.predict('a film')
+        shutil.rmtree(tmp_path/'m')
+        monkeypatch.chdir('/')
+        with ThreadPoolExecutor(4) as ex: assert {*ex.map(pool.predict, ['a film']*20)} == {want}
+        assert str(tmp_path/'m') in repr(pool)
+
 def test_pool_of_other_tasks(made):
     lm,mlm = (load_published(made(k)[1]) for k in ('lm','mlm'))
     with PredictorPool(made('lm')[1], 1) as pool: assert pool.predict('a film', n_tokens=8, seed=1) == lm.predict('a film', n_tokens=8, seed=1)

@@ -6,7 +6,7 @@
 __all__ = ['load_published']
 
 # %% ../../nbs/8_share/04_bundle.ipynb #cc8e6275
-import dataclasses, gc, hashlib, json, torch
+import dataclasses, gc, hashlib, json, os, torch
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -213,6 +213,11 @@ def load_published(
 def _kept_model(folder, options, threads):
     torch.set_num_threads(threads)
     return load_published(folder, **dict(options))
+
+def process_with(folder, options, threads):
+    "The number of this process, which has read a model."
+    _kept_model(folder, options, threads)
+    return os.getpid()
 
 def answer_from(
     folder:str, # of a published model

@@ -6,12 +6,12 @@
 __all__ = ['PredictorPool']
 
 # %% ../../nbs/8_share/13_workers.ipynb #7c0d1a04
-import numpy as np, os, torch
+import numpy as np, os, time, torch
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from numbers import Integral
-from .bundle import answer_from
+from .bundle import answer_from, process_with
 
 # %% ../../nbs/8_share/13_workers.ipynb #7c0d1a09
 class PredictorPool:
@@ -26,20 +26,30 @@ class PredictorPool:
         if workers is None: workers = cores
         if not isinstance(workers, Integral) or workers < 1:
             raise ValueError(f'{workers=}: a whole number of processes, at least 1')
-        self.folder,self.workers = os.fspath(folder), int(workers)
+        self.folder,self.workers = os.path.abspath(folder), int(workers)
         self._model = self.folder, tuple(options.items()), max(1, cores//self.workers)
         self._pool = ProcessPoolExecutor(self.workers, mp_context=get_context('spawn'))
-        try: self._ask('__repr__')
+        try: self._open()
         except BaseException:
             self.close()
             raise
 
-    def _ask(self, name, *args, **kwargs):
-        try: res = self._pool.submit(answer_from, *self._model, name, args, kwargs).result()
+    def _open(self):
+        "Wait until each process has read the model."
+        found = set()
+        while len(found) < self.workers:
+            found |= {*self._results(self.workers, process_with, *self._model)}
+            time.sleep(0.01)
+
+    def _results(self, n, f, *args):
+        try: return [o.result() for o in [self._pool.submit(f, *args) for _ in range(n)]]
         except BrokenProcessPool as e:
             raise ChildProcessError(
                 f'a process with {self.folder} has ended: close this PredictorPool and make a new '
                 "one (a script does so below `if __name__ == '__main__':`)") from e
+
+    def _ask(self, name, *args, **kwargs):
+        res, = self._results(1, answer_from, *self._model, name, args, kwargs)
         return torch.from_numpy(res) if isinstance(res, np.ndarray) else res
 
     def predict(self, item, *args, **kwargs):
