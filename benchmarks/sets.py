@@ -3,7 +3,8 @@
 `--data` is a folder with TREC questions (`trec.train.txt.gz`, `trec.test.txt.gz`), customer reviews (`custrev`), opinions (`mpqa`) and subjectivity
 (`subj`): a label and a sentence a line, as in the files of Kim (2014). TREC has a test set; of the others a tenth, another one for each seed, is scored
 once; with `--sets custrev/10 mpqa/10 subj/10 --seeds 0 1 2 3 4 5 6 7 8 9`, each of ten tenths in turn. AWD_LSTM and the transformer alone get the processor time that the plain call has taken of the same rows. `--sets imdb` takes IMDB's reviews from where fastai keeps its data.
-Each candidate, set and seed runs in a process of its own and adds a line to results/sets.jsonl; what is there already is not run again."""
+`--sets speakers names packages` takes texts of other kinds, a third of them to score: who speaks in tinyshakespeare (the twenty who speak most), what kind of thing a name is (the entities of
+CoNLL-2003's training sentences), and which package a docstring is from. Each candidate, set and seed runs in a process of its own and adds a line to results/sets.jsonl; what is there already is not run again."""
 import gzip
 from fastai.text.all import *
 from fastai_txf.all import *
@@ -13,6 +14,7 @@ from common import *
 
 SETS = dict(trec='TREC questions', custrev='customer reviews', mpqa='opinions (MPQA)', subj='subjectivity')
 LARGE = dict(imdb='IMDB, 25,000 labels')
+OTHER = dict(speakers='speakers (tinyshakespeare)', names='names (CoNLL-2003)', packages='docstrings by package')
 TENTHS = {f'{k}/10':SETS[k] for k in ('custrev','mpqa','subj')}
 PUBLISHED = {'NB-SVM, bigrams ([Wang & Manning 2012](https://aclanthology.org/P12-2018/))':dict(custrev=81.8, mpqa=86.3, subj=93.2, imdb=91.22),
              'CNN-rand ([Kim 2014](https://arxiv.org/abs/1408.5882)), as printed':dict(trec=91.2, custrev=79.8, mpqa=83.4, subj=89.6)}
@@ -30,8 +32,34 @@ def reviews(part):
     found = [(f.read_text(encoding='utf8'), l) for l in ('neg','pos') for f in sorted((untar_data(URLs.IMDB)/part/l).glob('*.txt'))]
     return pd.DataFrame(found, columns=['text','label'])
 
+def speeches():
+    "Who speaks, and what: the twenty who do so most often."
+    parts = [o.partition(':\n') for o in ''.join(read_shakespeare()).split('\n\n')]
+    df = pd.DataFrame([(t.replace('\n', ' '), who) for who,_,t in parts if t.strip()], columns=['text','label'])
+    return df[df.label.isin(df.label.value_counts().index[:20])]
+
+def entities():
+    "The names in CoNLL-2003's training sentences, and their kinds."
+    file = fastai_path('data')/'conll2003'/'train.txt'
+    if not file.exists(): raise FileNotFoundError(f'{file} is missing: put the training sentences of CoNLL-2003 there, a token and its tag a line')
+    rows,words = [],[]
+    for token,*_,tag in (l.split() or ['','O'] for l in file.read_text(encoding='utf8').splitlines()):
+        if words and not tag.startswith('I-'): rows,words = [*rows, (' '.join(words), kind)], []
+        if tag != 'O': words,kind = [*words, token], tag[2:]
+    return pd.DataFrame(rows, columns=['text','label'])
+
+def packages():
+    "Docstrings of 20 words and more, the first 40 of them, and whose they are."
+    return docstrings_df(max_per_class=400, max_words=40)[['text','label']]
+
+KINDS = dict(speakers=speeches, names=entities, packages=packages)
+
 def load(data, name, seed):
     "Training rows and the rows to score."
+    if name in OTHER:
+        df = KINDS[name]().drop_duplicates('text').sample(frac=1, random_state=seed)[:4000]
+        n = len(df)//3
+        return df[n:].reset_index(drop=True), df[:n].reset_index(drop=True)
     if name == 'imdb': return tuple(reviews(part) for part in ('train','test'))
     if name == 'trec': return read(data, 'trec.train'), read(data, 'trec.test')
     df,n = read(data, name.removesuffix('/10')), 10
@@ -59,12 +87,12 @@ def bigrams(train, test, seed):
     w,b = fit_linear(count.fit_transform(train.text), y, len(names))
     return 100*float((names[(count.transform(test.text)@w + b).argmax(1)] == test.label).mean())
 
-def counted(train, test, seed, pieces=False, letters=True):
+def counted(train, test, seed, pieces=False, letters=True, C=1., power=1.):
     "The wide path alone: words or pieces, pairs, and letters."
     kw = dict(tok_tfm=BPETokenizer(2000), rules=[leading_space]) if pieces else dict(min_freq=1)
     dls = TransformerDataLoaders.from_df(train, text_col='text', label_col='label', valid_pct=0, bs=64, **kw)
     learn = transformer_classifier_learner(dls, 'auto', wide_letters=letters)
-    learn.count_wide(share=(0.,1.))
+    learn.count_wide(C, (0.,1.), power)
     return scored(learn, test)
 
 def default(train, test, seed):
@@ -90,11 +118,11 @@ def best(train, test, seed):
     return scored(learn, test)
 
 CANDIDATES = dict(bigrams=bigrams, words=partial(counted, letters=False), letters=counted, pieces=partial(counted, pieces=True, letters=False),
-                  both=partial(counted, pieces=True), default=default, deep=deep, awd=awd, best=best)
+                  both=partial(counted, pieces=True), rare=partial(counted, pieces=True, C=100., power=None), default=default, deep=deep, awd=awd, best=best)
 BESIDE = 'deep','awd' # these get the processor time of the plain call
 NAMES = dict(bigrams='linear: NB-weighted words and pairs', default=f'`transformer_classifier_learner(dls).fit_minutes({MINUTES})`',
              words='its wide path alone: words and pairs', letters='and runs of four letters', pieces='wide path alone: pieces, words of them, pairs',
-             both='and runs of four letters', deep='its transformer alone, in the same processor time',
+             both='and runs of four letters', rare='these weighted by rarity, in vectors of length 1', deep='its transformer alone, in the same processor time',
              awd='`text_classifier_learner(AWD_LSTM, pretrained=False)`, likewise',
              best='`best_classifier(df, minutes=10)`')
 
@@ -130,18 +158,21 @@ def render(rows):
     folds = [{'candidate':NAMES[c], **{s:f"{mean(c, s):.1f} ({mean(c, s, 'core-minutes'):.1f})" for s in TENTHS if sum((r['candidate'],r['set']) == (c,s) for r in rows) == 10}} for c in CANDIDATES]
     folds = [o for o in folds if len(o) > 1]
     folds += [{'candidate':f'published: {k}', **{f'{s}/10':a for s,a in v.items()}} for k,v in PUBLISHED.items() if folds]
+    others = [{'candidate':NAMES[c], **{s:f"{mean(c, s):.1f} ({n})" for s in OTHER if (n := sum((r['candidate'],r['set']) == (c,s) for r in rows))}} for c in CANDIDATES]
+    others = [o for o in others if len(o) > 1]
     lines += [{'candidate':f'published: {k}', **v} for k,v in PUBLISHED.items()]
     cols = {'candidate':'candidate', **{t:s for s,t in SETS.items()}, 'mean of the four':'mean', **{t:s for s,t in LARGE.items()}}
     return ('# Small labelled sets, test accuracy in per cent\n\nWritten by `python benchmarks/sets.py --data FOLDER --threads 1`. In brackets: runs, each with another seed, and core-minutes of a run, '
             'the processor time from data frame to last prediction, without that of a loader\'s workers. Nothing was chosen on the test parts; what the calls do by default was chosen on fifths of the training parts.\n\n'
             + table(lines, cols) + '\n'
             + (f"All ten tenths, each scored once by what was trained on the other nine (`--sets {' '.join(TENTHS)} --seeds {' '.join(map(str, range(10)))}`):\n\n{table(folds, {'candidate':'candidate', **{t:s for s,t in TENTHS.items()}})}\n" if folds else '')
+            + (f"Texts of other kinds, a third of them scored; in brackets the number of runs (`--sets {' '.join(OTHER)}`):\n\n{table(others, {'candidate':'candidate', **{t:s for s,t in OTHER.items()}})}\n" if others else '')
             + ran_with(rows, env=None))
 
 def main():
     p = options(__doc__, CANDIDATES)
     p.add_argument('--data', type=Path, required=True, help='folder of the sets')
-    p.add_argument('--sets', nargs='+', choices=[*SETS,*LARGE,*TENTHS], default=list(SETS))
+    p.add_argument('--sets', nargs='+', choices=[*SETS,*LARGE,*OTHER,*TENTHS], default=list(SETS))
     p.add_argument('--seeds', nargs='+', type=int, default=[0,1,2])
     args = p.parse_args()
     file = out_file(args, 'sets')
