@@ -5,6 +5,7 @@ from fastai_txf.recipes.best import best_classifier
 from fastai_txf.recipes.heldout import choose_shares, choose_strength, clearly_better, interval, text_folds
 from fastai_txf.train.counting import count_features
 import fastai_txf.recipes.best as best
+import fastai_txf.recipes.reading as reading
 import fastai_txf.explain.attribution
 
 words = 'red green blue black white pink brown grey gold teal'.split()
@@ -188,7 +189,7 @@ def test_speeches_long_and_short():
     rng = np.random.default_rng(1)
     def text(l): return ' '.join([*rng.choice(words, rng.integers(1, 60)), f'{l}{rng.integers(4)}'])
     df = pd.DataFrame([dict(text=text(l), label=l) for l in [*'abcd']*80])
-    text = best._choose_cut(df, dict(text_col='text', label_col='label', label_delim=None), 42, print, 60)
+    text = reading.choose_reading(df, dict(text_col='text', label_col='label', label_delim=None), 42, print, 60)
     text.fold,text.strength = text_folds(df.text, df.label, 5), (100.,None)
     held,rest = (text.fold == 0).nonzero()[0], (text.fold != 0).nonzero()[0]
     wide = count_features(text.wide(), text.some(rest), text.y[rest].numpy(), C=100., power=None)
@@ -198,9 +199,9 @@ def test_speeches_long_and_short():
 
 def test_many_texts_are_cut_by_a_sample(monkeypatch):
     "How to cut is chosen with some of the texts; all of them are counted"
-    seen,ways = [],best._ways
-    monkeypatch.setattr(best, '_sample', 60)
-    monkeypatch.setattr(best, '_ways', lambda df, *args: seen.append(len(df)) or ways(df, *args))
+    seen,ways = [],reading._ways
+    monkeypatch.setattr(reading, '_sample', 60)
+    monkeypatch.setattr(reading, '_ways', lambda df, *args: seen.append(len(df)) or ways(df, *args))
     df = frame(200)
     learn = quick(df)
     assert seen == [60] and learn.report.curve.texts.max() > 60

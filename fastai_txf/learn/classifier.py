@@ -351,7 +351,8 @@ def transformer_classifier_learner(
     own = arch if arch is not TransformerClassifier else None
     automatic = _is_automatic(dls, config, config_kw, pretrained=pretrained, own=own, block=block)
     if automatic:
-        config,config_kw = None, {**auto_fields(dls, bool(config_kw.get('wide_letters'))), **config_kw}
+        fields = auto_fields(dls, bool(config_kw.get('wide_letters')))
+        config,config_kw = None, {**fields, **config_kw}
         learner_kw.setdefault('lr', width_lr(make_config(**config_kw).d_model))
     n_out = ifnone(n_out, get_c(dls))
     if not n_out: raise ValueError('the number of outputs cannot be read from `dls`: give n_out')

@@ -31,13 +31,15 @@ def nb_weights(
 def idf_weights(
     x, # which text has which feature, sparse, `(n_texts, n_features)`
 ): # weights, `(n_features,)`
-    """How rare each feature is, no class considered (inverse document frequency; Spärck Jones 1972).
-    The mean square over all occurrences is 1, so that `C` means what it means without weights."""
+    """How rare each feature is, no class considered (inverse document frequency; Spärck Jones
+    1972). The mean square over all occurrences is 1, so `C` means what it means without weights."""
     n = x.getnnz(0)
     r = np.log((1+x.shape[0])/(1+n)) + 1
     return r/np.sqrt((n*r**2).sum()/n.sum())
 
-def unit_rows(x):
+def unit_rows(
+    x, # which text has which feature, sparse, `(n_texts, n_features)`
+): # sparse, of the same shape
     "Each text as a vector of length 1."
     sklearn_package()
     from sklearn.preprocessing import normalize
@@ -64,7 +66,10 @@ def _fit_numbers(x, y):
     model = sklearn_package().linear_model.Ridge().fit(x, y.reshape(len(y), -1))
     return model.coef_.reshape(-1, x.shape[1]).T, np.atleast_1d(model.intercept_)
 
-def is_by_length(kind, power):
+def is_by_length(
+    kind:str, # 'category', 'multi' or 'regression'
+    power, # as in `fit_linear`
+)->bool:
     "Whether a linear model is one of vectors of length 1."
     return kind == 'regression' or power is None
 
