@@ -208,7 +208,7 @@ def test_many_texts_are_cut_by_a_sample(monkeypatch):
 
 def test_the_strength_is_that_of_the_held_out_texts(monkeypatch):
     "What counts in the learner is the linear model that was compared"
-    monkeypatch.setattr(best, 'choose_strength', lambda score, seconds: (3.,0.))
+    monkeypatch.setattr(reading, 'choose_strength', lambda score, seconds: (3.,0.))
     df = frame()
     learn = quick(df)
     wide = learn.model.wide

@@ -26,8 +26,8 @@ from ..learn.classifier import labelled_ids, transformer_classifier_learner
 from .pretrain import self_pretrain
 from .selftrain import pseudo_labels, train_student
 from .heldout import (
-    BestReport, check_rows, choose_shares, clearly_better, constant_outputs, learning_curve, loss_of,
-    more_labels, score_row, text_folds)
+    BestReport, check_rows, choose_shares, clearly_better, constant_outputs, learning_curve,
+    loss_of, more_labels, score_row, text_folds)
 from .reading import choose_reading, FOLDS, LONG, MANY
 import fastai_txf.train.schedule # it gives learners their `fit_minutes`
 
