@@ -304,7 +304,6 @@ def best_classifier(
     options = dict(text_col=text_col, label_col=label_col, label_delim=label_delim)
     with no_random(seed):
         text = choose_reading(train, options, seed, say, 60*minutes)
-        if text.fold is None: text.fold = text_folds(train[text_col], text.y.tolist(), FOLDS, seed)
         towers = _train(text, unlabelled, start + 60*minutes, seed, folder, say)
         learn = _finish(text, towers, (valid,df) if valid.any() else None, notes, start)
     if verbose: print(learn.report)

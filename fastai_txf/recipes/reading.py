@@ -49,6 +49,13 @@ class LabelledText:
         self.x,_ = feature_matrix(self.wide(), self.ids)
         return self
 
+    def make_folds(self,
+        seed:int, # of their order
+    ): # itself
+        "Folds for cross-validation."
+        self.fold = text_folds(self.df[self.options['text_col']], self.y.tolist(), FOLDS, seed)
+        return self
+
     def some(self,
         rows, # numbers
     )->list: # of ids, one tensor for each text
@@ -88,7 +95,13 @@ class LabelledText:
     )->float:
         "The mean score of the held-out texts, the more the better."
         self.strength = strength
-        out,rows = self.held_out()
+        return self.right(*self.held_out())
+
+    def right(self,
+        out, # outputs, `(n, n_out)`
+        rows, # their numbers
+    )->float:
+        "The mean score of some outputs, the more the better."
         hits = hits_of(out, self.y[rows], self.target.kind).mean()
         return -hits if self.target.is_number else hits
 
@@ -110,11 +123,11 @@ def _ways(df, options, big):
 def _preferred(tried):
     "The better one of words and pieces, or pieces and letters if they are clearly better."
     if len(tried) == 1: return tried[0]
-    best = max(tried[:2], key=lambda t: t.score())
-    for t in tried[2:]:
-        out,rows = t.held_out()
-        if clearly_better(out, best.held_out()[0], t.y[rows], t.target.kind): return t
-    return best
+    outs = [t.held_out() for t in tried]                    # of the same rows in the same order
+    best = max((0,1), key=lambda i: tried[i].right(*outs[i]))
+    for t,(out,rows) in zip(tried[2:], outs[2:]):
+        if clearly_better(out, outs[best][0], t.y[rows], t.target.kind): return t
+    return tried[best]
 
 def choose_reading(
     df, # a row for each labelled text
@@ -122,18 +135,16 @@ def choose_reading(
     seed:int, # of a sample and of folds
     say, # is told what has been chosen
     seconds:float, # a tenth of them is for the choice of `C` and `power`
-)->LabelledText: # counted; with folds if it is of all rows
+)->LabelledText: # counted, with folds
     "The `LabelledText` that a linear model likes best, of a sample if there is much text."
     size = df[options['text_col']].str.len().sum()
     n = min(len(df), _sample, max(1000, int(len(df)*MANY/max(1, size))))
     some = df if n >= len(df) else df.sample(n, random_state=seed).reset_index(drop=True)
     tried = _ways(some, options, size > MANY)
-    for t in tried:
-        t.count()
-        t.fold = text_folds(some[options['text_col']], t.y.tolist(), FOLDS, seed)
+    for t in tried: t.count().make_folds(seed)
     best = _preferred(tried)
     say(f'texts are cut into {best.name}')
     if not best.target.is_number:
         best.strength = choose_strength(best.score, seconds/10)
     if len(some) == len(df): return best
-    return replace(best, df=df, fold=None, vocab=None).count()
+    return replace(best, df=df, vocab=None).count().make_folds(seed)
