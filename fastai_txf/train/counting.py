@@ -48,17 +48,22 @@ def unit_rows(
 # %% ../../nbs/4_train/08_counting.ipynb #527db229
 _certain = 10. # log-odds of a class that all texts have
 
-def _feature_weights(x, y, power):
-    if power is None: return idf_weights(x)
-    r = nb_weights(x, y)
-    return np.copysign(np.abs(r)**power, r)
+def _weigher(x, power):
+    "From a class to the weights of the features, and the features times these."
+    def _times(r): return r, x.multiply(r).tocsr()
+    if power is None:
+        same = _times(idf_weights(x))                      # for all classes
+        return lambda y: same
+    def _by_class(y):
+        r = nb_weights(x, y)
+        return _times(np.copysign(np.abs(r)**power, r))
+    return _by_class
 
-def _fit_class(x, y, C, power):
-    "Weights `(n_features,)` and bias of one class against the rest."
-    if y.all() or not y.any(): return np.zeros(x.shape[1]), _certain if y.all() else -_certain
-    r = _feature_weights(x, y, power)
-    model = sklearn_package().linear_model.LogisticRegression(C=C, solver='liblinear')
-    model.fit(x.multiply(r).tocsr(), y)
+def _fit_class(weigh, n, y, C):
+    "Weights `(n,)` and bias of one class against the rest."
+    if y.all() or not y.any(): return np.zeros(n), _certain if y.all() else -_certain
+    r,x = weigh(y)
+    model = sklearn_package().linear_model.LogisticRegression(C=C, solver='liblinear').fit(x, y)
     return r*model.coef_[0], model.intercept_[0]
 
 def _fit_numbers(x, y):
@@ -84,11 +89,12 @@ def fit_linear(
     "A linear model of texts and targets, its features weighted by naive Bayes or by rarity."
     if is_by_length(kind, power): x = unit_rows(x)
     if kind == 'regression': return _fit_numbers(x, y)
+    weigh = _weigher(x, power)
     has = y > 0.5 if kind == 'multi' else y[:,None] == np.arange(n_out)
     if kind == 'category' and n_out == 2:                  # one model serves both classes
-        w,b = _fit_class(x, has[:,1], C, power)
+        w,b = _fit_class(weigh, x.shape[1], has[:,1], C)
         return np.stack([-w/2, w/2], 1), np.array([-b/2, b/2])
-    fitted = [_fit_class(x, has[:,i], C, power) for i in range(n_out)]
+    fitted = [_fit_class(weigh, x.shape[1], has[:,i], C) for i in range(n_out)]
     return np.stack([w for w,_ in fitted], 1), np.array([b for _,b in fitted])
 
 # %% ../../nbs/4_train/08_counting.ipynb #b5abd827
