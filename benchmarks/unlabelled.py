@@ -1,14 +1,15 @@
 """IMDB when all 75,000 reviews for training are read first, and 25,000, 1,000 or 100 of them have labels.
 
-A transformer that reads forwards and one that reads backwards are language models before they are classifiers; a linear model counts words. These three are the teachers: together they label reviews that
-have no label, and students of the same kinds (of each transformer as many as `--students` says) learn from these and from the labelled ones. With
-25,000 labels, 1,250 of them are held out, and say how much the counted words count. Every part is kept, and made once; `--parts` makes some of them, so that several processes can share the work. Adds a line to results/unlabelled.jsonl."""
-import hashlib
+A transformer that reads forwards and one that reads backwards are language models before they are classifiers; one linear model counts words, another has the vectors of whole reviews (`TextVectors`).
+These four are the teachers: together they label reviews that have no label, and students of the same kinds (of each transformer as many as `--students` says) learn from these and from the labelled ones. With
+25,000 labels, 1,250 of them are held out, and say how much each kind counts. Every part is kept, and made once; `--parts` makes some of them, so that several processes can share the work. Adds a line to results/unlabelled.jsonl."""
+import hashlib, pickle
+from itertools import chain
 from fastai.text.all import *
 from fastai_txf.all import *
 from fastai_txf.learn.classifier import read_vocab
-from fastai_txf.model.wide import hash_ids, WidePath
 from fastai_txf.recipes.heldout import choose_shares
+from fastai_txf.recipes.text_vectors import TextVectors, Triples
 from fastai_txf.train.counting import feature_matrix, fit_linear
 from common import *
 from imdb import Guessed, Tokens, draw, held_out, lm_dls, make_vocab_of, number, read_tokens
@@ -95,12 +96,6 @@ def classifier(way, labelled, how, seed, guessed=None):
 
 def outputs(learn, way, texts): return learn.outputs(number([*map(WAYS[way], texts)], vocab()))
 
-class Triples(WidePath):
-    "Three tokens in a row are features, too."
-    def _hashes(self, x, real):
-        hashes,masks = super()._hashes(x, real)
-        return [*hashes, hash_ids(hashes[1][:,:-1], hashes[0][:,2:])], [*masks, masks[1][:,:-1] & masks[1][:,1:]]
-
 def counted(labelled, seen):
     "What a linear model of counted words, pairs and triples says of the lists of texts `seen`."
     texts,labels = zip(*labelled)
@@ -113,19 +108,45 @@ def counted(labelled, seen):
     out = torch.tensor(x[len(texts):]@w + b, dtype=torch.float32)
     return out.split([*map(len, seen)])
 
-def says(way, labelled, how, seed, seen, what, guessed, now):
-    "The outputs of a classifier, or of counted words, for the lists of texts `seen`."
+VECTORS = dict(d=300, passes=7)
+
+@functools.cache
+def many_words(): return make_vocab_of(all_reviews(), 60_000)
+
+def read_texts_as_vectors():
+    "What gives reviews their vectors, learnt from all that are read: its file, and what to say of it."
+    file = file_of('vectors', VECTORS).with_suffix('.pkl')
     def make():
-        if way == 'counted': return dict(outs=counted(labelled if guessed is None else sure(labelled, guessed), seen))
+        vectors = TextVectors(number(all_reviews(), many_words()), many_words(), **VECTORS)
+        file.write_bytes(pickle.dumps(vectors))
+        return dict(loss=vectors.losses[-1])
+    return file, kept(make, 'vectors', VECTORS)
+
+def by_vectors(labelled, seen):
+    "What a linear model of the vectors of whole reviews says of the lists of texts `seen`."
+    from sklearn.linear_model import LogisticRegression
+    vectors = pickle.loads(read_texts_as_vectors()[0].read_bytes())
+    texts,labels = zip(*labelled)
+    x = vectors(number([*texts, *chain(*seen)], many_words())).numpy()
+    model = LogisticRegression(max_iter=1000).fit(x[:len(texts)], [NAMES.index(l) for l in labels])
+    out = torch.tensor(model.decision_function(x[len(texts):]), dtype=torch.float32)
+    return torch.stack([-out/2, out/2], 1).split([*map(len, seen)])
+
+LINEAR = dict(counted=counted, vectors=by_vectors)
+
+def says(way, labelled, how, seed, seen, what, guessed, now):
+    "The outputs of a classifier, or of a linear model, for the lists of texts `seen`."
+    def make():
+        if way in LINEAR: return dict(outs=LINEAR[way](labelled if guessed is None else sure(labelled, guessed), seen))
         learn = classifier(way, labelled, how, seed, guessed)
         return dict(outs=[outputs(learn, way, texts) for texts in seen])
-    return kept(make, 'says', 'triples' if way == 'counted' else way, how, *what, now=now)
+    return kept(make, 'says', dict(counted='triples', vectors=['vectors', VECTORS]).get(way, way), how, *what, now=now)
 
 def sure(labelled, guessed):
     "`labelled`, and the guessed texts with their likelier label."
     return [*labelled, *((ts, NAMES[i]) for ts,i in zip(guessed[0], guessed[1].argmax(1).tolist()))]
 
-MEMBERS = *WAYS,'counted'
+MEMBERS = *WAYS,*LINEAR
 
 def mean_of(runs):
     "What several of a kind say in the mean, and the minutes of all."
@@ -133,7 +154,7 @@ def mean_of(runs):
 
 def team(members, labelled, how, seed, seen, what, guessed=None, n=1):
     "What each member says, a transformer in the mean of `n`; those of `members` are trained now. None as long as one is missing."
-    seeds = dict.fromkeys(WAYS, range(seed, seed + 100*n, 100)) | dict(counted=[seed])
+    seeds = dict.fromkeys(WAYS, range(seed, seed + 100*n, 100)) | dict.fromkeys(LINEAR, [seed])
     runs = {m:[says(m, labelled, how, s, seen, (what, s, TEXT, SHAPE), guessed, m in members) for s in seeds[m]] for m in MEMBERS}
     return None if any(None in o for o in runs.values()) else {m:mean_of(o) for m,o in runs.items()}
 
@@ -146,14 +167,18 @@ def targets(items): return torch.tensor([NAMES.index(l) for _,l in items])
 def deep(parts, i): return (parts['forwards']['outs'][i] + parts['backwards']['outs'][i])/2
 
 class Joined:
-    "A team as one: by the shares with the lowest loss on the first list of texts, or by the mean of probabilities where there are no targets for it."
+    "A team as one: the linear models, then these and the transformers, by the shares with the lowest loss on the first list of texts; by the mean of probabilities where there are no targets for it."
     def __init__(self, parts, y=None):
-        self.parts = parts
-        self.shares = None if y is None else choose_shares(deep(parts, 0), parts['counted']['outs'][0], y)
+        self.parts,self.shares = parts,None
+        if y is None: return
+        self.shares = [choose_shares(parts['vectors']['outs'][0], parts['counted']['outs'][0], y), (0,1)]
+        self.shares[1] = choose_shares(deep(parts, 0), self.linear(0), y)
+
+    def linear(self, i): return sum(s*self.parts[m]['outs'][i] for s,m in zip(self.shares[0], ('vectors','counted')))
 
     def probs(self, i):
         if self.shares is None: return torch.stack([p['outs'][i].softmax(1) for p in self.parts.values()]).mean(0)
-        return (self.shares[0]*deep(self.parts, i) + self.shares[1]*self.parts['counted']['outs'][i]).softmax(1)
+        return (self.shares[1][0]*deep(self.parts, i) + self.shares[1][1]*self.linear(i)).softmax(1)
 
     def row(self, i, y, name):
         "How often each is right on list `i`, and what it took."
@@ -189,9 +214,9 @@ def run(n, seed, members, n_students=1, valid=False):
     of = f'{n}{", valid"*valid}'
     teachers = team(members, labelled, how, seed, seen + [others]*(n_students > 0), f'{of}, {len(others)} more' if n_students else f'{of}, alone')
     if teachers is None: return None
-    taught,at,told = Joined(teachers, y_held), len(seen)-1, [read(w)[1] for w in WAYS]
+    taught,at,told = Joined(teachers, y_held), len(seen)-1, [*(read(w)[1] for w in WAYS), read_texts_as_vectors()[1]]
     res = taught.row(at, targets(scored), ', taught')
-    recipe = dict(text=TEXT, shape=SHAPE, dropout=DROPOUT, labels=how, counted=3)
+    recipe = dict(text=TEXT, shape=SHAPE, dropout=DROPOUT, labels=how, counted=3, vectors=VECTORS)
     if n_students:
         students = team(members, labelled, STUDENT, seed, seen, ('student', of, len(others), how), (others, taught.probs(len(seen))), n_students)
         if students is None: return None
@@ -200,10 +225,10 @@ def run(n, seed, members, n_students=1, valid=False):
 
 def render(rows):
     "The results as markdown."
-    cols = {'labels':'labels', 'seed':'seed', 'counted, tokens in a row':lambda r: r['recipe'].get('counted', 2), 'students':'accuracy', 'of each transformer':lambda r: r['recipe'].get('students', 1) if 'accuracy' in r else None, 'forwards':'forwards', 'backwards':'backwards', 'both':'transformers', 'counted words':'counted', 'their teachers':'accuracy, taught',
-            **{f'teachers: {k}':f'{v}, taught' for k,v in {'forwards':'forwards', 'backwards':'backwards', 'counted words':'counted'}.items()},
+    cols = {'labels':'labels', 'seed':'seed', 'counted, tokens in a row':lambda r: r['recipe'].get('counted', 2), 'students':'accuracy', 'of each transformer':lambda r: r['recipe'].get('students', 1) if 'accuracy' in r else None, 'forwards':'forwards', 'backwards':'backwards', 'both':'transformers', 'counted words':'counted', 'vectors of reviews':'vectors', 'their teachers':'accuracy, taught',
+            **{f'teachers: {k}':f'{v}, taught' for k,v in {'forwards':'forwards', 'backwards':'backwards', 'counted words':'counted', 'vectors of reviews':'vectors'}.items()},
             'core-minutes of reading':'text_minutes', 'of teachers':'minutes, taught', 'of students':'minutes'}
-    return f'# IMDB, all reviews read first\n\nWritten by `python benchmarks/unlabelled.py --threads 1`. Accuracy on the 25,000 test reviews, in per cent, scored once at the end of each run. Minutes are the processor time of one core, all predictions included; the two language models are made once.\n\n{table(rows, cols)}\n{ran_with(rows)}'
+    return f'# IMDB, all reviews read first\n\nWritten by `python benchmarks/unlabelled.py --threads 1`. Accuracy on the 25,000 test reviews, in per cent, scored once at the end of each run. Minutes are the processor time of one core, all predictions included; the two language models and the vectors are made once.\n\n{table(rows, cols)}\n{ran_with(rows)}'
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)

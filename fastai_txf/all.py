@@ -50,6 +50,7 @@ from .explain.steps import *
 from .recipes.baseline import *
 from .recipes.suggest import *
 from .recipes.vectors import *
+from .recipes.text_vectors import *
 from .recipes.pretrain import *
 from .recipes.selftrain import *
 from .recipes.heldout import *
