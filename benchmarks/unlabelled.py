@@ -108,7 +108,7 @@ def counted(labelled, seen):
     out = torch.tensor(x[len(texts):]@w + b, dtype=torch.float32)
     return out.split([*map(len, seen)])
 
-VECTORS = dict(d=300, passes=7)
+VECTORS = dict(d=300, passes=5)
 
 @functools.cache
 def many_words(): return make_vocab_of(all_reviews(), 60_000)

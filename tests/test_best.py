@@ -141,14 +141,15 @@ def test_guesses_are_of_both(monkeypatch):
     "What a student learns are the joined outputs of transformer and counted words"
     df = frame(60)
     got,paths = [],[]
-    guess,count = best._guess,best.count_features
+    guess,count = best._guess,reading.count_features
     def counted(wide, ids, *args, **kw):
         paths.append((wide, len(ids)))
         return count(wide, ids, *args, **kw)
     def spy(text, learn, deep, texts, held):
         res = guess(text, learn, deep, texts, held)
         wide,n = paths[-1]
-        assert learn.model.wide is None and n == 60-len(held)            # held-out texts are not counted
+        more = [] if text.more is None else text.more.ids
+        assert learn.model.wide is None and n == 60-len(held)+len(more)  # held-out texts are not counted
         shares = best.choose_shares(deep, text.linear((text.fold != 0).nonzero()[0], held), text.y[held])
         torch.testing.assert_close(wide.shares, torch.tensor(shares).float())
         ids = learn.codec.encode(texts)
@@ -156,7 +157,7 @@ def test_guesses_are_of_both(monkeypatch):
         torch.testing.assert_close(res, both.softmax(1), atol=1e-5, rtol=1e-4)
         got.append(1)
         return res
-    monkeypatch.setattr(best, 'count_features', counted)
+    monkeypatch.setattr(reading, 'count_features', counted)
     monkeypatch.setattr(best, '_guess', spy)
     quick(df, unlabelled=frame(320, seed=1).text)
     assert got

@@ -1,7 +1,10 @@
 "Vectors of texts: features as sets of Python make them, gradients as autograd has them, and texts of one kind lie together"
-import math, pickle, numpy as np, pytest, torch, torch.nn.functional as F
+import math, pickle, numpy as np, pandas as pd, pytest, torch, torch.nn.functional as F
 import fastai_txf.recipes.text_vectors as module
 from fastai_txf.recipes.text_vectors import TextVectors, Triples
+from fastai_txf.recipes.guesses import Guesses, learn_guesses
+from fastai_txf.recipes.reading import choose_reading
+from fastai_txf.text.codec import encode_text
 from fastai_txf.train.counting import feature_matrix
 from hypothesis import given, strategies as st
 from scipy.sparse import csr_matrix
@@ -93,3 +96,67 @@ def test_most_frequent_features():
     assert len(fit(texts, max_features=30).rows) == 30
     x = fit(texts)._columns(texts)
     assert fit(texts, max_features=30)._columns(texts).getnnz(0).min() >= np.sort(x.getnnz(0))[-30:].min()
+
+def test_texts_that_were_learnt_with():
+    "Their vectors are there already, near those that a new text of these words gets"
+    texts,kinds = make_texts()
+    vectors = fit([*texts, []])
+    assert vectors.of_texts.shape == (121,16) and not vectors.of_texts[-1].any()
+    cos = (vectors.of_texts*vectors([*texts, []])).sum(1)
+    assert cos[:-1].min() > 0.8
+
+def test_ends_in_time():
+    assert len(fit(make_texts()[0], passes=50, minutes=0).losses) == 1
+
+# Guesses
+
+WORDS = [[''.join(o) for o in kind] for kind in np.random.default_rng(0).choice([*'aeioudlmnrst'], (2,150,7))]
+
+def frame(n, seed):
+    "Texts of two kinds, with 150 random words each and some of both: a few texts hold few of the words"
+    rng = np.random.default_rng(seed)
+    kinds = np.arange(n) % 2
+    rows = [' '.join([*rng.choice(WORDS[k], 5), *rng.choice(['the','a','of','in'], 3)]) for k in kinds]
+    return pd.DataFrame(dict(text=rows, label=[f'k{k}' for k in kinds]))
+
+def prepared(n=24, **kw):
+    df = frame(n, 0)
+    if kw: df = df.assign(**kw)
+    text = choose_reading(df, dict(text_col='text', label_col='label', label_delim=None), 42, lambda s: None, 60)
+    text.vocab = [*text.vocab, *(w for ws in WORDS for w in ws if w not in text.vocab)]
+    return text.count()
+
+def others(text, n=800): return encode_text(text.loaders(bs=8), list(frame(n, 1).text))
+
+def test_a_few_labels_speak_for_many_texts():
+    "Words that no labelled text has get weights, by the labels that vectors give to texts which have them"
+    text,new = prepared(), frame(400, 2)
+    ids,y = encode_text(text.loaders(bs=8), list(new.text)), np.array([int(l[1]) for l in new.label])
+    def right():
+        wide = text.wide()
+        text.count_into(wide, np.arange(len(text.ids)), (0.,1.))
+        return np.mean([wide(i[None]).argmax(1).item() == c for i,c in zip(ids, y)])
+    before,said = right(), []
+    assert learn_guesses(text, others(text), 1., say=said.append) and '800 texts' in said[0]
+    assert right() > before + 0.1
+
+def test_guesses_know_no_held_out_label():
+    "The labels of the texts to learn from decide, and nothing else"
+    g = Guesses(['a','b'], None, np.eye(4), np.eye(4)[[0,3]])
+    assert g.labels([0,1,2,3], np.array([0,0,1,1])).tolist() == [0,1]
+    assert g.labels([0,3], np.array([1,0])).tolist() == [1,0]
+    assert g.labels([0,1], np.array([1,1])).tolist() == [1,1]
+
+def test_guesses_that_do_not_help(monkeypatch):
+    text = prepared()
+    x,scores = text.x, iter((0.9,0.9))
+    monkeypatch.setattr(type(text), 'right', lambda *args: next(scores))
+    assert not learn_guesses(text, others(text, 100), 1., say=lambda s: None)
+    assert text.more is None and text.x is x
+
+def test_no_guesses():
+    "Numbers have no guesses; nor have texts that are too few in the time"
+    assert not learn_guesses(prepared(label=np.arange(24)+0.5), [], 1.)
+    text = prepared()
+    assert not learn_guesses(text, others(text, 100), 1e-6)
+    assert text.more is None

@@ -14,7 +14,8 @@ from ..text.special import leading_space, pad_index, text_vocab
 from ..text.tokens import BPETokenizer
 from ..text.target import Target
 from ..text.loaders import TransformerDataLoaders
-from ..train.counting import feature_matrix, fit_linear, is_by_length, unit_rows
+from ..train.counting import (
+    count_features, feature_matrix, fit_linear, is_by_length, unit_rows)
 from ..learn.classifier import auto_fields, labelled_ids, read_vocab
 from .heldout import choose_strength, clearly_better, hits_of, text_folds
 
@@ -25,6 +26,7 @@ class LabelledText:
     name:str; df:pd.DataFrame; options:dict # of the loaders
     letters:bool=False # runs of letters are features, too
     fold:np.ndarray=None; vocab:list=None; strength:tuple=(1.,1.) # as in `choose_strength`
+    more:object=None # `Guesses` about texts without labels, to count words in, too
 
     def loaders(self,
         valid=None, # the rows for validation, boolean, or their column
@@ -76,10 +78,23 @@ class LabelledText:
     ): # outputs, `(len(held), n_out)`
         "What a linear model of the rows `train` says of the rows `held`."
         t,x = self.target, self.x[held]
-        y = self.y[torch.as_tensor(train)].numpy()
-        w,b = fit_linear(self.x[train], y, t.n_out, t.kind, *self.strength)
+        known,y = self.x[train], self.y[torch.as_tensor(train)].numpy()
+        if self.more is not None: known,y = self.more.beside(known, train, y)
+        w,b = fit_linear(known, y, t.n_out, t.kind, *self.strength)
         if is_by_length(t.kind, self.strength[1]): x = unit_rows(x)
         return torch.tensor(x@w + b, dtype=torch.float32)
+
+    def count_into(self,
+        wide, # an empty wide path
+        train, # numbers of rows
+        shares, # of transformer and wide path
+    ):
+        "The words of the rows `train`, and of the guessed texts, counted."
+        ids,y = self.some(train), self.y[torch.as_tensor(train)].numpy()
+        if self.more is not None:
+            ids,y = [*ids, *self.more.ids], np.concatenate([y, self.more.labels(train, y)])
+        C,power = self.strength
+        count_features(wide, ids, y, self.target.kind, C, shares, power)
 
     def held_out(self,
         folds=None, # numbers of folds; default: all
