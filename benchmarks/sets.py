@@ -4,7 +4,8 @@
 (`subj`): a label and a sentence a line, as in the files of Kim (2014). TREC has a test set; of the others a tenth, another one for each seed, is scored
 once; with `--sets custrev/10 mpqa/10 subj/10 --seeds 0 1 2 3 4 5 6 7 8 9`, each of ten tenths in turn. AWD_LSTM and the transformer alone get the processor time that the plain call has taken of the same rows. `--sets imdb` takes IMDB's reviews from where fastai keeps its data.
 `--sets speakers names packages` takes texts of other kinds, a third of them to score: who speaks in tinyshakespeare (the twenty who speak most), what kind of thing a name is (the entities of
-CoNLL-2003's training sentences), and which package a docstring is from. Each candidate, set and seed runs in a process of its own and adds a line to results/sets.jsonl; what is there already is not run again."""
+CoNLL-2003's training sentences), and which package a docstring is from. `--sets imdb1000 imdb100` takes so many of IMDB's reviews, and
+`best_classifier` gets 20,000 reviews without labels beside them. Each candidate, set and seed runs in a process of its own and adds a line to results/sets.jsonl; what is there already is not run again."""
 import gzip
 from fastai.text.all import *
 from fastai_txf.all import *
@@ -15,6 +16,7 @@ from common import *
 SETS = dict(trec='TREC questions', custrev='customer reviews', mpqa='opinions (MPQA)', subj='subjectivity')
 LARGE = dict(imdb='IMDB, 25,000 labels')
 OTHER = dict(speakers='speakers (tinyshakespeare)', names='names (CoNLL-2003)', packages='docstrings by package')
+FEW = dict(imdb1000='IMDB, 1,000 labels', imdb100='IMDB, 100 labels')
 TENTHS = {f'{k}/10':SETS[k] for k in ('custrev','mpqa','subj')}
 PUBLISHED = {'NB-SVM, bigrams ([Wang & Manning 2012](https://aclanthology.org/P12-2018/))':dict(custrev=81.8, mpqa=86.3, subj=93.2, imdb=91.22),
              'CNN-rand ([Kim 2014](https://arxiv.org/abs/1408.5882)), as printed':dict(trec=91.2, custrev=79.8, mpqa=83.4, subj=89.6)}
@@ -31,6 +33,11 @@ def reviews(part):
     "The reviews of IMDB's 'train' or 'test'."
     found = [(f.read_text(encoding='utf8'), l) for l in ('neg','pos') for f in sorted((untar_data(URLs.IMDB)/part/l).glob('*.txt'))]
     return pd.DataFrame(found, columns=['text','label'])
+
+def without_labels(seed, n=20_000):
+    "So many reviews that nobody has labelled."
+    files = sorted((untar_data(URLs.IMDB)/'unsup').glob('*.txt'))
+    return [files[i].read_text(encoding='utf8') for i in np.random.default_rng(seed).permutation(len(files))[:n]]
 
 def speeches():
     "Who speaks, and what: the twenty who do so most often."
@@ -61,6 +68,9 @@ def load(data, name, seed):
         n = len(df)//3
         return df[n:].reset_index(drop=True), df[:n].reset_index(drop=True)
     if name == 'imdb': return tuple(reviews(part) for part in ('train','test'))
+    if name in FEW:
+        train,test = load(data, 'imdb', seed)
+        return train.groupby('label').sample(int(name[4:])//2, random_state=seed).reset_index(drop=True), test
     if name == 'trec': return read(data, 'trec.train'), read(data, 'trec.test')
     df,n = read(data, name.removesuffix('/10')), 10
     order = np.random.default_rng(0 if name in TENTHS else seed).permutation(len(df))
@@ -113,8 +123,8 @@ def awd(train, test, seed, minutes):
     with learn.no_bar(): preds = learn.get_preds(dl=dl)[0]
     return 100*float((np.array(dls.vocab[1])[preds.argmax(1).numpy()] == test.label).mean())
 
-def best(train, test, seed):
-    learn = best_classifier(train, minutes=10, seed=seed)
+def best(train, test, seed, unlabelled=None):
+    learn = best_classifier(train, unlabelled=unlabelled, minutes=10, seed=seed)
     return scored(learn, test)
 
 CANDIDATES = dict(bigrams=bigrams, words=partial(counted, letters=False), letters=counted, pieces=partial(counted, pieces=True, letters=False),
@@ -139,6 +149,7 @@ def run(candidate, name, seed, args):
         plain = [r for r in read_rows(out_file(args, 'sets')) if (r['candidate'],r['set'],r['seed']) == ('default',name,seed)]
         if not plain: raise SystemExit(f'{candidate} gets the time of the plain call: run default on {name}, seed {seed}, first')
         more['minutes'] = plain[-1]['core-minutes']
+    if candidate == 'best' and name in FEW: more['unlabelled'] = without_labels(seed)
     acc = CANDIDATES[candidate](train, test, seed, **more)
     return {'candidate':candidate, 'set':name, 'seed':seed, 'accuracy':acc, 'core-minutes':(time.process_time()-start)/60, **about(args.threads)}
 
@@ -160,6 +171,8 @@ def render(rows):
     folds += [{'candidate':f'published: {k}', **{f'{s}/10':a for s,a in v.items()}} for k,v in PUBLISHED.items() if folds]
     others = [{'candidate':NAMES[c], **{s:f"{mean(c, s):.1f} ({n})" for s in OTHER if (n := sum((r['candidate'],r['set']) == (c,s) for r in rows))}} for c in CANDIDATES]
     others = [o for o in others if len(o) > 1]
+    few = [{'candidate':NAMES[c], **{s:f"{mean(c, s):.1f} ({n}, {mean(c, s, 'core-minutes'):.1f})" for s in FEW if (n := sum((r['candidate'],r['set']) == (c,s) for r in rows))}} for c in CANDIDATES]
+    few = [o for o in few if len(o) > 1]
     lines += [{'candidate':f'published: {k}', **v} for k,v in PUBLISHED.items()]
     cols = {'candidate':'candidate', **{t:s for s,t in SETS.items()}, 'mean of the four':'mean', **{t:s for s,t in LARGE.items()}}
     return ('# Small labelled sets, test accuracy in per cent\n\nWritten by `python benchmarks/sets.py --data FOLDER --threads 1`. In brackets: runs, each with another seed, and core-minutes of a run, '
@@ -167,12 +180,13 @@ def render(rows):
             + table(lines, cols) + '\n'
             + (f"All ten tenths, each scored once by what was trained on the other nine (`--sets {' '.join(TENTHS)} --seeds {' '.join(map(str, range(10)))}`):\n\n{table(folds, {'candidate':'candidate', **{t:s for s,t in TENTHS.items()}})}\n" if folds else '')
             + (f"Texts of other kinds, a third of them scored; in brackets the number of runs (`--sets {' '.join(OTHER)}`):\n\n{table(others, {'candidate':'candidate', **{t:s for s,t in OTHER.items()}})}\n" if others else '')
+            + (f"A few of IMDB's reviews, and 20,000 without labels for `best_classifier(df, unlabelled=texts, minutes=10)` alone; all test reviews are scored; in brackets runs and core-minutes (`--sets {' '.join(FEW)}`):\n\n{table(few, {'candidate':'candidate', **{t:s for s,t in FEW.items()}})}\n" if few else '')
             + ran_with(rows, env=None))
 
 def main():
     p = options(__doc__, CANDIDATES)
     p.add_argument('--data', type=Path, required=True, help='folder of the sets')
-    p.add_argument('--sets', nargs='+', choices=[*SETS,*LARGE,*OTHER,*TENTHS], default=list(SETS))
+    p.add_argument('--sets', nargs='+', choices=[*SETS,*LARGE,*FEW,*OTHER,*TENTHS], default=list(SETS))
     p.add_argument('--seeds', nargs='+', type=int, default=[0,1,2])
     args = p.parse_args()
     file = out_file(args, 'sets')

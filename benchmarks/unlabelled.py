@@ -133,6 +133,7 @@ def by_vectors(labelled, seen):
     return torch.stack([-out/2, out/2], 1).split([*map(len, seen)])
 
 LINEAR = dict(counted=counted, vectors=by_vectors)
+READ = {**{w:partial(read, w) for w in WAYS}, 'vectors':read_texts_as_vectors}
 
 def says(way, labelled, how, seed, seen, what, guessed, now):
     "The outputs of a classifier, or of a linear model, for the lists of texts `seen`."
@@ -140,6 +141,7 @@ def says(way, labelled, how, seed, seen, what, guessed, now):
         if way in LINEAR: return dict(outs=LINEAR[way](labelled if guessed is None else sure(labelled, guessed), seen))
         learn = classifier(way, labelled, how, seed, guessed)
         return dict(outs=[outputs(learn, way, texts) for texts in seen])
+    if now and way in READ: READ[way]() # before its labels: the minutes of reading stand apart
     return kept(make, 'says', dict(counted='triples', vectors=['vectors', VECTORS]).get(way, way), how, *what, now=now)
 
 def sure(labelled, guessed):
