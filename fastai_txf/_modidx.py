@@ -1457,6 +1457,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'fastai_txf/recipes/text_vectors.py'),
                                                  'fastai_txf.recipes.text_vectors._Batch.text_grads': ( '7_recipes/text_vectors.html#_batch.text_grads',
                                                                                                         'fastai_txf/recipes/text_vectors.py'),
+                                                 'fastai_txf.recipes.text_vectors._as_ids': ( '7_recipes/text_vectors.html#_as_ids',
+                                                                                              'fastai_txf/recipes/text_vectors.py'),
                                                  'fastai_txf.recipes.text_vectors._moments': ( '7_recipes/text_vectors.html#_moments',
                                                                                                'fastai_txf/recipes/text_vectors.py'),
                                                  'fastai_txf.recipes.text_vectors._turn': ( '7_recipes/text_vectors.html#_turn',

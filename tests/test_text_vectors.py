@@ -80,7 +80,8 @@ def test_marks_and_unknown_words():
     assert not vectors([[], [2], [0,0], [3]]).any()
     assert vectors([t, []])[0].norm() == pytest.approx(1, abs=1e-5) and vectors([t]).isfinite().all()
 
-@pytest.mark.parametrize('kw,match', [(dict(d=1), 'd=1'), (dict(passes=0), 'passes=0'), (dict(min_freq=1000), 'min_freq=1000'), (dict(seed='x'), 'seed')])
+@pytest.mark.parametrize('kw,match', [(dict(d=1), 'd=1'), (dict(passes=0), 'passes=0'), (dict(min_freq=1000), 'min_freq=1000'), (dict(seed='x'), 'seed'),
+                                      (dict(d=8.5), 'd=8.5'), (dict(passes=1.5), 'passes=1.5'), (dict(min_freq=0), 'min_freq=0'), (dict(minutes=-1), 'minutes=-1'), (dict(minutes=math.nan), 'minutes=nan')])
 def test_refuses(kw, match):
     with pytest.raises(ValueError, match=match): fit(make_texts()[0], **kw)
 
@@ -90,6 +91,8 @@ def test_refuses_other_texts():
     vectors = fit(make_texts()[0])
     with pytest.raises(ValueError, match='no texts'): vectors([])
     with pytest.raises(ValueError, match='44 tokens'): vectors([[2,99]])
+    for bad in (['good film'], 'good film', [[4.5,5.]], [[[4,5]]]):
+        with pytest.raises(TypeError, match='encode_text'): vectors(bad)
 
 def test_most_frequent_features():
     texts,_ = make_texts()

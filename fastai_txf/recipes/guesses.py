@@ -7,6 +7,7 @@ __all__ = []
 
 # %% ../../nbs/7_recipes/08_guesses.ipynb #376e81bb
 import numpy as np, torch
+from fastcore.basics import store_attr
 from scipy.sparse import vstack
 from .text_vectors import TextVectors
 from ..train.counting import feature_matrix, sklearn_package
@@ -19,7 +20,7 @@ class Guesses:
         x, # their features, sparse, `(n_others, n_features)`
         labelled, # vectors of the labelled texts, `(n, d)`
         others, # and of those without labels, `(n_others, d)`
-    ): self.ids,self.x,self.labelled,self.others = ids,x,labelled,others
+    ): store_attr('ids,x,labelled,others')
 
     def labels(self,
         train, # numbers of labelled texts
@@ -66,7 +67,11 @@ def learn_guesses(
     except ValueError as e:
         say(f'no vectors: {e}')
         return False
-    after = text.right(*text.held_out(folds))
-    say(f'{len(text.more.ids):,} texts by their vectors: {100*before:.1f} -> {100*after:.1f}')
-    if after <= before: text.x,text.more = x,None
-    return text.more is not None
+    helps = False
+    try:
+        after = text.right(*text.held_out(folds))
+        say(f'{len(text.more.ids):,} texts by their vectors: {100*before:.1f} -> {100*after:.1f}')
+        helps = after > before
+    finally:
+        if not helps: text.x,text.more = x,None
+    return helps

@@ -7,10 +7,11 @@ __all__ = ['TextVectors']
 
 # %% ../../nbs/7_recipes/07_text_vectors.ipynb #fedaea82
 import math, numpy as np, time, torch, torch.nn.functional as F, warnings
+from numbers import Integral
 from scipy.sparse import csr_matrix
 from fastai.text.data import UNK
 from fastcore.basics import ifnone
-from ..base.checks import check_ids, check_values
+from ..base.checks import check_ids
 from ..model.wide import WidePath, hash_ids
 from ..train.counting import feature_matrix
 
@@ -68,6 +69,15 @@ def _turn(u, h, grads):
 _marks = 'xxbos','xxeos','xxmaj','xxup','xxcap'
 _drawn,_some = 2000, 1000 # features drawn for a batch; most texts in one
 
+def _as_ids(texts):
+    "Texts as arrays of int64. A TypeError for one that is not of whole numbers."
+    found = [np.asarray(o) for o in ([texts] if isinstance(texts, str) else texts)]
+    for o in found:
+        if o.ndim == 1 and (o.dtype.kind in 'iu' or not o.size): continue
+        raise TypeError(f'{str(o)[:40]!r} is no text of token ids: '
+                        'encode_text(dls, texts) gives them')
+    return [o.astype(np.int64) for o in found]
+
 class TextVectors:
     "Vectors of texts, learnt without labels: called with texts, it gives theirs."
     def __init__(self,
@@ -81,9 +91,12 @@ class TextVectors:
         minutes:float=None, # no pass begins after so many, but the first
         verbose:bool=False, # print the loss of each pass
     ):
-        if d < 2 or passes < 1:
-            raise ValueError(f'{d=}, {passes=}: give 2 numbers and 1 pass at least')
-        check_values(seed=seed)
+        numbers = dict(d=(d,2), passes=(passes,1), min_freq=(min_freq,1), seed=(seed,0))
+        for name,(n,least) in numbers.items():
+            if not (isinstance(n, Integral) and n >= least):
+                raise ValueError(f'{name}={n!r}: give a whole number from {least} on')
+        if minutes is not None and not minutes >= 0:
+            raise ValueError(f'{minutes=}: give a budget from 0 on, or None')
         end = time.perf_counter() + 60*ifnone(minutes, math.inf)
         self.counts = np.array([t not in _marks for t in vocab])
         self.wide = Triples(2**23, 0, len(vocab))
@@ -102,7 +115,7 @@ class TextVectors:
 
     def _features(self, texts):
         "Which text has which feature, and the rows of these in the hashed table."
-        ids = [np.asarray(o, dtype=np.int64) for o in texts]
+        ids = _as_ids(texts)
         if not ids: raise ValueError('there are no texts: give the token ids of each')
         check_ids(np.concatenate(ids), len(self.counts))
         return feature_matrix(self.wide, [o[self.counts[o]] for o in ids])
