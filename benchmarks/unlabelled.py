@@ -185,8 +185,8 @@ class Joined:
     def row(self, i, y, name):
         "How often each is right on list `i`, and what it took."
         alone = {f'{m}{name}':share(p['outs'][i], y) for m,p in self.parts.items()}
-        minutes = sum(p['minutes'] for p in self.parts.values())
-        return {**alone, f'transformers{name}':share(deep(self.parts, i), y), f'accuracy{name}':share(self.probs(i), y), f'shares{name}':self.shares, f'minutes{name}':minutes}
+        each = {m:p['minutes'] for m,p in self.parts.items()}
+        return {**alone, f'transformers{name}':share(deep(self.parts, i), y), f'accuracy{name}':share(self.probs(i), y), f'shares{name}':self.shares, f'minutes{name}':sum(each.values()), f'minutes of each{name}':each}
 
 def split_off(items, numbers):
     "Those with the numbers, and the others."
@@ -216,14 +216,14 @@ def run(n, seed, members, n_students=1, valid=False):
     of = f'{n}{", valid"*valid}'
     teachers = team(members, labelled, how, seed, seen + [others]*(n_students > 0), f'{of}, {len(others)} more' if n_students else f'{of}, alone')
     if teachers is None: return None
-    taught,at,told = Joined(teachers, y_held), len(seen)-1, [*(read(w)[1] for w in WAYS), read_texts_as_vectors()[1]]
+    taught,at,told = Joined(teachers, y_held), len(seen)-1, {m:make()[1] for m,make in READ.items()}
     res = taught.row(at, targets(scored), ', taught')
     recipe = dict(text=TEXT, shape=SHAPE, dropout=DROPOUT, labels=how, counted=3, vectors=VECTORS)
     if n_students:
         students = team(members, labelled, STUDENT, seed, seen, ('student', of, len(others), how), (others, taught.probs(len(seen))), n_students)
         if students is None: return None
         res,recipe = res | Joined(students, y_held).row(at, targets(scored), ''), recipe | dict(student=STUDENT, students=n_students)
-    return dict(labels=n, seed=seed, **res, scored=len(scored), text_minutes=sum(t['minutes'] for t in told), text_loss=[t['loss'] for t in told], recipe=recipe)
+    return dict(labels=n, seed=seed, **res, scored=len(scored), text_minutes=sum(t['minutes'] for t in told.values()), text_minutes_each={m:t['minutes'] for m,t in told.items()}, text_loss=[t['loss'] for t in told.values()], recipe=recipe)
 
 def render(rows):
     "The results as markdown."
