@@ -157,7 +157,7 @@ def _pretrained(towers, unlabelled):
     text.fold = towers._tenths()
     texts = as_texts(unlabelled, o['text_col'])
     minutes = max(0.9*(towers.end-time.perf_counter())/60, 0.1)
-    rest = minutes/3 if len(texts) >= _much*len(text.df) else 0.
+    rest = minutes/2 if len(texts) >= _much*len(text.df) else 0.
     towers.say(f'a language model and a transformer, {minutes-rest:.1f} minutes')
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', message='.*worse than the .* of a linear model')
@@ -173,9 +173,9 @@ def _pretrained(towers, unlabelled):
     rng = np.random.default_rng(towers.seed)
     texts = [texts[i] for i in rng.permutation(len(texts))[:_guessed]]
     try:
-        _guess_by_vectors(towers, res.learn.codec.encode(texts), rest/2, held)
-        left = (towers.end-time.perf_counter())/60
-        _self_trained(towers, res, texts, max(0.9*left, 0.02), held)
+        _guess_by_vectors(towers, res.learn.codec.encode(texts), 0.6*rest, held)
+        left = 0.9*(towers.end-time.perf_counter())/60
+        _self_trained(towers, res, texts, max(left, 0.1*rest), held)
     except KeyboardInterrupt: towers.say('stopped by hand: there is no student')
 
 def _guess_by_vectors(towers, ids, minutes, held):
