@@ -40,6 +40,10 @@ def teachers(n):
     "The rows of what has read all reviews, vectors of reviews among it, with `n` labels and without students."
     return [r for r in rows('unlabelled', labels=n) if 'accuracy' not in r and 'vectors' in r['recipe']]
 
+def taught(n, which='accuracy'):
+    "The accuracy of these, together or of one kind (`which`), in per cent."
+    return f"{mean(teachers(n), f'{which}, taught'):.1f}"
+
 def students(n, each=1):
     "The rows with `n` labels and as many students of `each` transformer."
     return [r for r in rows('unlabelled', labels=n) if 'accuracy' in r and r['recipe'].get('students', 1) == each]
@@ -106,7 +110,7 @@ def imdb():
     both = teachers(25_000)
     took = f"{mean(both, 'text_minutes'):.0f} core-minutes of reading, then {mean(both, 'minutes, taught'):.0f}"
     lines = [
-        ('two classifiers that have read all reviews, one of them backwards, counted words, and vectors of reviews (`TextVectors`), weighed on 1,250 held-out reviews', f"**{mean(both, 'accuracy, taught'):.1f}**", took,
+        ('two classifiers that have read all reviews, one of them backwards, counted words, and vectors of reviews (`TextVectors`), weighed on 1,250 held-out reviews', f'**{taught(25_000)}**', took,
          '`unlabelled.py --labels 25000 --students 0 --threads 1`'),
         ('`transformer_classifier_learner` with the encoder of `transformer_lm_learner`', accuracy(pre), reading,
          '`imdb.py --only pretrained --threads 1`'),
@@ -497,16 +501,15 @@ def draw():
 def summary():
     "The README's table of results: what, ours, beside whom, command. A new line goes here."
     def acc(rs): return f"{mean(rs, 'accuracy'):.1f} %"
-    def taught(n, which='accuracy'): return f"{mean(teachers(n), f'{which}, taught'):.1f} %"
     def bleu(k): return f"{translator(k, 'test')['bleu']:.1f}"
     def loss(k): return f"{mean(rows('shakespeare', candidate=k), 'loss'):.2f}"
     def rate(k, bs): return f"{speed(k, bs)['tokens_per_s']:,}"
     def texts(k): return f"{mean(tokenized(k), 'texts_per_s'):.0f}"
     def step(k): return f"{one('train', candidate=k)['ratio']/one('train', candidate='nano')['ratio']:.2f}"
     lines = [
-        ('IMDB, 25,000 labels and the unlabelled reviews', taught(25_000),
+        ('IMDB, 25,000 labels and the unlabelled reviews', f'{taught(25_000)} %',
          f"{acc(rows('imdb', candidate='bigram'))}, linear model of word pairs", 'unlabelled', 'imdb'),
-        ('IMDB, 1,000 labels and the unlabelled reviews', taught(1000, 'vectors'),
+        ('IMDB, 1,000 labels and the unlabelled reviews', f"{taught(1000, 'vectors')} %",
          f"{acc(few_labels('bigram'))}, linear model", 'unlabelled', 'transfer'),
         ('four small labelled sets, three seeds, mean', acc(on_short('best')),
          f"{acc(on_short('bigrams'))}, linear model of word pairs", 'sets'),
@@ -525,8 +528,7 @@ def summary():
 def figures():
     "Every figure that the README's prose may name; a new one goes here."
     def acc(rs): return f"{mean(rs, 'accuracy'):.1f}"
-    def taught(n, which): return f"{mean(teachers(n), f'{which}, taught'):.1f}"
-    return {'IMDB, all kinds':taught(25_000, 'accuracy'), 'IMDB, labels only':acc(labels_only()),
+    return {'IMDB, all kinds':taught(25_000), 'IMDB, labels only':acc(labels_only()),
             'IMDB, linear':acc(rows('imdb', candidate='bigram')), 'few labels, vectors':taught(1000, 'vectors'),
             'few labels, linear':acc(few_labels('bigram')), 'small sets':acc(on_short('best')),
             'small sets, linear':acc(on_short('bigrams')), 'IMDB, both':acc(rows('sets', candidate='best', set='imdb')),

@@ -9,6 +9,7 @@ __all__ = []
 import numpy as np, torch
 from fastcore.basics import store_attr
 from scipy.sparse import vstack
+from .reading import FOLDS
 from .text_vectors import TextVectors
 from ..train.counting import feature_matrix, sklearn_package
 
@@ -41,7 +42,6 @@ class Guesses:
 
 # %% ../../nbs/7_recipes/08_guesses.ipynb #df5caea0
 _per_token = 25e-6 # seconds, for features and five passes
-_folds = 5 # that are held out to compare
 
 def _read(text, ids, minutes, seed):
     "`text` with guesses about the texts `ids`."
@@ -61,7 +61,7 @@ def learn_guesses(
     "Let words be counted in texts without labels, if that is better for held-out texts."
     n = int(60*minutes/_per_token/max(1, np.mean([len(i) for i in ids])))
     if text.target.kind != 'category' or n < len(text.ids): return False
-    folds = range(min(_folds, text.fold.max()+1))
+    folds = range(min(FOLDS, text.fold.max()+1))
     before,x = text.right(*text.held_out(folds)), text.x
     try: _read(text, ids[:n], minutes, seed)
     except ValueError as e:
