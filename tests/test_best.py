@@ -119,48 +119,55 @@ def test_unlabelled_texts_are_read_first():
     learn = quick(df, unlabelled=more)
     assert 'transformer' in list(learn.report.results.candidate)
 
-def test_self_training_where_texts_are_many(monkeypatch):
-    "Five times as many texts without labels: a student learns from guesses, sees no held-out label, and the better one stays"
-    df,more = frame(60), frame(320, seed=1).text
-    seen = []
-    def spy(dls, texts, guess, *args, **kw):
-        seen.append((dls, texts, guess))
-        return train_student(dls, texts, guess, *args, **kw)
-    train_student = best.train_student
-    monkeypatch.setattr(best, 'train_student', spy)
-    learn = quick(df, unlabelled=more)
-    (dls,texts,guess), = seen
-    assert {*texts} == {*more} and guess.shape == (len(texts),2)
-    torch.testing.assert_close(guess.sum(1), torch.ones(len(guess)))
-    assert len(dls.train_ds) == 60 - len(dls.valid_ds) and len(dls.valid_ds) == 6
-    table = learn.report.results.set_index('candidate')
-    assert {'self-trained','transformer'} <= {*table.index} and table.returned.sum() == 1
-    assert learn.predict('red red red')[2].sum() == pytest.approx(1)
+LETTERS = [[''.join(o) for o in kind] for kind in np.random.default_rng(0).choice([*'aeioudlmnrst'], (2,150,7))] # words of two kinds
 
-def test_guesses_are_of_both(monkeypatch):
-    "What a student learns are the joined outputs of transformer and counted words"
-    df = frame(60)
-    got,paths = [],[]
-    guess,count = best._guess,reading.count_features
-    def counted(wide, ids, *args, **kw):
-        paths.append((wide, len(ids)))
-        return count(wide, ids, *args, **kw)
-    def spy(text, learn, deep, texts, held):
-        res = guess(text, learn, deep, texts, held)
-        wide,n = paths[-1]
-        more = [] if text.more is None else text.more.ids
-        assert learn.model.wide is None and n == 60-len(held)+len(more)  # held-out texts are not counted
-        shares = best.choose_shares(deep, text.linear((text.fold != 0).nonzero()[0], held), text.y[held])
-        torch.testing.assert_close(wide.shares, torch.tensor(shares).float())
-        ids = learn.codec.encode(texts)
-        both = shares[0]*learn.outputs(ids) + shares[1]*torch.cat([wide(i[None]) for i in ids])
-        torch.testing.assert_close(res, both.softmax(1), atol=1e-5, rtol=1e-4)
-        got.append(1)
-        return res
-    monkeypatch.setattr(reading, 'count_features', counted)
-    monkeypatch.setattr(best, '_guess', spy)
-    quick(df, unlabelled=frame(320, seed=1).text)
-    assert got
+def spread(n, seed):
+    "Texts with a few of 150 words of their kind: labelled ones hold few of the words of the others"
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(dict(text=[' '.join([*rng.choice(LETTERS[i%2], 5), *rng.choice(['the','a','of','in'], 3)]) for i in range(n)], label=[f'k{i%2}' for i in range(n)]))
+
+def test_guesses_where_texts_are_many(monkeypatch):
+    "Five times as many texts without labels: vectors label them, and the transformer learns from these, too; no held-out label is seen"
+    df,more,new = spread(30, 0), spread(800, 1).text, spread(200, 2)
+    seen = []
+    def spy(dls, ids, guesses):
+        seen.append((dls, ids, guesses))
+        return with_guesses(dls, ids, guesses)
+    with_guesses = best.with_guesses
+    monkeypatch.setattr(best, 'with_guesses', spy)
+    learn = quick(df, 0.1, unlabelled=more)
+    (dls,ids,guesses), = seen
+    assert len(ids) == len(guesses) == 800 and len(dls.train_ds) == 20 and len(dls.valid_ds) == 10
+    torch.testing.assert_close(guesses.sum(1), torch.ones(800))
+    assert {*map(tuple, ids)} == {tuple(i.tolist()) for i in learn.codec.encode(more)}
+    table = learn.report.results.set_index('candidate')
+    assert 'transformer' in table.index and table.returned.sum() == 1
+    assert np.mean([a == b for a,b in zip(learn.predict(new.text.tolist())[0], new.label)]) > 0.9
+    alone = quick(df, 0.05)
+    assert np.mean([a == b for a,b in zip(alone.predict(new.text.tolist())[0], new.label)]) < 0.9
+
+def test_tokenized_once(monkeypatch):
+    "No text without a label is cut twice"
+    cut = []
+    count = reading.LabelledText.loaders
+    df,more = spread(60, 0), spread(320, 1).text
+    monkeypatch.setattr(reading.LabelledText, 'loaders', lambda self, *args, **kw: cut.append(len(self.df)) or count(self, *args, **kw))
+    read = best.read_loaders
+    monkeypatch.setattr(best, 'read_loaders', lambda *args, **kw: cut.append('all') or read(*args, **kw))
+    quick(df, unlabelled=more)
+    assert cut.count('all') == 1 and set(cut) == {'all',60}
+
+def test_stopped_while_reading(monkeypatch):
+    "Counted words answer alone"
+    def stop(*args, **kw): raise KeyboardInterrupt
+    monkeypatch.setattr(best, 'read_and_learn', stop)
+    learn = quick(frame(60), unlabelled=frame(100, seed=1).text)
+    assert 'transformer' not in list(learn.report.results.candidate) and learn.predict('red red red')[2].sum() == pytest.approx(1)
+
+def test_diverged_while_reading(monkeypatch):
+    def diverge(*args, **kw): raise ValueError(best.DIVERGED)
+    monkeypatch.setattr(best, 'learn_guesses', diverge)
+    assert 'transformer' not in list(quick(frame(60), unlabelled=frame(320, seed=1).text).report.results.candidate)
 
 def test_folds_keep_copies_together():
     df = frame(100); df = pd.concat([df, df[:30]])

@@ -3,7 +3,7 @@ import numpy as np, pandas as pd, pytest, torch, torch.nn.functional as F
 from hypothesis import given, strategies as st
 from fastai.text.all import (BaseTokenizer, CrossEntropyLossFlat, F1Score, FocalLossFlat, LabelSmoothingCrossEntropyFlat, MultiCategoryBlock, RegressionBlock, accuracy,
                              load_learner, set_seed)
-import fastai_txf.explain.attribution # top_losses
+import fastai_txf.explain.losses # it gives learners their `top_losses`
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.learn.classifier import transformer_classifier_learner
 from fastai_txf.recipes.baseline import baseline

@@ -2,12 +2,14 @@
 import math, pickle, numpy as np, pandas as pd, pytest, torch, torch.nn.functional as F
 import fastai_txf.recipes.text_vectors as module
 from fastai_txf.recipes.text_vectors import TextVectors, Triples
-from fastai_txf.recipes.guesses import Guesses, learn_guesses
+import fastai_txf.recipes.guesses as guesses
+from fastai_txf.recipes.guesses import ByVectors, Guesses, learn_guesses
 from fastai_txf.recipes.reading import choose_reading
 from fastai_txf.text.codec import encode_text
 from fastai_txf.train.counting import feature_matrix
 from hypothesis import given, strategies as st
 from scipy.sparse import csr_matrix
+from sklearn.linear_model import LogisticRegression
 
 VOCAB = ['xxunk','xxpad','xxbos','xxmaj', *(f'w{i}' for i in range(40))]
 
@@ -131,35 +133,73 @@ def prepared(n=24, **kw):
 
 def others(text, n=800): return encode_text(text.loaders(bs=8), list(frame(n, 1).text))
 
+def right(text, new=frame(400, 2)):
+    "How many new texts a wide path gets right"
+    ids,y = encode_text(text.loaders(bs=8), list(new.text)), np.array([int(l[1]) for l in new.label])
+    wide = text.wide()
+    text.count_into(wide, np.arange(len(text.ids)), (0.,1.))
+    return np.mean([wide(i[None]).argmax(1).item() == c for i,c in zip(ids, y)])
+
+def both_ways(text, ids):
+    "The text with each of the linear models that texts without labels give."
+    by,x,rows = guesses._vectors(text, ids, 1., 42)
+    return [guesses._with(text, x, rows, o) for o in (by, Guesses(by))]
+
 def test_a_few_labels_speak_for_many_texts():
     "Words that no labelled text has get weights, by the labels that vectors give to texts which have them"
-    text,new = prepared(), frame(400, 2)
-    ids,y = encode_text(text.loaders(bs=8), list(new.text)), np.array([int(l[1]) for l in new.label])
-    def right():
-        wide = text.wide()
-        text.count_into(wide, np.arange(len(text.ids)), (0.,1.))
-        return np.mean([wide(i[None]).argmax(1).item() == c for i,c in zip(ids, y)])
-    before,said = right(), []
-    assert learn_guesses(text, others(text), 1., say=said.append) and '800 texts' in said[0]
-    assert right() > before + 0.1
+    text,said = prepared(), []
+    before = right(text)
+    better = learn_guesses(text, others(text), 1., say=said.append)
+    assert '800 more texts' in said[0] and text.by is None and better.by is not None
+    assert right(text) == before and right(better) > before + 0.1
+
+@pytest.mark.parametrize('way', [0,1])
+def test_each_way_alone(way):
+    text = prepared()
+    assert right(both_ways(text, others(text))[way]) > right(text) + 0.1
+
+@pytest.mark.parametrize('way', [0,1])
+def test_the_wide_path_says_what_was_scored(way):
+    "What is published is what held-out texts have judged: the same outputs"
+    text = prepared()
+    text = both_ways(text, others(text))[way]
+    train,held = np.arange(16), np.arange(16, 24)
+    wide = text.wide()
+    text.count_into(wide, train, (0.,1.))
+    got = torch.cat([wide(text.ids[i][None]) for i in held])
+    torch.testing.assert_close(got, text.linear(train, held), atol=1e-4, rtol=1e-4)
+    assert text.guesses(train).shape == (800,2)
+    torch.testing.assert_close(text.guesses(train).sum(1), torch.ones(800))
+
+def test_a_readout_of_vectors_is_one_of_their_sums():
+    "Weights of features, added up over the root of their number, are the logistic regression of the texts' vectors"
+    text = prepared()
+    text = both_ways(text, others(text))[0]
+    y = text.y.numpy()
+    w,b = text.by.readout(np.arange(24), y, 2)
+    torch.testing.assert_close(text.linear(np.arange(24), np.arange(24)), torch.tensor(text.by.labelled@w + b).float(), atol=1e-4, rtol=1e-4)
+    model = LogisticRegression(C=10., max_iter=1000).fit(text.by.labelled, y)
+    np.testing.assert_allclose(text.by.labelled@w[:,1]*2 + b[1]*2, model.decision_function(text.by.labelled), atol=1e-6)
+
+class Vectors:
+    "Made by hand: each feature is a number of the vector."
+    often,v = np.arange(4), torch.eye(4)
+    def sums(self, x): return x.toarray()
 
 def test_guesses_know_no_held_out_label():
     "The labels of the texts to learn from decide, and nothing else"
-    g = Guesses(['a','b'], None, np.eye(4), np.eye(4)[[0,3]])
-    assert g.labels([0,1,2,3], np.array([0,0,1,1])).tolist() == [0,1]
-    assert g.labels([0,3], np.array([1,0])).tolist() == [1,0]
-    assert g.labels([0,1], np.array([1,1])).tolist() == [1,1]
+    g = Guesses(ByVectors(Vectors(), csr_matrix(np.eye(4)[[0,1,2,3,0,3]]), 4))
+    assert g.labels([0,1,2,3], np.array([0,0,1,1]), 2).tolist() == [0,1]
+    assert g.labels([0,3], np.array([1,0]), 2).tolist() == [1,0]
+    assert g.labels([0,1], np.array([1,1]), 2).tolist() == [1,1]
+    assert g.labels([0,3], np.array([2,1]), 4).tolist() == [2,1]             # classes that nobody has are never guessed
 
 def test_guesses_that_do_not_help(monkeypatch):
     text = prepared()
-    x,scores = text.x, iter((0.9,0.9))
-    monkeypatch.setattr(type(text), 'right', lambda *args: next(scores))
-    assert not learn_guesses(text, others(text, 100), 1., say=lambda s: None)
-    assert text.more is None and text.x is x
+    monkeypatch.setattr(type(text), 'right', lambda *args: 0.9)
+    assert learn_guesses(text, others(text, 100), 1., say=lambda s: None) is text
 
 def test_no_guesses():
     "Numbers have no guesses; nor have texts that are too few in the time"
-    assert not learn_guesses(prepared(label=np.arange(24)+0.5), [], 1.)
-    text = prepared()
-    assert not learn_guesses(text, others(text, 100), 1e-6)
-    assert text.more is None
+    numbers,text = prepared(label=np.arange(24)+0.5), prepared()
+    assert learn_guesses(numbers, [], 1.) is numbers and learn_guesses(text, others(text, 100), 1e-6) is text

@@ -130,12 +130,13 @@ def wide_fields(
 def auto_fields(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
     letters:bool=False, # of the wide path, as in `wide_fields`
+    more:int=0, # tokens of other texts whose words are to be weighed
 )->dict: # fields of a `TransformerConfig`
     "What suits these texts: the preset `reviews`, windows of their length, and a wide path."
     lens = _lengths(dls.train_ds)
     longest = max(1, np.quantile(lens, 0.95))
     max_len = min(256, 32*math.ceil(longest/32))
-    wide = wide_fields(dls, int(np.mean(lens)*len(dls.train_ds)), letters)
+    wide = wide_fields(dls, int(np.mean(lens)*len(dls.train_ds)) + more, letters)
     return {**PRESETS['reviews'], 'max_len':max_len, **wide}
 
 def read_vocab(

@@ -7,6 +7,7 @@ __all__ = ['best_classifier']
 
 # %% ../../nbs/7_recipes/09_best.ipynb #a0c204c5
 import hashlib, math, numpy as np, pandas as pd, time, torch, warnings
+from contextlib import contextmanager
 from functools import cache
 from numbers import Integral
 from pathlib import Path
@@ -22,11 +23,11 @@ from ..text.frames import as_frame, one_column, valid_mask
 from ..generate.sampling import DIVERGED
 from ..train.rates import width_lr
 from ..learn.classifier import labelled_ids, transformer_classifier_learner
-from .pretrain import self_pretrain
-from .selftrain import pseudo_labels, train_student
+from .pretrain import ids_of, read_and_learn, read_loaders
+from .selftrain import with_guesses
 from .heldout import (
     BestReport, check_rows, choose_shares, clearly_better, constant_outputs, learning_curve,
-    loss_of, more_labels, score_row, text_folds)
+    more_labels, score_row, text_folds)
 from .reading import choose_reading, FOLDS, LONG, MANY
 from .guesses import learn_guesses
 import fastai_txf.train.schedule # it gives learners their `fit_minutes`
@@ -40,7 +41,6 @@ class _Towers:
         store_attr('text,end,seed,folder,say')
         self.states,self.outs = [],[] # weights, and outputs for the fold
         self.rows = []                # numbers of the fold's texts
-        self.name,self.beside = 'transformer', [] # what they are; name and outputs of others
         n = len(text.df)
         chars = text.df[text.options['text_col']].str.len()
         self.much = chars.sum() > MANY and chars.mean() > LONG     # of long documents
@@ -60,7 +60,7 @@ class _Towers:
 
     def seconds(self):
         "About how long one takes: as kept in the folder, or by a few batches."
-        for fold in (self.text.fold, self._tenths()):
+        for fold in (self.text.fold, self.folds(10)):
             kept = self._kept(0, fold)
             if kept and 'seconds' in kept: return kept['seconds'].item()
         return self._measure()
@@ -129,88 +129,80 @@ class _Towers:
         "Train as many as there is time for; those that are there are kept if it is broken off."
         seconds = self.seconds()
         k = self.plan(seconds)
-        left = (self.end-time.perf_counter())/60
-        minutes = None if k > 1 or 1.15*seconds < 60*left else max(left*0.9, 0.05)
-        if k == 1: self.text.fold = self._tenths()
+        left = self.left()
+        minutes = None if k > 1 or 1.15*seconds < 60*left else left*0.9
+        if k == 1: self.text.fold = self.folds(10)
         each = seconds/60 if minutes is None else minutes
         self.say(f'{k} transformer{"s"*(k > 1)}, about {each:.1f} minutes each')
-        try:
+        with self.saved():
             for i in range(k):
                 if i and time.perf_counter() + seconds > self.end + 60: break
                 self.train(i, seconds, minutes)
                 self.say(f'transformer {i+1} of {k} is trained')
+
+    @contextmanager
+    def saved(self):
+        "What has been trained so far stays, whatever ends the training."
+        try: yield
         except KeyboardInterrupt: self.say('stopped by hand: what has been trained so far is used')
         except ValueError as e:
             if str(e) != DIVERGED: raise
             self.say('a transformer has diverged and is left out')
 
-    def _tenths(self):
+    def left(self):
+        "Minutes until the end, at least some seconds."
+        return max((self.end-time.perf_counter())/60, 0.05)
+
+    def folds(self, k):
+        "`k` folds of the labelled texts."
         t = self.text
-        return text_folds(t.df[t.options['text_col']], t.y.tolist(), 10, self.seed)
+        return text_folds(t.df[t.options['text_col']], t.y.tolist(), k, self.seed)
 
 # %% ../../nbs/7_recipes/09_best.ipynb #9916a4b3
-_much,_guessed = 5, 20_000 # unlabelled texts for each labelled one, from which on; at most so many
+_much,_guessed = 5, 20_000 # texts for each labelled one, from which on; most guesses to learn from
+
+def _held_out(n):
+    "The number of folds of which one is held out: more texts of a few."
+    return 10 if n >= 1000 else 5 if n >= 300 else 3
+
+def _tokenized(towers, unlabelled):
+    "Loaders of all texts for a language model, of the labelled ones, and the ids of the others."
+    text,options = towers.text, dict(towers.text.options)
+    n,texts = len(text.df), as_texts(unlabelled, options['text_col'])
+    text.fold = towers.folds(_held_out(n))
+    if 'min_freq' in options and sum(map(len, texts)) > MANY: options['min_freq'] = 8
+    towers.say(f'{n+len(texts):,} texts are tokenized')
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', message='.*training set, too')
+        dls_lm,dls = read_loaders(text.df, unlabelled=texts, valid=text.fold == 0,
+                                  bs=min(32, int((text.fold != 0).sum())), seed=towers.seed,
+                                  num_workers=0, **options)
+    text.vocab = text_vocab(dls)
+    ids = ids_of(dls_lm)
+    text.count(sum(map(len, ids)))
+    labelled = {i.numpy().tobytes() for i in text.ids}
+    ids = [i for i in ids if i.tobytes() not in labelled]
+    order = np.random.default_rng(towers.seed).permutation(len(ids))
+    return dls_lm, dls, [ids[i] for i in order]
 
 def _pretrained(towers, unlabelled):
-    "Train a transformer that has read all texts before it sees a label; with many, a student."
-    text,o = towers.text, towers.text.options
-    text.fold = towers._tenths()
-    texts = as_texts(unlabelled, o['text_col'])
-    minutes = max(0.9*(towers.end-time.perf_counter())/60, 0.1)
-    rest = minutes/2 if len(texts) >= _much*len(text.df) else 0.
-    towers.say(f'a language model and a transformer, {minutes-rest:.1f} minutes')
-    with warnings.catch_warnings():
-        warnings.filterwarnings('ignore', message='.*worse than the .* of a linear model')
-        res = self_pretrain(
-            text.df.assign(held_out_row=text.fold == 0), unlabelled=unlabelled, config='reviews',
-            minutes=minutes-rest, valid_col='held_out_row', compare=False, verbose=False,
-            seed=towers.seed, max_len=text.fields['max_len'], **o)
-    text.vocab = text_vocab(res.learn.dls)
-    text.count()
-    held = (text.fold == 0).nonzero()[0]
-    towers._keep(res.learn.model.state_dict(), res.learn.outputs(text.some(held)), held)
-    if not rest: return
-    rng = np.random.default_rng(towers.seed)
-    texts = [texts[i] for i in rng.permutation(len(texts))[:_guessed]]
-    try:
-        _guess_by_vectors(towers, res.learn.codec.encode(texts), 0.6*rest, held)
-        left = 0.9*(towers.end-time.perf_counter())/60
-        _self_trained(towers, res, texts, max(left, 0.1*rest), held)
-    except KeyboardInterrupt: towers.say('stopped by hand: there is no student')
+    "Train a transformer that has read all texts; with many, on guesses by vectors, too."
+    dls_lm,dls,ids = _tokenized(towers, unlabelled)
+    with towers.saved():
+        if len(ids) >= _much*len(towers.text.df): dls = _guessed_too(towers, dls, ids)
+        text,minutes = towers.text, 0.9*towers.left()
+        towers.say(f'a language model and a transformer, {minutes:.1f} minutes')
+        learn,_ = read_and_learn(dls_lm, dls, minutes, max_len=text.fields['max_len'])
+        held = (text.fold == 0).nonzero()[0]
+        towers._keep(learn.model.state_dict(), learn.outputs(text.some(held)), held)
 
-def _guess_by_vectors(towers, ids, minutes, held):
-    "Let the words be counted in the texts `ids`, too, if that helps."
-    text = towers.text
-    alone = text.linear((text.fold != 0).nonzero()[0], held)
-    if not learn_guesses(text, ids, minutes, towers.seed, towers.say): return
-    towers.beside.append((f'{text.name}, counted in labels alone', alone))
-
-def _guess(text, learn, deep, texts, held):
-    "What a transformer and the words counted in the texts not held out say together of `texts`."
-    train = (text.fold != 0).nonzero()[0]
-    kind,wide = text.target.kind, text.wide()
-    text.count_into(wide, train, choose_shares(deep, text.linear(train, held), text.y[held], kind))
-    learn.model.wide = wide
-    try: return pseudo_labels(learn, texts)
-    finally: learn.model.wide = None
-
-def _self_trained(towers, res, texts, minutes, held):
-    "Train a student; the transformer that gains more beside the counted words stays."
-    text = towers.text
-    towers.say(f'{len(texts):,} texts get labels, and a student {minutes:.1f} minutes')
-    old = towers.outs[0]
-    guess = _guess(text, res.learn, old, texts, held)
-    fields = dict(config='reviews', max_len=text.fields['max_len'], pretrained=res.pretrained)
-    student = train_student(res.learn.dls, texts, guess, minutes, towers.seed, **fields)
-    new = student.outputs(text.some(held))
-    counted = text.linear((text.fold != 0).nonzero()[0], held)
-    def loss(deep):
-        a,b = choose_shares(deep, counted, text.y[held], text.target.kind)
-        return loss_of(a*deep + b*counted, text.y[held], text.target.kind)
-    if loss(new) >= loss(old): return towers.beside.append(('self-trained', new))
-    towers.name = 'self-trained'
-    towers.beside.append(('transformer', old))
-    towers.states,towers.outs = [student.model.state_dict()], [new]
+def _guessed_too(towers, dls, ids):
+    "Let vectors weigh words if that helps; then `dls` with guesses about texts of `ids`."
+    text = learn_guesses(towers.text, ids, towers.left()/2, towers.seed, towers.say)
+    if text.by is None: return dls
+    towers.text = text
+    guesses = text.guesses((text.fold != 0).nonzero()[0])[:_guessed]
+    return with_guesses(dls, ids[:len(guesses)], guesses)
 
 def _train(text, unlabelled, end, seed, folder, say):
     "The transformers that there is time for."
@@ -243,17 +235,16 @@ def _join(text, towers, folds):
 def _compare(text, towers, minutes):
     "The shares of transformer and counted words, and the rows of the report."
     target,kind = text.target, text.target.kind
-    folds = range(len(towers.rows)) if towers.rows else range(FOLDS)
+    folds = range(len(towers.rows) or min(FOLDS, text.fold.max()+1))
     start = time.perf_counter()
     counted,rows,shares,both = _join(text, towers, folds)
     y,spent = text.y[rows], (time.perf_counter()-start)/60
     always = constant_outputs(text.y, len(rows), target)
-    name = f'{text.name}, counted' + (' in guesses, too' if text.more else '')
+    name = f'{text.name}, {text.by.name if text.by else "counted"}'
     table = [score_row('mean' if target.is_number else 'majority', always, y, target, 0.),
              score_row(name, counted, y, target, spent)]
     if not towers.rows: return shares, table, 1
-    table += [score_row(name, out, y, target, minutes) for name,out in towers.beside]
-    table += [score_row(towers.name, torch.cat(towers.outs), y, target, minutes),
+    table += [score_row('transformer', torch.cat(towers.outs), y, target, minutes),
               score_row('both', both, y, target, minutes+spent)]
     if clearly_better(counted, both, y, kind): return (0.,1.), table, 1
     return shares, table, len(table)-1
@@ -315,6 +306,6 @@ def best_classifier(
     with no_random(seed):
         text = choose_reading(train, options, seed, say, 60*minutes)
         towers = _train(text, unlabelled, start + 60*minutes, seed, folder, say)
-        learn = _finish(text, towers, (valid,df) if valid.any() else None, notes, start)
+        learn = _finish(towers.text, towers, (valid,df) if valid.any() else None, notes, start)
     if verbose: print(learn.report)
     return learn

@@ -6,72 +6,117 @@
 __all__ = []
 
 # %% ../../nbs/7_recipes/08_guesses.ipynb #376e81bb
-import numpy as np, torch
-from fastcore.basics import store_attr
+import numpy as np, time
+from copy import copy
+
 from scipy.sparse import vstack
-from .reading import FOLDS
-from .text_vectors import TextVectors
+from .reading import FOLDS, LabelledText
+from .text_vectors import FeatureVectors
 from ..train.counting import feature_matrix, sklearn_package
 
 # %% ../../nbs/7_recipes/08_guesses.ipynb #40b118b3
-class Guesses:
-    "Texts without labels, and what labelled ones beside them say about these."
+_C,_never = 10., -10. # inverse strength of the penalty; log-odds of a class that no text has
+
+class ByVectors:
+    "A linear model of vectors, as one of the features whose vectors are added up."
+    name = 'weighed by vectors'
     def __init__(self,
-        ids, # of the texts without labels
-        x, # their features, sparse, `(n_others, n_features)`
-        labelled, # vectors of the labelled texts, `(n, d)`
-        others, # and of those without labels, `(n_others, d)`
-    ): store_attr('ids,x,labelled,others')
+        vectors, # `FeatureVectors`
+        x, # which text has which feature, sparse, the labelled texts first
+        n, # number of labelled texts
+    ):
+        u = vectors.sums(x)
+        self.size = max(np.sqrt((u**2).sum(1).mean()), 1e-9)     # texts get length 1 in the mean
+        self.labelled,self.others = np.split(u/self.size, [n])   # (n, d) and (n_others, d)
+        self.x,self.often,self.v = x[n:], vectors.often, vectors.v.numpy()
+
+    def readout(self,
+        train, # numbers of labelled texts
+        y, # their classes
+        n_out, # number of classes
+    ): # weights of the numbers of a vector, `(d, n_out)`, and biases
+        "A logistic regression of the vectors of some labelled texts."
+        w,b = np.zeros((self.v.shape[1], n_out)), np.full(n_out, _never)
+        if (y == y[0]).all(): b[y[0]] = -_never
+        else:
+            model = sklearn_package().linear_model.LogisticRegression(C=_C, max_iter=1000)
+            model.fit(self.labelled[train], y)
+            coef,bias = model.coef_.T, model.intercept_
+            if len(bias) == 1: coef,bias = np.hstack([-coef,coef])/2, np.r_[-bias,bias]/2
+            w[:,model.classes_],b[model.classes_] = coef, bias
+        return w, b
+
+    def weights(self,
+        text, # `LabelledText`
+        train, # numbers of its rows
+        y, # their classes
+    ): # weights of the features `(n_features, n_out)`, biases, and that texts have length 1
+        "A vector's weights as those of its features."
+        w,b = self.readout(train, y, text.target.n_out)
+        res = np.zeros((self.x.shape[1], len(b)))
+        res[self.often] = self.v@w/self.size
+        return res, b, True
+
+class Guesses:
+    "Words counted in labelled texts, and in others with the labels that vectors give them."
+    name = 'counted in guesses, too'
+    def __init__(self,
+        by_vectors, # `ByVectors`
+        n:int=20_000, # most texts without labels
+    ): self.by_vectors,self.x,self.others = by_vectors,by_vectors.x[:n],by_vectors.others[:n]
 
     def labels(self,
         train, # numbers of labelled texts
         y, # their classes
+        n_out, # number of classes
     ): # a class for each text without a label
-        "What a logistic regression of the vectors of some labelled texts says."
-        if (y == y[0]).all(): return np.full(len(self.ids), y[0])
-        model = sklearn_package().linear_model.LogisticRegression(max_iter=1000)
-        return model.fit(self.labelled[train], y).predict(self.others)
+        "The likeliest class of each text without a label."
+        w,b = self.by_vectors.readout(train, y, n_out)
+        return (self.others@w + b).argmax(1)
 
-    def beside(self,
-        x, # features of labelled texts, sparse
-        train, # their numbers
+    def weights(self,
+        text, # `LabelledText`
+        train, # numbers of its rows
         y, # their classes
-    ): # features and classes of these and of those without labels
-        "Labelled and guessed texts together."
-        return vstack([x, self.x]).tocsr(), np.concatenate([y, self.labels(train, y)])
+    ): # as of `LabelledText.fit`
+        "Words counted in labelled and guessed texts together."
+        guessed = self.labels(train, y, text.target.n_out)
+        return text.fit(vstack([text.x[train], self.x]).tocsr(), np.concatenate([y, guessed]))
 
 # %% ../../nbs/7_recipes/08_guesses.ipynb #df5caea0
-_per_token = 25e-6 # seconds, for features and five passes
+_per_token,_passes = 25e-6,5 # seconds, for features and passes
 
-def _read(text, ids, minutes, seed):
-    "`text` with guesses about the texts `ids`."
-    both = [*text.ids, *ids]
-    vectors = TextVectors(both, text.vocab, min_freq=3, passes=5, minutes=minutes, seed=seed)
-    u,n = vectors.of_texts.numpy(), len(text.ids)
-    x,_ = feature_matrix(text.wide(), both)
-    text.x,text.more = x[:n], Guesses(ids, x[n:], u[:n], u[n:])
+def _vectors(text, ids, minutes, seed):
+    "`ByVectors` of the texts of `text` and those of `ids`; the features of all, and their rows."
+    start = time.perf_counter()
+    x,rows = feature_matrix(text.wide(), [*text.ids, *ids])
+    left = max(0., minutes - (time.perf_counter()-start)/60)
+    vectors = FeatureVectors(x, min_freq=3, passes=_passes, minutes=left, seed=seed)
+    return ByVectors(vectors, x, len(text.ids)), x[:len(text.ids)], rows
+
+def _with(text, x, rows, by):
+    "A copy of `text` with another linear model."
+    res = copy(text)
+    res.x,res.rows,res.by = x, rows, by
+    return res
 
 def learn_guesses(
-    text, # a `LabelledText` with `fold`; it is changed
+    text, # a `LabelledText` with `fold`
     ids, # token ids of texts without labels
     minutes:float, # about
     seed:int=42, # of the vectors
     say=print, # is told what comes out
-)->bool: # whether the words of `text` are counted in guessed labels, too
-    "Let words be counted in texts without labels, if that is better for held-out texts."
+)->LabelledText: # `text`, or with another linear model
+    "Let texts without labels say how to weigh words, if that is better for held-out texts."
     n = int(60*minutes/_per_token/max(1, np.mean([len(i) for i in ids])))
-    if text.target.kind != 'category' or n < len(text.ids): return False
-    folds = range(min(FOLDS, text.fold.max()+1))
-    before,x = text.right(*text.held_out(folds)), text.x
-    try: _read(text, ids[:n], minutes, seed)
+    if text.target.kind != 'category' or n < len(text.ids): return text
+    try: by_vectors,x,rows = _vectors(text, ids[:n], minutes, seed)
     except ValueError as e:
         say(f'no vectors: {e}')
-        return False
-    helps = False
-    try:
-        after = text.right(*text.held_out(folds))
-        say(f'{len(text.more.ids):,} texts by their vectors: {100*before:.1f} -> {100*after:.1f}')
-        helps = after > before
-    finally:
-        if not helps: text.x,text.more = x,None
-    return helps
+        return text
+    folds = range(min(FOLDS, text.fold.max()+1))
+    ways = [text, *(_with(text, x, rows, by) for by in (by_vectors, Guesses(by_vectors)))]
+    scores = [o.right(*o.held_out(folds)) for o in ways]
+    say(f'words counted in labels {scores[0]:.3f}; {len(by_vectors.others):,} more texts: '
+        f'weighed by vectors {scores[1]:.3f}, counted in guesses {scores[2]:.3f}')
+    return ways[int(np.argmax(scores))]

@@ -6,7 +6,7 @@
 __all__ = ['text_folds', 'choose_shares', 'choose_strength', 'interval', 'BestReport']
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #de179dcf
-import html, numpy as np, pandas as pd, time, torch, torch.nn.functional as F
+import html, math, numpy as np, pandas as pd, time, torch, torch.nn.functional as F
 from dataclasses import dataclass
 from ..text.frames import check_df
 
@@ -129,18 +129,26 @@ def constant_outputs(
     out = mean if target.is_number else mean.clamp(1e-6, 1-1e-6).logit()
     return out.expand(n, -1)
 
+_curve = 1000 # texts to score, about, if there are so many
+
 def learning_curve(
     text, # labelled texts with `fold`, `linear`, `y` and `target`, as in `best_classifier`
 )->pd.DataFrame: # columns `texts` and the name of the score
-    "What the linear model scores on the first fold with parts of the others."
-    held = (text.fold == 0).nonzero()[0]
-    rest = np.random.default_rng(0).permutation((text.fold != 0).nonzero()[0])
-    rows = []
-    for part in (0.125,0.25,0.5,1):
-        some = rest[:max(2, int(part*len(rest)))]
-        hits = hits_of(text.linear(some, held), text.y[held], text.target.kind)
-        rows.append({'texts':len(some), text.target.metric_name:hits.mean()})
-    return pd.DataFrame(rows)
+    "What the linear model scores on about a thousand held-out texts with parts of the others."
+    n_folds = text.fold.max()+1
+    folds = range(min(n_folds, math.ceil(_curve*n_folds/len(text.y))))
+    rows = [_curve_row(text, folds, part) for part in (0.125,0.25,0.5,1)]
+    return pd.DataFrame(rows, columns=['texts',text.target.metric_name])
+
+def _curve_row(text, folds, part):
+    "How many texts the linear model learns from, and its mean score on `folds`."
+    hits,sizes = [],[]
+    for k in folds:
+        held,rest = ((text.fold == k).nonzero()[0], (text.fold != k).nonzero()[0])
+        some = np.random.default_rng(k).permutation(rest)[:max(2, int(part*len(rest)))]
+        hits.append(hits_of(text.linear(some, held), text.y[held], text.target.kind))
+        sizes.append(len(some))
+    return round(np.mean(sizes)), np.concatenate(hits).mean()
 
 def more_labels(
     curve, # as from `learning_curve`
@@ -148,8 +156,11 @@ def more_labels(
 )->str:
     "What the curve says of more labels, as a sentence."
     (n,a),(m,b) = curve.iloc[-2], curve.iloc[-1]
-    return (f'from {n:,.0f} to {m:,.0f} texts the linear model went from {a:.4g} to {b:.4g} '
-            f'({target.metric_name}): twice the labels may bring as much again, rarely more')
+    digits = '.4g' if target.is_number else '.3f'
+    gains = b < a if target.is_number else b > a
+    hope = 'may bring as much again, rarely more' if gains else 'promise little'
+    return (f'from {n:,.0f} to {m:,.0f} texts the linear model went from {a:{digits}} to '
+            f'{b:{digits}} ({target.metric_name}): twice the labels {hope}')
 
 def score_row(
     name:str, # of the candidate

@@ -41,6 +41,7 @@ class SelfPretrained:
                                          # the last is the linear model of `baseline`
     def __repr__(self): return self.results.to_string()
 
+# %% ../../nbs/7_recipes/03_pretrain.ipynb #5c1e7e21
 _objectives = dict(lm='predict the next token', mlm='predict hidden tokens',
                    counts='count which tokens share texts')
 
@@ -88,9 +89,22 @@ def _beside(dls, target, score):
 # fields of the configuration that come from the data or belong to other models
 _given = 'vocab_sz','tgt_vocab_sz','pad_idx','n_out','n_dec_layers','share_emb'
 
-def _loaders(df, text_col, texts, valid, bs, seq_len, seed, label_col, label_delim, **kwargs):
-    """Loaders of a language model over `texts`, and of the rows of `df` with their labels, the same
-    tokenizer and the same vocabulary."""
+def read_loaders(
+    df, # a row for each labelled text
+    text_col, # name of the text column
+    label_col, # name of the label column, or a list of them
+    unlabelled, # more texts, or None
+    valid, # which rows are for validation, boolean, `(n_rows,)`
+    seed, # of the language model's validation texts
+    label_delim=None, # what separates the labels in a string
+    valid_texts=False, # read the texts of validation, too
+    bs=32, # texts (language model: sequences) in a batch
+    seq_len=128, # tokens of the language model's sequences
+    **kwargs # options of `TransformerDataLoaders.from_df`
+): # two `DataLoaders`
+    """Loaders of a language model over all texts, and of the rows of `df` with their labels, the
+    same tokenizer and the same vocabulary."""
+    texts = _texts_to_read(df, text_col, unlabelled, valid, valid_texts)
     tok = kwargs['tok_tfm'] = as_tokenizer(kwargs.get('tok_tfm')).learn(texts)
     if tok.vocab and not {*MASKS} & {*tok.vocab}:
         kwargs['text_vocab'] = [*tok.vocab, MASKS[0]]
@@ -127,13 +141,17 @@ def _count_into(learn, texts):
     emb = learn.model.encoder.emb.weight
     emb.data.copy_(count_vectors(texts, *emb.shape))
 
-def _ids(dls): return [np.asarray(o) for ds in (dls.train_ds, dls.valid_ds) for o in ds.tls[0]]
+def ids_of(
+    dls, # `DataLoaders` of texts
+): # list of arrays
+    "The token ids of each text, for training and for validation."
+    return [np.asarray(o) for ds in (dls.train_ds, dls.valid_ds) for o in ds.tls[0]]
 
 def _by_counting(learn, dls, minutes, lr, verbose):
     """Train `learn` from vectors that are counted in the texts of `dls`.
     `learn`, None, and the minutes for text and for labels."""
     start = time.perf_counter()
-    _count_into(learn, _ids(dls))
+    _count_into(learn, ids_of(dls))
     counting = (time.perf_counter()-start)/60
     with _shown(learn, verbose): learn.fit_minutes(minutes, lr)
     return learn, None, (counting, minutes)
@@ -141,7 +159,7 @@ def _by_counting(learn, dls, minutes, lr, verbose):
 def _by_model(lm, classifier, minutes, lrs, verbose):
     """Train `lm`, from counted vectors if texts and tokens are enough, then a classifier with its
     encoder; both, and `minutes`: those for text and for labels, as the learning rates."""
-    texts = _ids(lm.dls)
+    texts = ids_of(lm.dls)
     vocab_sz,d = lm.model.encoder.emb.weight.shape
     if d <= min(len(texts), vocab_sz): _count_into(lm, texts)
     with _shown(lm, verbose): lm.fit_minutes(minutes[0], lrs[0])
@@ -155,6 +173,20 @@ def _pretrain(dls, objective, config, config_kw, classifier, minutes, share, lrs
     if objective == 'counts': return _by_counting(classifier(), dls, minutes, lrs[1], verbose)
     lm = _language_model(dls, objective, config, config_kw)
     return _by_model(lm, classifier, (share*minutes, (1-share)*minutes), lrs, verbose)
+
+def read_and_learn(
+    dls_lm, # `DataLoaders` of a language model
+    dls, # of labelled texts, with the same vocabulary
+    minutes, # of training
+    **config_kw # fields of the configuration, instead of those of the preset `reviews`
+): # the learners of a classifier and of the language model that it began with
+    "Read, then learn from labels, in silence."
+    def classifier(**kw):
+        return transformer_classifier_learner(dls, 'reviews', metrics=Target.of(dls).metric,
+                                              **config_kw, **kw)
+    lrs = None, width_lr(make_config('reviews', **config_kw).d_model)
+    learn,lm,_ = _pretrain(dls_lm, 'lm', 'reviews', config_kw, classifier, minutes, 0.6, lrs, False)
+    return learn, lm
 
 def _valid_rows(df, valid_col, valid_pct, seed):
     "Which rows of `df` are for validation."
@@ -205,12 +237,11 @@ def self_pretrain(
     text_col = one_column(df, text_col)
     valid = _valid_rows(df, valid_col, valid_pct, seed)
     check_df(df, text_col, label_col, valid, label_delim)
-    texts = _texts_to_read(df, text_col, unlabelled, valid, valid_texts)
     config_kw,data_kw = _split_options(kwargs)
     lrs = lr, ifnone(lr, width_lr(make_config(config, **config_kw).d_model))
     check_options(self_pretrain, data_kw)
-    dls_lm,dls = _loaders(df, text_col, texts, valid, bs, seq_len, seed, label_col, label_delim,
-                          **data_kw)
+    dls_lm,dls = read_loaders(df, text_col, label_col, unlabelled, valid, seed, label_delim,
+                              valid_texts, bs, seq_len, **data_kw)
     target = Target.of(dls)
     def classifier(**kw):
         return transformer_classifier_learner(dls, config, metrics=target.metric, **config_kw, **kw)

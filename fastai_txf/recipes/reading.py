@@ -15,18 +15,28 @@ from ..text.tokens import BPETokenizer
 from ..text.target import Target
 from ..text.loaders import TransformerDataLoaders
 from ..train.counting import (
-    count_features, feature_matrix, fit_linear, is_by_length, unit_rows)
+    feature_matrix, fit_linear, is_by_length, set_weights, unit_rows)
 from ..learn.classifier import auto_fields, labelled_ids, read_vocab
 from .heldout import choose_strength, clearly_better, hits_of, text_folds
 
 # %% ../../nbs/7_recipes/06_reading.ipynb #9d3e0a07
+def outputs_of(
+    x, # features, sparse, `(n, n_features)`
+    w, # weights, `(n_features, n_out)`
+    b, # biases, `(n_out,)`
+    by_length:bool, # whether they are for vectors of length 1
+): # `(n, n_out)`
+    "What a linear model says."
+    if by_length: x = unit_rows(x)
+    return torch.tensor(x@w + b, dtype=torch.float32)
+
 @dataclass
 class LabelledText:
     "Labelled texts, cut in one way."
     name:str; df:pd.DataFrame; options:dict # of the loaders
     letters:bool=False # runs of letters are features, too
     fold:np.ndarray=None; vocab:list=None; strength:tuple=(1.,1.) # as in `choose_strength`
-    more:object=None # `Guesses` about texts without labels, to count words in, too
+    by:object=None # another linear model, from texts without labels, too: `ByVectors` or `Guesses`
 
     def loaders(self,
         valid=None, # the rows for validation, boolean, or their column
@@ -41,14 +51,16 @@ class LabelledText:
             warnings.filterwarnings('ignore', message='.*training set, too')
             return TransformerDataLoaders.from_df(df, **split, **kw)
 
-    def count(self):
+    def count(self,
+        more:int=0, # tokens of other texts whose words are to be weighed
+    ): # itself
         "Read all texts: their ids, targets and features."
         dls = self.loaders(bs=min(64, len(self.df)))
         self.vocab,self.target = text_vocab(dls), Target.of(dls)
-        self.pad_idx,self.fields = pad_index(dls), auto_fields(dls, self.letters)
+        self.pad_idx,self.fields = pad_index(dls), auto_fields(dls, self.letters, more)
         ids,y = labelled_ids(dls.train_ds)
         self.ids,self.y = [*map(torch.from_numpy, ids)], torch.as_tensor(y)
-        self.x,_ = feature_matrix(self.wide(), self.ids)
+        self.x,self.rows = feature_matrix(self.wide(), self.ids)
         return self
 
     def make_folds(self,
@@ -77,24 +89,36 @@ class LabelledText:
         held, # numbers of other rows
     ): # outputs, `(len(held), n_out)`
         "What a linear model of the rows `train` says of the rows `held`."
-        t,x = self.target, self.x[held]
-        known,y = self.x[train], self.y[torch.as_tensor(train)].numpy()
-        if self.more is not None: known,y = self.more.beside(known, train, y)
-        w,b = fit_linear(known, y, t.n_out, t.kind, *self.strength)
-        if is_by_length(t.kind, self.strength[1]): x = unit_rows(x)
-        return torch.tensor(x@w + b, dtype=torch.float32)
+        return outputs_of(self.x[held], *self._weights(train))
+
+    def _weights(self, train):
+        "Weights and biases of a linear model of the rows `train`, and whether it is `by_length`."
+        y = self.y[torch.as_tensor(train)].numpy()
+        if self.by is not None: return self.by.weights(self, train, y)
+        return self.fit(self.x[train], y)
+
+    def fit(self,
+        x, # features, sparse
+        y, # targets
+    ): # weights, biases, and whether they are for vectors of length 1
+        "A linear model of counted words."
+        t = self.target
+        by_length = is_by_length(t.kind, self.strength[1])
+        return *fit_linear(x, y, t.n_out, t.kind, *self.strength), by_length
+
+    def guesses(self,
+        train, # numbers of rows
+    ): # probabilities, `(n_others, n_out)`
+        "What a linear model of the rows `train` says of texts without labels."
+        return outputs_of(self.by.x, *self._weights(train)).softmax(1)
 
     def count_into(self,
         wide, # an empty wide path
         train, # numbers of rows
         shares, # of transformer and wide path
     ):
-        "The words of the rows `train`, and of the guessed texts, counted."
-        ids,y = self.some(train), self.y[torch.as_tensor(train)].numpy()
-        if self.more is not None:
-            ids,y = [*ids, *self.more.ids], np.concatenate([y, self.more.labels(train, y)])
-        C,power = self.strength
-        count_features(wide, ids, y, self.target.kind, C, shares, power)
+        "The linear model of the rows `train`."
+        set_weights(wide, self.rows, *self._weights(train), shares)
 
     def held_out(self,
         folds=None, # numbers of folds; default: all

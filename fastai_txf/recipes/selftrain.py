@@ -141,6 +141,23 @@ def _check_targets(targets, shape, kind):
     if kind == 'category' and (targets.sum(-1)-1).abs().max() > 1e-3:
         raise ValueError('the probabilities of some pseudo-labels do not add up to 1')
 
+def with_guesses(
+    dls, # `DataLoaders` of texts with labels, several labels or numbers
+    ids, # token ids of texts without
+    targets, # their pseudo-labels, `(n_texts, n_out)`
+)->DataLoaders:
+    "`dls` with other texts among those for training."
+    train,target = dls.train, Target.of(dls)
+    ids,targets = [*map(TensorText, ids)], torch.as_tensor(targets).float()
+    shape = len(ids), *_soft(dls.train_ds[0][1], target).shape
+    if targets.shape == (*shape,1): targets = targets[...,0]    # of one number for each text
+    _check_targets(targets, shape, target.kind)
+    lens = {}
+    if isinstance(train, SortedDL): lens = dict(val_res=[*train.res, *map(len, ids)])
+    new = train.new(_PseudoLabelled(dls.train_ds, ids, targets, target), **lens)
+    return type(dls)(new, dls.valid, path=dls.path, device=dls.device)
+
+# %% ../../nbs/7_recipes/04_selftrain.ipynb #7fab77e9
 def add_pseudo_labels(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
     texts, # texts without: a list, a series or a data frame
@@ -151,28 +168,4 @@ def add_pseudo_labels(
     itself takes probabilities (Scudder 1965). A ValueError for pseudo-labels that do not fit."""
     check_dls(dls)
     check_kind(dls, is_lm=False)
-    train,target = dls.train, Target.of(dls)
-    ids = [*map(TensorText, _cut(TextCodec(dls), texts, text_col))]
-    targets = torch.as_tensor(targets).float()
-    shape = len(ids), *_soft(dls.train_ds[0][1], target).shape
-    if targets.shape == (*shape,1): targets = targets[...,0]    # of one number for each text
-    _check_targets(targets, shape, target.kind)
-    lens = {}
-    if isinstance(train, SortedDL): lens = dict(val_res=[*train.res, *map(len, ids)])
-    new = train.new(_PseudoLabelled(dls.train_ds, ids, targets, target), **lens)
-    return type(dls)(new, dls.valid, path=dls.path, device=dls.device)
-
-# %% ../../nbs/7_recipes/04_selftrain.ipynb #7fab7802
-def train_student(
-    dls, # `DataLoaders` of texts with labels
-    texts, # texts without, strings
-    guess, # their pseudo-labels, `(n_texts, n_out)`
-    minutes:float, # of training
-    seed:int=42, # of the weights
-    **kwargs # of `transformer_classifier_learner`
-): # `TransformerClassifierLearner`
-    "A classifier trained on labels and pseudo-labels alike."
-    with no_random(seed), redirect_stdout(io.StringIO()):
-        learn = transformer_classifier_learner(add_pseudo_labels(dls, texts, guess), **kwargs)
-    with no_random(seed), learn.no_bar(), learn.no_logging(): learn.fit_gradual(minutes)
-    return learn
+    return with_guesses(dls, _cut(TextCodec(dls), texts, text_col), targets)

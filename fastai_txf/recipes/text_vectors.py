@@ -66,63 +66,45 @@ def _turn(u, h, grads):
     h = h + across.pow(2).sum(1)
     return F.normalize(u - across/(h.sqrt()[:,None] + 1e-8)), h
 
-_marks = 'xxbos','xxeos','xxmaj','xxup','xxcap'
 _drawn,_some = 2000, 1000 # features drawn for a batch; most texts in one
 
-def _as_ids(texts):
-    "Texts as arrays of int64. A TypeError for one that is not of whole numbers."
-    found = [np.asarray(o) for o in ([texts] if isinstance(texts, str) else texts)]
-    for o in found:
-        if o.ndim == 1 and (o.dtype.kind in 'iu' or not o.size): continue
-        raise TypeError(f'{str(o)[:40]!r} is no text of token ids: '
-                        'encode_text(dls, texts) gives them')
-    return [o.astype(np.int64) for o in found]
+def _check_options(minutes, **numbers):
+    "A ValueError for what is no whole number, or too small, or no budget."
+    for name,n in numbers.items():
+        least = dict(d=2, seed=0).get(name, 1)
+        if not (isinstance(n, Integral) and n >= least):
+            raise ValueError(f'{name}={n!r}: give a whole number from {least} on')
+    if minutes is not None and not minutes >= 0:
+        raise ValueError(f'{minutes=}: give a budget from 0 on, or None')
 
-class TextVectors:
-    "Vectors of texts, learnt without labels: called with texts, it gives theirs."
+class FeatureVectors:
+    "Vectors of features, and `of_texts`, those of the texts that have them."
     def __init__(self,
-        texts, # token ids of each text
-        vocab, # their vocabulary, a list of tokens
+        x, # which text has which feature, sparse, `(n_texts, n_features)`
         d:int=300, # numbers of a vector
-        passes:int=10, # over all texts; 75,000 reviews take about a minute each
+        passes:int=10, # over all texts
         min_freq:int=5, # features of fewer texts are left out
         max_features:int=400_000, # the most frequent ones; `4*d` bytes each
         seed:int=42, # of the first vectors, the order and the draws
         minutes:float=None, # no pass begins after so many, but the first
         verbose:bool=False, # print the loss of each pass
     ):
-        numbers = dict(d=(d,2), passes=(passes,1), min_freq=(min_freq,1), seed=(seed,0))
-        for name,(n,least) in numbers.items():
-            if not (isinstance(n, Integral) and n >= least):
-                raise ValueError(f'{name}={n!r}: give a whole number from {least} on')
-        if minutes is not None and not minutes >= 0:
-            raise ValueError(f'{minutes=}: give a budget from 0 on, or None')
+        _check_options(minutes, d=d, passes=passes, min_freq=min_freq, seed=seed)
         end = time.perf_counter() + 60*ifnone(minutes, math.inf)
-        self.counts = np.array([t not in _marks for t in vocab])
-        self.wide = Triples(2**23, 0, len(vocab))
-        self.wide.known = torch.tensor([t != UNK for t in vocab])
-        x,rows = self._features(texts)
         n = x.getnnz(0)
         often = np.sort(np.argsort(-n, kind='stable')[:max_features])
-        often = often[n[often] >= min_freq]
-        if len(often) < 2:
-            raise ValueError(f'{min_freq=}: {len(often)} words, pairs and triples are in so many '
-                             f'of {len(texts):,} texts: give more texts, or a smaller min_freq')
-        self.rows,self.d = rows[often], d
-        self.q = torch.from_numpy(n[often]/n[often].sum()).float()
+        self.often,self.d = often[n[often] >= min_freq], d       # columns of `x` with a vector
+        if len(self.often) < 2:
+            raise ValueError(f'{min_freq=}: {len(self.often)} features are in so many '
+                             f'of {x.shape[0]:,} texts: give more texts, or a smaller min_freq')
+        n = n[self.often]
+        self.q = torch.from_numpy(n/n.sum()).float()
         rng = torch.Generator().manual_seed(seed)
-        self.of_texts = self._fit(x[:,often], passes, end, rng, verbose)  # (n_texts, d)
-
-    def _features(self, texts):
-        "Which text has which feature, and the rows of these in the hashed table."
-        ids = _as_ids(texts)
-        if not ids: raise ValueError('there are no texts: give the token ids of each')
-        check_ids(np.concatenate(ids), len(self.counts))
-        return feature_matrix(self.wide, [o[self.counts[o]] for o in ids])
+        self.of_texts = self._fit(x[:,self.often], passes, end, rng, verbose)  # (n_texts, d)
 
     def _fit(self, x, passes, end, rng, verbose):
         "Learn the vectors of the features; those of the texts, which are learnt along with them."
-        self.v = F.normalize(torch.randn(len(self.rows), self.d, generator=rng))
+        self.v = F.normalize(torch.randn(x.shape[1], self.d, generator=rng))
         u = F.normalize(torch.randn(x.shape[0], self.d, generator=rng))
         hu,hv = torch.zeros(len(u)), torch.zeros(len(self.v))
         bs = min(_some, max(100, len(u)//64))
@@ -157,6 +139,61 @@ class TextVectors:
             self.v[cols],hv[cols] = _turn(self.v[cols], hv[cols], grads)
         return (loss/b.n.sum()).item()
 
+    def _place(self, b):
+        "The vectors of the texts `b`: where their loss is lowest."
+        u,h = torch.zeros(b.shape[0], self.d), torch.zeros(b.shape[0])
+        u = F.normalize(-self._grads(b, u))
+        for _ in range(10): u,h = _turn(u, h, self._grads(b, u))
+        return u*(b.n > 0)
+
+    def sums(self,
+        x, # which text has which feature, with the columns of training
+    )->np.ndarray: # `(n_texts, d)`
+        "The sum of the vectors of each text's features, over the root of their number."
+        return x[:,self.often]@self.v.numpy()/np.sqrt(np.maximum(x.getnnz(1), 1))[:,None]
+
+# %% ../../nbs/7_recipes/07_text_vectors.ipynb #5c1e7e11
+_marks = 'xxbos','xxeos','xxmaj','xxup','xxcap'
+
+def _as_ids(texts):
+    "Texts as arrays of int64. A TypeError for one that is not of whole numbers."
+    found = [np.asarray(o) for o in ([texts] if isinstance(texts, str) else texts)]
+    for o in found:
+        if o.ndim == 1 and (o.dtype.kind in 'iu' or not o.size): continue
+        raise TypeError(f'{str(o)[:40]!r} is no text of token ids: '
+                        'encode_text(dls, texts) gives them')
+    return [o.astype(np.int64) for o in found]
+
+class TextVectors(FeatureVectors):
+    "Vectors of texts, learnt without labels: called with texts, it gives theirs."
+    def __init__(self,
+        texts, # token ids of each text
+        vocab, # their vocabulary, a list of tokens
+        d:int=300, # numbers of a vector
+        passes:int=10, # over all texts; 75,000 reviews take about a minute each
+        min_freq:int=5, # words, pairs and triples of fewer texts are left out
+        max_features:int=400_000, # the most frequent ones; `4*d` bytes each
+        seed:int=42, # of the first vectors, the order and the draws
+        minutes:float=None, # no pass begins after so many, but the first
+        verbose:bool=False, # print the loss of each pass
+    ):
+        _check_options(minutes, d=d, passes=passes, min_freq=min_freq, seed=seed)
+        start = time.perf_counter()
+        self.counts = np.array([t not in _marks for t in vocab])
+        self.wide = Triples(2**23, 0, len(vocab))
+        self.wide.known = torch.tensor([t != UNK for t in vocab])
+        x,rows = self._features(texts)
+        if minutes is not None: minutes = max(0., minutes - (time.perf_counter()-start)/60)
+        super().__init__(x, d, passes, min_freq, max_features, seed, minutes, verbose)
+        self.rows = rows[self.often]
+
+    def _features(self, texts):
+        "Which text has which feature, and the rows of these in the hashed table."
+        ids = _as_ids(texts)
+        if not ids: raise ValueError('there are no texts: give the token ids of each')
+        check_ids(np.concatenate(ids), len(self.counts))
+        return feature_matrix(self.wide, [o[self.counts[o]] for o in ids])
+
     def _columns(self, texts):
         "Which text has which of the features that have vectors, sparse."
         x,rows = self._features(texts)
@@ -171,10 +208,3 @@ class TextVectors:
         "The vector of each text, the same whatever texts are beside it."
         x,some = self._columns(texts), range(0, len(texts), _some)
         return torch.cat([self._place(_Batch(x[i:i+_some], self.v)) for i in some])
-
-    def _place(self, b):
-        "The vectors of the texts `b`: where their loss is lowest."
-        u,h = torch.zeros(b.shape[0], self.d), torch.zeros(b.shape[0])
-        u = F.normalize(-self._grads(b, u))
-        for _ in range(10): u,h = _turn(u, h, self._grads(b, u))
-        return u*(b.n > 0)
