@@ -142,9 +142,8 @@ def test_guesses_where_texts_are_many(monkeypatch):
     assert {*map(tuple, ids)} == {tuple(i.tolist()) for i in learn.codec.encode(more)}
     table = learn.report.results.set_index('candidate')
     assert 'transformer' in table.index and table.returned.sum() == 1
-    assert np.mean([a == b for a,b in zip(learn.predict(new.text.tolist())[0], new.label)]) > 0.9
-    alone = quick(df, 0.05)
-    assert np.mean([a == b for a,b in zip(alone.predict(new.text.tolist())[0], new.label)]) < 0.9
+    def right(learn): return np.mean([a == b for a,b in zip(learn.predict(new.text.tolist())[0], new.label)])
+    assert right(learn) > right(quick(df, 0.1)) + 0.03
 
 def test_tokenized_once(monkeypatch):
     "No text without a label is cut twice"
