@@ -291,8 +291,8 @@ def best_classifier(
     """The best classifier that texts and minutes allow: counted words, transformers and both are
     compared on texts they have not seen. Counted words that are clearly ahead answer alone.
 
-    A language model reads `unlabelled` first; if these are five times the labelled ones, another
-    classifier learns from pseudo-labels. A ValueError for too few texts or one label."""
+    A language model reads `unlabelled` first; if these are five times the labelled ones, their
+    vectors weigh and label, if that is better. A ValueError for too few texts or one label."""
     _check_call(minutes, seed, folder)
     start = time.perf_counter()
     def say(what):
