@@ -37,7 +37,9 @@ def test_readme_figures(page):
 def test_by_hand(page):
     "Some figures, worked out without `page.py`"
     txt,full = read(page.README),read(page.PAGE)
-    few, = [r['vectors, taught'] for r in rows('unlabelled') if r['labels']==1000 and 'vectors' in r['recipe']]
+    few = [r['vectors, taught'] for r in rows('unlabelled') if r['labels']==1000 and 'vectors' in r['recipe']]
+    assert len(few) == 3
+    few = sum(few)/3
     assert f'**{few:.1f} %**' in txt and f'**{few:.1f}** |' in full
     speed = {r['candidate']:r['tokens_per_s'] for r in rows('generate') if r.get('bs')==1}
     assert f"**{speed['ours']:,} tokens a second**, {speed['ours']/speed['hf']:.1f} times" in txt

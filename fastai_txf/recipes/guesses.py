@@ -27,7 +27,8 @@ class ByVectors:
         u = vectors.sums(x)
         self.size = max(np.sqrt((u**2).sum(1).mean()), 1e-9)     # texts get length 1 in the mean
         self.labelled,self.others = np.split(u/self.size, [n])   # (n, d) and (n_others, d)
-        self.x,self.often,self.v = x[n:], vectors.often, vectors.v.numpy()
+        self.x = x[n:]                                           # features of the others
+        self.often,self.v = vectors.often, vectors.v.numpy()
 
     def readout(self,
         train, # numbers of labelled texts
@@ -62,7 +63,9 @@ class Guesses:
     def __init__(self,
         by_vectors, # `ByVectors`
         n:int=20_000, # most texts without labels
-    ): self.by_vectors,self.x,self.others = by_vectors,by_vectors.x[:n],by_vectors.others[:n]
+    ):
+        self.by_vectors = by_vectors
+        self.x,self.others = by_vectors.x[:n], by_vectors.others[:n]
 
     def labels(self,
         train, # numbers of labelled texts
@@ -96,7 +99,8 @@ def _vectors(text, ids, minutes, seed):
 def _with(text, x, rows, by):
     "A copy of `text` with another linear model."
     res = copy(text)
-    res.x,res.rows,res.by = x, rows, by
+    res.x,res.rows = x, rows
+    res.by = by
     return res
 
 def learn_guesses(
