@@ -253,7 +253,7 @@ def _finish(text, towers, valid, notes, start):
     "The learner that is returned, with its report."
     shares,table,best = _compare(text, towers, (time.perf_counter()-start)/60)
     learn = _assemble(text, towers, shares, *ifnone(valid, (text.fold == 0, None)))
-    curve = learning_curve(text)
+    curve = learning_curve(text.quick())
     results = pd.DataFrame(table).assign(returned=[i == best for i in range(len(table))])
     learn.report = BestReport(results, curve, [*notes, more_labels(curve, text.target)])
     if valid is not None: _score_apart(learn, text.target)

@@ -7,6 +7,7 @@ __all__ = []
 
 # %% ../../nbs/7_recipes/06_reading.ipynb #9d3e0a04
 import numpy as np, pandas as pd, torch, warnings
+from copy import copy
 from dataclasses import dataclass, replace
 from fastcore.basics import ifnone
 from ..model.wide import WidePath
@@ -37,6 +38,7 @@ class LabelledText:
     letters:bool=False # runs of letters are features, too
     fold:np.ndarray=None; vocab:list=None; strength:tuple=(1.,1.) # as in `choose_strength`
     by:object=None # another linear model, from texts without labels, too: `ByVectors` or `Guesses`
+    last:tuple=(None,None) # the rows that a linear model was fitted to last, and its weights
 
     def loaders(self,
         valid=None, # the rows for validation, boolean, or their column
@@ -93,9 +95,20 @@ class LabelledText:
 
     def _weights(self, train):
         "Weights and biases of a linear model of the rows `train`, and whether it is `by_length`."
+        key = np.asarray(train).tobytes(), self.strength, self.by
+        if self.last[0] != key: self.last = key, self._fitted(train)
+        return self.last[1]
+
+    def _fitted(self, train):
         y = self.y[torch.as_tensor(train)].numpy()
         if self.by is not None: return self.by.weights(self, train, y)
         return self.fit(self.x[train], y)
+
+    def quick(self):
+        "With a linear model that is fitted in a moment, for a learning curve."
+        res = copy(self)
+        res.by = getattr(self.by, 'by_vectors', self.by)
+        return res
 
     def fit(self,
         x, # features, sparse
