@@ -181,6 +181,27 @@ def test_a_readout_of_vectors_is_one_of_their_sums():
     model = LogisticRegression(C=10., max_iter=1000).fit(text.by.labelled, y)
     np.testing.assert_allclose(text.by.labelled@w[:,1]*2 + b[1]*2, model.decision_function(text.by.labelled), atol=1e-6)
 
+def test_a_linear_model_is_fitted_once(monkeypatch):
+    "The same rows again cost nothing; other rows, another strength or texts counted anew are fitted"
+    import fastai_txf.recipes.reading as reading
+    text,fits,fit_linear = prepared(), [], reading.fit_linear
+    monkeypatch.setattr(reading, 'fit_linear', lambda *args: fits.append(1) or fit_linear(*args))
+    some,held = np.arange(16), np.arange(16, 24)
+    first = text.linear(some, held)
+    assert torch.equal(text.linear(some, held), first) and len(fits) == 1
+    text.linear(np.arange(15), held)
+    text.linear(some, held)
+    text.strength = 2.,1.
+    text.linear(some, held)
+    text.count().linear(some, held)
+    assert len(fits) == 5
+
+def test_the_curve_of_guesses_is_that_of_vectors():
+    text = prepared()
+    by_vectors,by_guesses = both_ways(text, others(text))
+    text.make_folds(42)
+    assert by_guesses.quick().by is by_vectors.by and text.quick().by is None and by_guesses.by is not by_vectors.by
+
 class Vectors:
     "Made by hand: each feature is a number of the vector."
     often,v = np.arange(4), torch.eye(4)

@@ -63,6 +63,7 @@ class LabelledText:
         ids,y = labelled_ids(dls.train_ds)
         self.ids,self.y = [*map(torch.from_numpy, ids)], torch.as_tensor(y)
         self.x,self.rows = feature_matrix(self.wide(), self.ids)
+        self.last = None,None
         return self
 
     def make_folds(self,
