@@ -1346,6 +1346,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'fastai_txf/recipes/pretrain.py'),
                                              'fastai_txf.recipes.pretrain.ids_of': ( '7_recipes/pretrain.html#ids_of',
                                                                                      'fastai_txf/recipes/pretrain.py'),
+                                             'fastai_txf.recipes.pretrain.more_texts': ( '7_recipes/pretrain.html#more_texts',
+                                                                                         'fastai_txf/recipes/pretrain.py'),
                                              'fastai_txf.recipes.pretrain.read_and_learn': ( '7_recipes/pretrain.html#read_and_learn',
                                                                                              'fastai_txf/recipes/pretrain.py'),
                                              'fastai_txf.recipes.pretrain.read_loaders': ( '7_recipes/pretrain.html#read_loaders',

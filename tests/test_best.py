@@ -156,6 +156,23 @@ def test_tokenized_once(monkeypatch):
     quick(df, unlabelled=more)
     assert cut.count('all') == 1 and set(cut) == {'all',60}
 
+@pytest.mark.parametrize('unlabelled,error,match', [([], ValueError, 'unlabelled holds no text'), (['a film', float('nan')], TypeError, 'number 1 is nan'), ([1,2], TypeError, 'number 0 is 1'),
+                                                    (pd.DataFrame(dict(txt=['a'])), ValueError, "no column 'text'")])
+def test_unlabelled_texts_that_are_none(monkeypatch, unlabelled, error, match):
+    "Refused before any work"
+    def fail(*args): raise AssertionError('texts were read')
+    monkeypatch.setattr(best, 'choose_reading', fail)
+    with pytest.raises(error, match=match): quick(frame(60), unlabelled=unlabelled)
+
+@pytest.mark.parametrize('kind', ['several','numbers'])
+def test_unlabelled_texts_beside_other_targets(kind):
+    "Vectors label classes alone: a language model reads, and that is all"
+    df,kw = frame(60), {}
+    if kind == 'several': df['label'],kw = [','.join(sorted({'warm' if w in words[:5] else 'cold' for w in t.split()[:2]})) for t in df.text], dict(label_delim=',')
+    else: df['label'] = [words.index(t.split()[0]) + 0.5 for t in df.text]
+    report = quick(df, unlabelled=frame(320, seed=1).text, **kw).report
+    assert list(report.results.candidate)[1].endswith('counted') and 'transformer' in list(report.results.candidate)
+
 def test_stopped_while_reading(monkeypatch):
     "Counted words answer alone"
     def stop(*args, **kw): raise KeyboardInterrupt

@@ -18,12 +18,11 @@ from ..base.checks import check_values
 from ..base.files import load_tensors, save_tensors
 from ..model.config import make_config
 from ..text.special import text_vocab
-from ..text.codec import as_texts
 from ..text.frames import as_frame, one_column, valid_mask
 from ..generate.sampling import DIVERGED
 from ..train.rates import width_lr
 from ..learn.classifier import labelled_ids, transformer_classifier_learner
-from .pretrain import ids_of, read_and_learn, read_loaders
+from .pretrain import ids_of, more_texts, read_and_learn, read_loaders
 from .selftrain import with_guesses
 from .heldout import (
     BestReport, check_rows, choose_shares, clearly_better, constant_outputs, learning_curve,
@@ -168,13 +167,13 @@ def _held_out(n):
 def _tokenized(towers, unlabelled):
     "Loaders of all texts for a language model, of the labelled ones, and the ids of the others."
     text,options = towers.text, dict(towers.text.options)
-    n,texts = len(text.df), as_texts(unlabelled, options['text_col'])
+    n = len(text.df)
     text.fold = towers.folds(_held_out(n))
-    if 'min_freq' in options and sum(map(len, texts)) > MANY: options['min_freq'] = 8
-    towers.say(f'{n+len(texts):,} texts are tokenized')
+    if 'min_freq' in options and sum(map(len, unlabelled)) > MANY: options['min_freq'] = 8
+    towers.say(f'{n+len(unlabelled):,} texts are tokenized')
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', message='.*training set, too')
-        dls_lm,dls = read_loaders(text.df, unlabelled=texts, valid=text.fold == 0,
+        dls_lm,dls = read_loaders(text.df, unlabelled=unlabelled, valid=text.fold == 0,
                                   bs=min(32, int((text.fold != 0).sum())), seed=towers.seed,
                                   num_workers=0, **options)
     text.vocab = text_vocab(dls)
@@ -207,7 +206,7 @@ def _guessed_too(towers, dls, ids):
 def _train(text, unlabelled, end, seed, folder, say):
     "The transformers that there is time for."
     towers = _Towers(text, end, seed, folder, say)
-    if unlabelled is None: towers.run()
+    if not unlabelled: towers.run()
     else: _pretrained(towers, unlabelled)
     return towers
 
@@ -300,6 +299,7 @@ def best_classifier(
     df = as_frame(df).reset_index(drop=True)
     text_col = one_column(df, text_col)
     valid = np.zeros(len(df), bool) if valid_col is None else np.asarray(valid_mask(df, valid_col))
+    unlabelled = more_texts(unlabelled, text_col)
     notes = check_rows(df, text_col, label_col, valid, label_delim)
     train = df[~valid].reset_index(drop=True)
     options = dict(text_col=text_col, label_col=label_col, label_delim=label_delim)

@@ -51,13 +51,21 @@ def _check_request(minutes, share, objective):
         raise ValueError(f'{share=} is the part of the minutes for pretraining: 0 < share < 1')
     if objective not in _objectives: raise ValueError(f'{objective=} is not one of {_objectives}')
 
+def more_texts(
+    unlabelled, # a list, series or data frame, or None
+    text_col, # the data frame's column
+)->list:
+    "Texts without labels. A ValueError for none, a TypeError for other things than strings."
+    if unlabelled is None: return []
+    if not len(unlabelled):
+        raise ValueError('unlabelled holds no text: leave it out to learn from the labelled texts '
+                         'alone')
+    return as_texts(unlabelled, text_col)
+
 def _texts_to_read(df, text_col, unlabelled, valid, valid_texts):
     """All texts to pretrain on, each once: those of the training rows and `unlabelled`, without
     those of validation unless `valid_texts`."""
-    if unlabelled is not None and not len(unlabelled):
-        raise ValueError('unlabelled holds no text: leave it out to pretrain on the training texts '
-                         'alone')
-    more = [] if unlabelled is None else as_texts(unlabelled, text_col)
+    more = more_texts(unlabelled, text_col)
     texts = [*(df[text_col] if valid_texts else df[text_col][~valid]), *more]
     unseen = set() if valid_texts else set(df[text_col][valid])
     texts = [t for t in dict.fromkeys(texts) if t not in unseen]
