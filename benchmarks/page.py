@@ -46,7 +46,7 @@ def taught(n, which='accuracy'):
 
 def seeds(rs):
     "How many runs a figure is the mean of."
-    return {1:'one seed', 3:'three seeds'}[len(rs)]
+    return {1:'one seed', 2:'two seeds', 3:'three seeds'}[len(rs)]
 
 def students(n, each=1):
     "The rows with `n` labels and as many students of `each` transformer."
@@ -153,12 +153,15 @@ def few():
         def spent(rs, text, labels): return f"{mean(rs, text):.0f} for text, {mean(rs, labels):.0f} for labels"
         yield f'vectors of reviews, learnt from 75,000 (`TextVectors`), logistic regression, {n:,} labels, {seeds(rs)}', f"**{taught(n, 'vectors')}**", spent(alone, 'text', 'labels'), command
         yield f'the mean of these, counted words, and two transformers that have read all reviews, {n:,} labels, {seeds(rs)}', taught(n), spent(rs, 'text_minutes', 'minutes, taught'), command
+        calls = call(n)
+        yield f'`best_classifier(df, unlabelled=texts, minutes=10)`, 20,000 reviews without labels, {n:,} labels, {seeds(calls)}', accuracy(calls), f"{mean(calls, 'core-minutes'):.0f}, predictions included", f'`sets.py --only best --sets imdb{n} --threads 1`'
+    def call(n): return rows('sets', candidate='best', set=f'imdb{n}')
     linear = rows('sets', candidate='bigrams', set='imdb100')
     hundred = [*of(100), ('linear model of words and pairs, 100 labels, three seeds', accuracy(linear), f"{mean(linear, 'core-minutes'):.1f} for labels", '`sets.py --only bigrams --sets imdb100 --threads 1`')]
     lines = [*of(1000), team, twice] + [(what, accuracy(rs[k]), core_minutes(rs[k]), f'`transfer.py --only {k} --threads 1`')
              for k,what in FEW.items()] + hundred
     return block('accuracy against minutes of one core', 'few', table(['from','accuracy','core-minutes','command'], lines),
-                 [f"transfer.py --only {' '.join(FEW)} --threads 1", 'unlabelled.py --labels 1000 --threads 1', 'unlabelled.py --labels 1000 --students 2 --threads 1', 'unlabelled.py --labels 1000 100 --seeds 0 1 2 --students 0 --threads 1'], sum(rs.values(), [*teachers(1000), *teachers(100), *best, *two, *linear]), 'transfer')
+                 [f"transfer.py --only {' '.join(FEW)} --threads 1", 'unlabelled.py --labels 1000 --threads 1', 'unlabelled.py --labels 1000 --students 2 --threads 1', 'unlabelled.py --labels 1000 100 --seeds 0 1 2 --students 0 --threads 1', 'sets.py --only best bigrams --sets imdb1000 imdb100 --threads 1'], sum(rs.values(), [*teachers(1000), *teachers(100), *best, *two, *linear, *call(1000), *call(100)]), 'transfer')
 
 SMALL = dict(
     bigrams='linear: NB-weighted words and pairs (scikit-learn 1.9.1)',

@@ -33,6 +33,7 @@ import fastai_txf.train.schedule # it gives learners their `fit_minutes`
 
 # %% ../../nbs/7_recipes/09_best.ipynb #0858bae6
 _no_wide = dict(wide=None, wide_words=False, wide_letters=False)
+_one_class = 'all .* are one class' # a warning that the table makes needless
 
 class _Towers:
     "Transformers, each trained without one fold, and what they say of it."
@@ -110,7 +111,7 @@ class _Towers:
             learn = self.learner(k)
             lr,wd = self._rates(learn)
             with learn.no_bar(), learn.no_logging(), warnings.catch_warnings():
-                warnings.filterwarnings('ignore', message='all .* are one class') # the table tells
+                warnings.filterwarnings('ignore', message=_one_class)
                 if minutes is None: learn.fit_one_cycle(self.epochs, lr, wd=wd)
                 else: learn.fit_minutes(minutes, lr, wd=wd)
         out = learn.outputs(self.text.some(held))
@@ -191,7 +192,9 @@ def _pretrained(towers, unlabelled):
         if len(ids) >= _much*len(towers.text.df): dls = _guessed_too(towers, dls, ids)
         text,minutes = towers.text, 0.9*towers.left()
         towers.say(f'a language model and a transformer, {minutes:.1f} minutes')
-        learn,_ = read_and_learn(dls_lm, dls, minutes, max_len=text.fields['max_len'])
+        with warnings.catch_warnings():
+            warnings.filterwarnings('ignore', message=_one_class)
+            learn,_ = read_and_learn(dls_lm, dls, minutes, max_len=text.fields['max_len'])
         held = (text.fold == 0).nonzero()[0]
         towers._keep(learn.model.state_dict(), learn.outputs(text.some(held)), held)
 
