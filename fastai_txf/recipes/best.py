@@ -41,6 +41,7 @@ class _Towers:
         store_attr('text,end,seed,folder,say')
         self.states,self.outs = [],[] # weights, and outputs for the fold
         self.rows = []                # numbers of the fold's texts
+        self.weighing = 0.            # minutes that vectors took
         n = len(text.df)
         chars = text.df[text.options['text_col']].str.len()
         self.much = chars.sum() > MANY and chars.mean() > LONG     # of long documents
@@ -200,9 +201,10 @@ def _pretrained(towers, unlabelled):
 
 def _guessed_too(towers, dls, ids):
     "Let vectors weigh words if that helps; then `dls` with guesses about texts of `ids`."
+    start = time.perf_counter()
     text = learn_guesses(towers.text, ids, towers.left()/2, towers.seed, towers.say)
     if text.by is None: return dls
-    towers.text = text
+    towers.text,towers.weighing = text, (time.perf_counter()-start)/60
     guesses = text.guesses((text.fold != 0).nonzero()[0])[:_guessed]
     return with_guesses(dls, ids[:len(guesses)], guesses)
 
@@ -244,7 +246,7 @@ def _compare(text, towers, minutes):
     always = constant_outputs(text.y, len(rows), target)
     name = f'{text.name}, {text.by.name if text.by else "counted"}'
     table = [score_row('mean' if target.is_number else 'majority', always, y, target, 0.),
-             score_row(name, counted, y, target, spent)]
+             score_row(name, counted, y, target, towers.weighing+spent)]
     if not towers.rows: return shares, table, 1
     table += [score_row('transformer', torch.cat(towers.outs), y, target, minutes),
               score_row('both', both, y, target, minutes+spent)]
