@@ -143,7 +143,7 @@ def right(text, new=frame(400, 2)):
 def both_ways(text, ids):
     "The text with each of the linear models that texts without labels give."
     by,x,rows = guesses._vectors(text, ids, 1., 42)
-    return [guesses._with(text, x, rows, o) for o in (by, Guesses(by))]
+    return [text.but(x=x, rows=rows, by=o) for o in (by, Guesses(by))]
 
 def test_a_few_labels_speak_for_many_texts():
     "Words that no labelled text has get weights, by the labels that vectors give to texts which have them"

@@ -27,7 +27,7 @@ from .selftrain import with_guesses
 from .heldout import (
     BestReport, check_rows, choose_shares, clearly_better, constant_outputs, learning_curve,
     more_labels, score_row, text_folds)
-from .reading import choose_reading, FOLDS, LONG, MANY
+from .reading import choose_reading, FOLDS, least_freq, LONG, MANY
 from .guesses import learn_guesses
 import fastai_txf.train.schedule # it gives learners their `fit_minutes`
 
@@ -160,7 +160,7 @@ class _Towers:
         return text_folds(t.df[t.options['text_col']], t.y.tolist(), k, self.seed)
 
 # %% ../../nbs/7_recipes/09_best.ipynb #9916a4b3
-_much,_guessed = 5, 20_000 # texts for each labelled one, from which on; most guesses to learn from
+_much = 5 # texts without labels for each with one, from which on their vectors are learnt
 
 def _held_out(n):
     "The number of folds of which one is held out: more texts of a few."
@@ -171,13 +171,12 @@ def _tokenized(towers, unlabelled):
     text,options = towers.text, dict(towers.text.options)
     n = len(text.df)
     text.fold = towers.folds(_held_out(n))
-    if 'min_freq' in options and sum(map(len, unlabelled)) > MANY: options['min_freq'] = 8
+    freq = least_freq(sum(map(len, unlabelled)))
+    if 'min_freq' in options: options['min_freq'] = max(options['min_freq'], freq)
     towers.say(f'{n+len(unlabelled):,} texts are tokenized')
-    with warnings.catch_warnings():
-        warnings.filterwarnings('ignore', message='.*training set, too')
-        dls_lm,dls = read_loaders(text.df, unlabelled=unlabelled, valid=text.fold == 0,
-                                  bs=min(32, int((text.fold != 0).sum())), seed=towers.seed,
-                                  num_workers=0, **options)
+    dls_lm,dls = read_loaders(text.df, unlabelled=unlabelled, valid=text.fold == 0,
+                              bs=min(32, int((text.fold != 0).sum())), seed=towers.seed,
+                              num_workers=0, **options)
     text.vocab = text_vocab(dls)
     ids = ids_of(dls_lm)
     text.count(sum(map(len, ids)))
@@ -205,7 +204,7 @@ def _guessed_too(towers, dls, ids):
     text = learn_guesses(towers.text, ids, towers.left()/2, towers.seed, towers.say)
     if text.by is None: return dls
     towers.text,towers.weighing = text, (time.perf_counter()-start)/60
-    guesses = text.guesses((text.fold != 0).nonzero()[0])[:_guessed]
+    guesses = text.guesses((text.fold != 0).nonzero()[0])
     return with_guesses(dls, ids[:len(guesses)], guesses)
 
 def _train(text, unlabelled, end, seed, folder, say):

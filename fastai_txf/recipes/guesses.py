@@ -7,7 +7,6 @@ __all__ = []
 
 # %% ../../nbs/7_recipes/08_guesses.ipynb #376e81bb
 import numpy as np, time
-from copy import copy
 from scipy.sparse import vstack
 from .reading import FOLDS, LabelledText
 from .text_vectors import FeatureVectors
@@ -15,6 +14,7 @@ from ..train.counting import feature_matrix, sklearn_package
 
 # %% ../../nbs/7_recipes/08_guesses.ipynb #40b118b3
 _C,_never = 10., -10. # inverse strength of the penalty; log-odds of a class that no text has
+_most = 20_000 # texts that get labels
 
 class ByVectors:
     "A linear model of vectors, as one of the features whose vectors are added up."
@@ -26,8 +26,9 @@ class ByVectors:
     ):
         u = vectors.sums(x)
         self.size = max(np.sqrt((u**2).sum(1).mean()), 1e-9)     # texts get length 1 in the mean
-        self.labelled,self.others = np.split(u/self.size, [n])   # (n, d) and (n_others, d)
-        self.x = x[n:]                                           # features of the others
+        u,some = u/self.size, slice(n, n+_most)
+        self.labelled,self.others = u[:n], u[some]               # (n, d) and (n_others, d)
+        self.x = x[some]                                         # features of the others
         self.often,self.v = vectors.often, vectors.v.numpy()
 
     def readout(self,
@@ -62,10 +63,7 @@ class Guesses:
     name = 'counted in guesses, too'
     def __init__(self,
         by_vectors, # `ByVectors`
-        n:int=20_000, # most texts without labels
-    ):
-        self.by_vectors = by_vectors
-        self.x,self.others = by_vectors.x[:n], by_vectors.others[:n]
+    ): self.by_vectors,self.x = by_vectors,by_vectors.x
 
     def labels(self,
         train, # numbers of labelled texts
@@ -74,7 +72,7 @@ class Guesses:
     ): # a class for each text without a label
         "The likeliest class of each text without a label."
         w,b = self.by_vectors.readout(train, y, n_out)
-        return (self.others@w + b).argmax(1)
+        return (self.by_vectors.others@w + b).argmax(1)
 
     def weights(self,
         text, # `LabelledText`
@@ -96,13 +94,6 @@ def _vectors(text, ids, minutes, seed):
     vectors = FeatureVectors(x, min_freq=3, passes=_passes, minutes=left, seed=seed)
     return ByVectors(vectors, x, len(text.ids)), x[:len(text.ids)], rows
 
-def _with(text, x, rows, by):
-    "A copy of `text` with another linear model."
-    res = copy(text)
-    res.x,res.rows = x, rows
-    res.by = by
-    return res
-
 def learn_guesses(
     text, # a `LabelledText` with `fold`
     ids, # token ids of texts without labels
@@ -113,13 +104,14 @@ def learn_guesses(
     "Let texts without labels say how to weigh words, if that is better for held-out texts."
     n = int(60*minutes/_per_token/max(1, np.mean([len(i) for i in ids])))
     if text.target.kind != 'category' or n < len(text.ids): return text
-    try: by_vectors,x,rows = _vectors(text, ids[:n], minutes, seed)
+    ids = ids[:n]
+    try: by_vectors,x,rows = _vectors(text, ids, minutes, seed)
     except ValueError as e:
         say(f'no vectors: {e}')
         return text
     folds = range(min(FOLDS, text.fold.max()+1))
-    ways = [text, *(_with(text, x, rows, by) for by in (by_vectors, Guesses(by_vectors)))]
+    ways = [text, *(text.but(x=x, rows=rows, by=by) for by in (by_vectors, Guesses(by_vectors)))]
     scores = [o.right(*o.held_out(folds)) for o in ways]
-    say(f'words counted in labels {scores[0]:.3f}; {len(by_vectors.others):,} more texts: '
+    say(f'words counted in labels {scores[0]:.3f}; {len(ids):,} more texts: '
         f'weighed by vectors {scores[1]:.3f}, counted in guesses {scores[2]:.3f}')
     return ways[int(np.argmax(scores))]

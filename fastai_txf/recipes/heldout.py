@@ -144,7 +144,7 @@ def _curve_row(text, folds, part):
     "How many texts the linear model learns from, and its mean score on `folds`."
     hits,sizes = [],[]
     for k in folds:
-        held,rest = ((text.fold == k).nonzero()[0], (text.fold != k).nonzero()[0])
+        held,rest = (text.fold == k).nonzero()[0], (text.fold != k).nonzero()[0]
         some = np.random.default_rng(k).permutation(rest)[:max(2, int(part*len(rest)))]
         hits.append(hits_of(text.linear(some, held), text.y[held], text.target.kind))
         sizes.append(len(some))

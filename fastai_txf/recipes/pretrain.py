@@ -9,6 +9,7 @@ __all__ = ['SelfPretrained', 'self_pretrain']
 import dataclasses, io, numpy as np, pandas as pd, time, warnings
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from fastai.metrics import accuracy
 from fastcore.basics import ifnone
 from fastcore.meta import delegates
@@ -182,6 +183,11 @@ def _pretrain(dls, objective, config, config_kw, classifier, minutes, share, lrs
     lm = _language_model(dls, objective, config, config_kw)
     return _by_model(lm, classifier, (share*minutes, (1-share)*minutes), lrs, verbose)
 
+def _classifier(dls, config, config_kw):
+    "What makes a classifier for `dls`."
+    return partial(transformer_classifier_learner, dls, config, metrics=Target.of(dls).metric,
+                   **config_kw)
+
 def read_and_learn(
     dls_lm, # `DataLoaders` of a language model
     dls, # of labelled texts, with the same vocabulary
@@ -189,9 +195,7 @@ def read_and_learn(
     **config_kw # fields of the configuration, instead of those of the preset `reviews`
 ): # the learners of a classifier and of the language model that it began with
     "Read, then learn from labels, in silence."
-    def classifier(**kw):
-        return transformer_classifier_learner(dls, 'reviews', metrics=Target.of(dls).metric,
-                                              **config_kw, **kw)
+    classifier = _classifier(dls, 'reviews', config_kw)
     lrs = None, width_lr(make_config('reviews', **config_kw).d_model)
     learn,lm,_ = _pretrain(dls_lm, 'lm', 'reviews', config_kw, classifier, minutes, 0.6, lrs, False)
     return learn, lm
@@ -251,8 +255,7 @@ def self_pretrain(
     dls_lm,dls = read_loaders(df, text_col, label_col, unlabelled, valid, seed, label_delim,
                               valid_texts, bs, seq_len, **data_kw)
     target = Target.of(dls)
-    def classifier(**kw):
-        return transformer_classifier_learner(dls, config, metrics=target.metric, **config_kw, **kw)
+    classifier = _classifier(dls, config, config_kw)
     learn,lm,spent = _pretrain(dls_lm, objective, config, config_kw, classifier,
                                minutes, share, lrs, verbose)
     rows = {'with pretraining':_score(learn, target, spent)}

@@ -105,11 +105,17 @@ class LabelledText:
         if self.by is not None: return self.by.weights(self, train, y)
         return self.fit(self.x[train], y)
 
+    def but(self,
+        **attrs # other values of attributes
+    ): # a copy
+        "The same texts with something else."
+        res = copy(self)
+        vars(res).update(attrs)
+        return res
+
     def quick(self):
         "With a linear model that is fitted in a moment, for a learning curve."
-        res = copy(self)
-        res.by = getattr(self.by, 'by_vectors', self.by)
-        return res
+        return self.but(by=getattr(self.by, 'by_vectors', self.by))
 
     def fit(self,
         x, # features, sparse
@@ -163,10 +169,16 @@ MANY,LONG = 5_000_000,500 # characters that ask for a larger vocabulary; those o
 FOLDS = 5
 _sample = 12_000 # texts to choose with
 
-def _ways(df, options, big):
-    "Readings of the same rows; in much text, rare words are names that say nothing elsewhere."
-    res = [LabelledText('words', df, {**options, 'min_freq':8 if big else 1})]
-    try: tok = BPETokenizer(8000 if big else 2000)
+def least_freq(
+    chars:int, # of all texts
+)->int:
+    "How often a word has to occur: in much text, rare ones are names that say nothing elsewhere."
+    return 8 if chars > MANY else 1
+
+def _ways(df, options, chars):
+    "Readings of the same rows."
+    res = [LabelledText('words', df, {**options, 'min_freq':least_freq(chars)})]
+    try: tok = BPETokenizer(8000 if chars > MANY else 2000)
     except ImportError: return res # without the package tokenizers, words alone
     options = {**options, 'tok_tfm':tok, 'rules':[leading_space]}
     res.append(LabelledText('pieces', df, options))
@@ -193,7 +205,7 @@ def choose_reading(
     size = df[options['text_col']].str.len().sum()
     n = min(len(df), _sample, max(1000, int(len(df)*MANY/max(1, size))))
     some = df if n >= len(df) else df.sample(n, random_state=seed).reset_index(drop=True)
-    tried = _ways(some, options, size > MANY)
+    tried = _ways(some, options, size)
     for t in tried: t.count().make_folds(seed)
     best = _preferred(tried)
     say(f'texts are cut into {best.name}')

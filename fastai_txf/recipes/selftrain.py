@@ -6,12 +6,11 @@
 __all__ = ['pseudo_labels', 'add_pseudo_labels']
 
 # %% ../../nbs/7_recipes/04_selftrain.ipynb #2d7706c0
-import io, pandas as pd, torch, torch.nn.functional as F
-from contextlib import redirect_stdout
+import pandas as pd, torch, torch.nn.functional as F
 from fastai.data.core import DataLoaders
 from fastai.losses import CrossEntropyLossFlat, FocalLossFlat, LabelSmoothingCrossEntropyFlat
 from fastai.text.data import SortedDL, TensorText
-from fastai.torch_core import no_random, TensorCategory
+from fastai.torch_core import TensorCategory
 from fastcore.basics import GetAttr, getcallable, ifnone, store_attr
 from fastcore.foundation import L
 from ..base.checks import check_values
@@ -20,9 +19,7 @@ from ..text.target import Target
 from ..text.loaders import check_dls
 from ..train.losses import SoftCrossEntropy
 from ..learn.base import check_kind
-from ..learn.classifier import (
-    transformer_classifier_learner, TransformerClassifierLearner)
-import fastai_txf.train.schedule # it gives learners their `fit_gradual`
+from ..learn.classifier import TransformerClassifierLearner
 
 # %% ../../nbs/7_recipes/04_selftrain.ipynb #9b13eca4
 def _cut(codec, texts, text_col=None):
