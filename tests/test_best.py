@@ -5,6 +5,7 @@ from fastai_txf.recipes.best import best_classifier
 from fastai_txf.recipes.heldout import choose_shares, choose_strength, clearly_better, interval, text_folds
 from fastai_txf.train.counting import count_features
 import fastai_txf.recipes.best as best
+import fastai_txf.recipes.guesses as guesses
 import fastai_txf.recipes.reading as reading
 import fastai_txf.explain.attribution
 
@@ -113,6 +114,38 @@ def test_goes_on_where_it_was(tmp_path, monkeypatch, folds):
     assert torch.equal(again.predict('red gold')[2], first.predict('red gold')[2])
     kept[0].write_bytes(kept[0].read_bytes()[:100])
     with pytest.raises(ValueError, match=kept[0].name): quick(df, folder=tmp_path)
+
+def test_goes_on_with_unlabelled_texts(tmp_path, monkeypatch):
+    "Vectors and the transformer that has read all texts are learnt once, for the same texts and minutes"
+    df,more = frame(60), frame(320, seed=1).text
+    first = quick(df, 0.1, unlabelled=more, folder=tmp_path)
+    kept = {*tmp_path.iterdir()}
+    assert len(kept) == 2
+    def fail(*args, **kw): raise AssertionError('learnt again')
+    with monkeypatch.context() as m:
+        m.setattr(best, 'read_and_learn', fail)
+        m.setattr(guesses.FeatureVectors, '_fit', fail)
+        again = quick(df, 0.1, unlabelled=more, folder=tmp_path)
+        assert torch.equal(again.predict('red gold')[2], first.predict('red gold')[2])
+        cols = [c for c in again.report.results if c != 'minutes']
+        assert again.report.results[cols].equals(first.report.results[cols])
+        for other in (dict(minutes=0.11), dict(unlabelled=more[1:])):
+            with pytest.raises(AssertionError, match='learnt again'): quick(df, **{**dict(minutes=0.1, unlabelled=more, folder=tmp_path), **other})
+    file = min(kept)
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match=file.name): quick(df, 0.1, unlabelled=more, folder=tmp_path)
+
+def test_broken_off_after_vectors(tmp_path, monkeypatch):
+    "What was learnt before the call was broken off is kept, and the vectors of more texts than would be taken now"
+    df,more = frame(60), frame(320, seed=1).text
+    def fail(*args, **kw): raise RuntimeError('no power')
+    with monkeypatch.context() as m:
+        m.setattr(best, 'read_and_learn', fail)
+        with pytest.raises(RuntimeError, match='no power'): quick(df, 0.1, unlabelled=more, folder=tmp_path)
+    assert len([*tmp_path.iterdir()]) == 1
+    monkeypatch.setattr(guesses.FeatureVectors, '_fit', fail)
+    monkeypatch.setattr(guesses, '_per_token', 6*guesses._per_token)
+    assert 'transformer' in list(quick(df, 0.1, unlabelled=more, folder=tmp_path).report.results.candidate)
 
 def test_unlabelled_texts_are_read_first():
     df,more = frame(80), frame(200, seed=1).text

@@ -8,7 +8,7 @@ __all__ = ['best_classifier']
 # %% ../../nbs/7_recipes/09_best.ipynb #a0c204c5
 import hashlib, math, numpy as np, pandas as pd, time, torch, warnings
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from numbers import Integral
 from pathlib import Path
 from fastai.data.block import CategoryBlock, MultiCategoryBlock, RegressionBlock
@@ -37,8 +37,8 @@ _one_class = 'all .* are one class' # a warning that the table makes needless
 
 class _Towers:
     "Transformers, each trained without one fold, and what they say of it."
-    def __init__(self, text, end, seed, folder, say):
-        store_attr('text,end,seed,folder,say')
+    def __init__(self, text, end, seed, folder, say, minutes=None):
+        store_attr('text,end,seed,folder,say,minutes')
         self.states,self.outs = [],[] # weights, and outputs for the fold
         self.rows = []                # numbers of the fold's texts
         self.weighing = 0.            # minutes that vectors took
@@ -90,12 +90,31 @@ class _Towers:
         left = self.end-time.perf_counter()
         return next((k for k in (FOLDS,3) if 1.15*k*seconds < left), 1)
 
-    def _file(self, k, fold):
-        "Where the tower of fold `k` is kept."
+    def _named(self, *more):
+        "The file of what is made of these texts, labels and settings, and of `more`."
         text = self.text
         what = [*text.df[text.options['text_col']], *text.y.tolist(), self.config, self.epochs,
-                self.seed, k, int(fold.max())]
+                self.seed, *more]
         return Path(self.folder)/f'{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.pth'
+
+    def _file(self, k, fold):
+        "Where the tower of fold `k` is kept."
+        return self._named(k, int(fold.max()))
+
+    def _save(self, tensors, file):
+        "Keep a dictionary of tensors."
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_tensors(tensors, file)
+
+    def once(self, ids, name, make):
+        "The tensors that `make` gives, which knows the texts `ids`, too: as kept in the folder."
+        if self.folder is None: return make()
+        others = hashlib.sha256(b'|'.join(i.tobytes() for i in ids)).hexdigest()
+        file = self._named(name, others, self.minutes)
+        if file.exists(): return load_tensors(file, f'{name} of `best_classifier`', 'delete it')
+        res = make()
+        self._save(res, file)
+        return res
 
     def _kept(self, k, fold):
         "The tower of fold `k` from the folder, None if it is not there."
@@ -118,9 +137,8 @@ class _Towers:
         out = learn.outputs(self.text.some(held))
         state = learn.model.state_dict()
         if self.folder is not None:
-            file = self._file(k, self.text.fold)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            save_tensors(dict(state=state, out=out, seconds=torch.tensor(seconds)), file)
+            kept = dict(state=state, out=out, seconds=torch.tensor(seconds))
+            self._save(kept, self._file(k, self.text.fold))
         self._keep(state, out, held)
 
     def _keep(self, state, out, held):
@@ -188,28 +206,35 @@ def _tokenized(towers, unlabelled):
 def _pretrained(towers, unlabelled):
     "Train a transformer that has read all texts; with many, on guesses by vectors, too."
     dls_lm,dls,ids = _tokenized(towers, unlabelled)
+    once = partial(towers.once, ids)
     with towers.saved():
-        if len(ids) >= _much*len(towers.text.df): dls = _guessed_too(towers, dls, ids)
-        text,minutes = towers.text, 0.9*towers.left()
-        towers.say(f'a language model and a transformer, {minutes:.1f} minutes')
-        with warnings.catch_warnings():
-            warnings.filterwarnings('ignore', message=_one_class)
-            learn,_ = read_and_learn(dls_lm, dls, minutes, max_len=text.fields['max_len'])
-        held = (text.fold == 0).nonzero()[0]
-        towers._keep(learn.model.state_dict(), learn.outputs(text.some(held)), held)
+        if len(ids) >= _much*len(towers.text.df): dls = _guessed_too(towers, dls, ids, once)
+        held = (towers.text.fold == 0).nonzero()[0]
+        kept = once('the transformer', partial(_read, towers, dls_lm, dls, held))
+        towers._keep(kept['state'], kept['out'], held)
 
-def _guessed_too(towers, dls, ids):
+def _read(towers, dls_lm, dls, held):
+    "The weights of a transformer that has read all texts, and what it says of the texts `held`."
+    text,minutes = towers.text, 0.9*towers.left()
+    towers.say(f'a language model and a transformer, {minutes:.1f} minutes')
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', message=_one_class)
+        learn,_ = read_and_learn(dls_lm, dls, minutes, max_len=text.fields['max_len'])
+    return dict(state=learn.model.state_dict(), out=learn.outputs(text.some(held)))
+
+def _guessed_too(towers, dls, ids, once):
     "Let vectors weigh words if that helps; then `dls` with guesses about texts of `ids`."
     start = time.perf_counter()
-    text = learn_guesses(towers.text, ids, towers.left()/2, towers.seed, towers.say)
+    text = learn_guesses(towers.text, ids, towers.left()/2, towers.seed, towers.say,
+                         once)
     if text.by is None: return dls
     towers.text,towers.weighing = text, (time.perf_counter()-start)/60
     guesses = text.guesses((text.fold != 0).nonzero()[0])
     return with_guesses(dls, ids[:len(guesses)], guesses)
 
-def _train(text, unlabelled, end, seed, folder, say):
+def _train(text, unlabelled, end, seed, folder, say, minutes):
     "The transformers that there is time for."
-    towers = _Towers(text, end, seed, folder, say)
+    towers = _Towers(text, end, seed, folder, say, minutes)
     if not unlabelled: towers.run()
     else: _pretrained(towers, unlabelled)
     return towers
@@ -309,7 +334,7 @@ def best_classifier(
     options = dict(text_col=text_col, label_col=label_col, label_delim=label_delim)
     with no_random(seed):
         text = choose_reading(train, options, seed, say, 60*minutes)
-        towers = _train(text, unlabelled, start + 60*minutes, seed, folder, say)
+        towers = _train(text, unlabelled, start + 60*minutes, seed, folder, say, minutes)
         learn = _finish(towers.text, towers, (valid,df) if valid.any() else None, notes, start)
     if verbose: print(learn.report)
     return learn

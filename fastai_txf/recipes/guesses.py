@@ -6,10 +6,11 @@
 __all__ = []
 
 # %% ../../nbs/7_recipes/08_guesses.ipynb #376e81bb
-import numpy as np, time
+import numpy as np, time, torch
+from functools import cache
 from scipy.sparse import vstack
 from .reading import FOLDS, LabelledText
-from .text_vectors import FeatureVectors
+from .text_vectors import FeatureVectors, TooFewFeatures
 from ..train.counting import feature_matrix, sklearn_package
 
 # %% ../../nbs/7_recipes/08_guesses.ipynb #40b118b3
@@ -27,6 +28,7 @@ class ByVectors:
         u = vectors.sums(x)
         self.size = max(np.sqrt((u**2).sum(1).mean()), 1e-9)     # texts get length 1 in the mean
         u,some = u/self.size, slice(n, n+_most)
+        self.n = x.shape[0]-n                                    # texts without labels
         self.labelled,self.others = u[:n], u[some]               # (n, d) and (n_others, d)
         self.x = x[some]                                         # features of the others
         self.often,self.v = vectors.often, vectors.v.numpy()
@@ -86,12 +88,22 @@ class Guesses:
 # %% ../../nbs/7_recipes/08_guesses.ipynb #df5caea0
 _per_token,_passes = 25e-6,5 # seconds, for features and passes
 
-def _vectors(text, ids, minutes, seed):
-    "`ByVectors` of the texts of `text` and those of `ids`; the features of all, and their rows."
-    start = time.perf_counter()
-    x,rows = feature_matrix(text.wide(), [*text.ids, *ids])
-    left = max(0., minutes - (time.perf_counter()-start)/60)
-    vectors = FeatureVectors(x, min_freq=3, passes=_passes, minutes=left, seed=seed)
+def _now(name, make): return make()
+
+def _vectors(text, ids, minutes, seed, n=None, once=_now):
+    """`ByVectors` of the texts of `text` and the first `n` of `ids` (or as many as there were when
+    the vectors were learnt); the features of labelled texts, and their rows."""
+    @cache
+    def _features(n): return feature_matrix(text.wide(), [*text.ids, *ids[:n]])
+    def _learn():
+        start,n_all = time.perf_counter(), len(ids[:n])
+        x,_ = _features(n_all)
+        left = max(0., minutes - (time.perf_counter()-start)/60)
+        res = FeatureVectors(x, min_freq=3, passes=_passes, minutes=left, seed=seed)
+        return dict(n=torch.tensor(n_all), often=torch.from_numpy(res.often), v=res.v)
+    kept = once('vectors', _learn)
+    x,rows = _features(kept['n'].item())
+    vectors = FeatureVectors.known(kept['often'].numpy(), kept['v'])
     return ByVectors(vectors, x, len(text.ids)), x[:len(text.ids)], rows
 
 def learn_guesses(
@@ -100,18 +112,18 @@ def learn_guesses(
     minutes:float, # about
     seed:int=42, # of the vectors
     say=print, # is told what comes out
+    once=_now, # from a name and what makes a dictionary of tensors to that, or to what was kept
 )->LabelledText: # `text`, or with another linear model
     "Let texts without labels say how to weigh words, if that is better for held-out texts."
     n = int(60*minutes/_per_token/max(1, np.mean([len(i) for i in ids])))
     if text.target.kind != 'category' or n < len(text.ids): return text
-    ids = ids[:n]
-    try: by_vectors,x,rows = _vectors(text, ids, minutes, seed)
-    except ValueError as e:
+    try: by_vectors,x,rows = _vectors(text, ids, minutes, seed, n, once)
+    except TooFewFeatures as e:
         say(f'no vectors: {e}')
         return text
     folds = range(min(FOLDS, text.fold.max()+1))
     ways = [text, *(text.but(x=x, rows=rows, by=by) for by in (by_vectors, Guesses(by_vectors)))]
     scores = [o.right(*o.held_out(folds)) for o in ways]
-    say(f'words counted in labels {scores[0]:.3f}; {len(ids):,} more texts: '
+    say(f'words counted in labels {scores[0]:.3f}; {by_vectors.n:,} more texts: '
         f'weighed by vectors {scores[1]:.3f}, counted in guesses {scores[2]:.3f}')
     return ways[int(np.argmax(scores))]

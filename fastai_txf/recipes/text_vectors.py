@@ -77,6 +77,9 @@ def _check_options(minutes, **numbers):
     if minutes is not None and not minutes >= 0:
         raise ValueError(f'{minutes=}: give a budget from 0 on, or None')
 
+class TooFewFeatures(ValueError):
+    "There is nothing to learn vectors from."
+
 class FeatureVectors:
     "Vectors of features, and `of_texts`, those of the texts that have them."
     def __init__(self,
@@ -95,12 +98,22 @@ class FeatureVectors:
         often = np.sort(np.argsort(-n, kind='stable')[:max_features])
         self.often,self.d = often[n[often] >= min_freq], d       # columns of `x` with a vector
         if len(self.often) < 2:
-            raise ValueError(f'{min_freq=}: {len(self.often)} features are in so many '
-                             f'of {x.shape[0]:,} texts: give more texts, or a smaller min_freq')
+            raise TooFewFeatures(f'{min_freq=}: {len(self.often)} features are in so many '
+                                 f'of {x.shape[0]:,} texts: give more texts, or a smaller min_freq')
         n = n[self.often]
         self.q = torch.from_numpy(n/n.sum()).float()
         rng = torch.Generator().manual_seed(seed)
         self.of_texts = self._fit(x[:,self.often], passes, end, rng, verbose)  # (n_texts, d)
+
+    @classmethod
+    def known(cls,
+        often, # the columns of `x` that have a vector
+        v, # their vectors, `(n_often, d)`
+    ):
+        "Vectors of features that were learnt before."
+        res = cls.__new__(cls)
+        res.often,res.v,res.d = often, v, v.shape[1]
+        return res
 
     def _fit(self, x, passes, end, rng, verbose):
         "Learn the vectors of the features; those of the texts, which are learnt along with them."
