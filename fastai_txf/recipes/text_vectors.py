@@ -112,7 +112,7 @@ class FeatureVectors:
     ):
         "Vectors of features that were learnt before."
         res = cls.__new__(cls)
-        res.often,res.v,res.d = often, v, v.shape[1]
+        res.often,res.v = often, v
         return res
 
     def _fit(self, x, passes, end, rng, verbose):
