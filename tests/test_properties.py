@@ -169,7 +169,10 @@ def test_hidden(cls, tie, data):
     "`model.hidden` takes what the model takes, and the head makes the model's output of it"
     model,xb = build(cls, data.draw(configs(tie=tie, max_len=20))), inputs[cls]()
     assert torch.equal(model(*xb), model.head(model.hidden(*xb)))
-    if cls is TransformerMLM: assert torch.equal(model(xb[0])[xb[1]], model(*xb))
+    if cls is not TransformerMLM: return
+    some = xb[1] # fewer rows: the same vectors, but a product of another size, which rounds otherwise
+    assert torch.equal(model.hidden(xb[0])[some], model.hidden(*xb))
+    close(model(xb[0])[some], model(*xb))
 
 @few
 @given(configs(n_out=3), st.sampled_from(list(POOLS)))
