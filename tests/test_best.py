@@ -147,6 +147,26 @@ def test_broken_off_after_vectors(tmp_path, monkeypatch):
     monkeypatch.setattr(guesses, '_per_token', 6*guesses._per_token)
     assert 'transformer' in list(quick(df, 0.1, unlabelled=more, folder=tmp_path).report.results.candidate)
 
+@pytest.mark.parametrize('ahead', [True,False])
+def test_transformer_beside_weighed_words(monkeypatch, ahead):
+    "Where texts without labels weigh the words, these are read as words, and the transformer answers only if it is clearly better"
+    monkeypatch.setattr(best, 'clearly_better', lambda *args: ahead)
+    by_vectors = lambda text, ids, *args, **kw: text.but(by=guesses.Guesses(guesses.ByVectors(guesses.FeatureVectors(text.x, min_freq=1, passes=1), text.x, len(text.ids))))
+    monkeypatch.setattr(best, 'learn_guesses', by_vectors)
+    monkeypatch.setattr(best, 'with_guesses', lambda dls, ids, targets: dls)
+    learn = quick(frame(60), unlabelled=frame(320, seed=1).text)
+    r = learn.report.results.set_index('candidate')
+    assert r.index[1] == 'words, counted in guesses, too' and r.returned['both' if ahead else r.index[1]]
+    assert ahead or learn.model.wide.shares.tolist() == [0,1]
+
+def test_numbers_beside_many_texts(monkeypatch):
+    "Vectors know classes alone: beside other targets all ways to read are tried"
+    sizes,options = [], dict(text_col='text', label_col='label', label_delim=None)
+    monkeypatch.setattr(reading, '_preferred', lambda tried: sizes.append(len(tried)) or tried[0])
+    numbers = frame(60).assign(label=lambda d: [words.index(t.split()[0]) + 0.5 for t in d.text])
+    for df,many in ((numbers,True), (frame(60),True), (frame(60),False)): reading.choose_reading(df, options, 0, lambda what: None, 10, many)
+    assert sizes == [3,1,3]
+
 def test_unlabelled_texts_are_read_first():
     df,more = frame(80), frame(200, seed=1).text
     learn = quick(df, unlabelled=more)

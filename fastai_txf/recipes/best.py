@@ -274,8 +274,9 @@ def _compare(text, towers, minutes):
     if not towers.rows: return shares, table, 1
     table += [score_row('transformer', torch.cat(towers.outs), y, target, minutes),
               score_row('both', both, y, target, minutes+spent)]
-    if clearly_better(counted, both, y, kind): return (0.,1.), table, 1
-    return shares, table, len(table)-1
+    alone = clearly_better(counted, both, y, kind)
+    if text.by is not None: alone = not clearly_better(both, counted, y, kind)
+    return ((0.,1.), table, 1) if alone else (shares, table, len(table)-1)
 
 def _finish(text, towers, valid, notes, start):
     "The learner that is returned, with its report."
@@ -320,7 +321,8 @@ def best_classifier(
     compared on texts they have not seen. Counted words that are clearly ahead answer alone.
 
     A language model reads `unlabelled` first; if these are five times the labelled ones, their
-    vectors weigh and label, if that is better. A ValueError for too few texts or one label."""
+    vectors weigh and label, if that is better, and the transformer has to be clearly ahead.
+    A ValueError for too few texts or one label."""
     _check_call(minutes, seed, folder)
     start = time.perf_counter()
     def say(what):
@@ -333,7 +335,8 @@ def best_classifier(
     train = df[~valid].reset_index(drop=True)
     options = dict(text_col=text_col, label_col=label_col, label_delim=label_delim)
     with no_random(seed):
-        text = choose_reading(train, options, seed, say, 60*minutes)
+        many = len(unlabelled) >= _much*len(train)
+        text = choose_reading(train, options, seed, say, 60*minutes, many)
         towers = _train(text, unlabelled, start + 60*minutes, seed, folder, say, minutes)
         learn = _finish(towers.text, towers, (valid,df) if valid.any() else None, notes, start)
     if verbose: print(learn.report)

@@ -200,12 +200,16 @@ def choose_reading(
     seed:int, # of a sample and of folds
     say, # is told what has been chosen
     seconds:float, # a tenth of them is for the choice of `C` and `power`
+    many:bool=False, # whether there are many texts without labels
 )->LabelledText: # counted, with folds
-    "The `LabelledText` that a linear model likes best, of a sample if there is much text."
+    """The `LabelledText` that a linear model likes best, of a sample if there is much text; classes
+    beside `many` other texts are told by words."""
     size = df[options['text_col']].str.len().sum()
     n = min(len(df), _sample, max(1000, int(len(df)*MANY/max(1, size))))
     some = df if n >= len(df) else df.sample(n, random_state=seed).reset_index(drop=True)
-    tried = _ways(some, options, size)
+    words,*others = _ways(some, options, size)
+    by_words = many and words.count().target.kind == 'category'
+    tried = [words] if by_words else [words, *others]
     for t in tried: t.count().make_folds(seed)
     best = _preferred(tried)
     say(f'texts are cut into {best.name}')
