@@ -161,7 +161,7 @@ def few():
     lines = [*of(1000), team, twice] + [(what, accuracy(rs[k]), core_minutes(rs[k]), f'`transfer.py --only {k} --threads 1`')
              for k,what in FEW.items()] + hundred
     return block('accuracy against minutes of one core', 'few', table(['from','accuracy','core-minutes','command'], lines),
-                 [f"transfer.py --only {' '.join(FEW)} --threads 1", 'unlabelled.py --labels 1000 --threads 1', 'unlabelled.py --labels 1000 --students 2 --threads 1', 'unlabelled.py --labels 1000 100 --seeds 0 1 2 --students 0 --threads 1', 'sets.py --only best bigrams --sets imdb1000 imdb100 --threads 1'], sum(rs.values(), [*teachers(1000), *teachers(100), *best, *two, *linear, *call(1000), *call(100)]), 'transfer')
+                 [f"transfer.py --only {' '.join(FEW)} --threads 1", 'unlabelled.py --labels 1000 --threads 1', 'unlabelled.py --labels 1000 --students 2 --threads 1', 'unlabelled.py --labels 1000 100 --seeds 0 1 2 --students 0 --threads 1', 'sets.py --only bigrams default best --sets imdb1000 imdb100 --threads 1'], sum(rs.values(), [*teachers(1000), *teachers(100), *best, *two, *linear, *call(1000), *call(100)]), 'transfer')
 
 SMALL = dict(
     bigrams='linear: NB-weighted words and pairs (scikit-learn 1.9.1)',
@@ -196,7 +196,7 @@ def small():
             + table(['candidate',*OTHER.values(),'seeds'], [(SMALL[k], *[acc(k, o) for o in OTHER], runs[k]) for k in here])
     return block('accuracy on four sets: the linear model, the plain call and the best', 'small',
                  table(['candidate',*names,'mean of the first four','core-minutes of one of them'], lines),
-                 ['sets.py --data FOLDER --threads 1', 'sets.py --data FOLDER --threads 1 --sets imdb --only bigrams best'],
+                 ['sets.py --data FOLDER --threads 1', 'sets.py --data FOLDER --threads 1 --sets imdb --only bigrams default best'],
                  rows('sets'), 'sets', f'{published}\n{tenths}\n\n{other}\n')
 
 WORDS = dict(txf='`transformer_lm_learner`: width 128, 2 layers, dropout 0.3',
