@@ -178,7 +178,7 @@ def render(rows):
     lines += [{'candidate':f'published: {k}', **v} for k,v in PUBLISHED.items()]
     cols = {'candidate':'candidate', **{t:s for s,t in SETS.items()}, 'mean of the four':'mean', **{t:s for s,t in LARGE.items()}}
     return ('# Small labelled sets, test accuracy in per cent\n\nWritten by `python benchmarks/sets.py --data FOLDER --threads 1`. In brackets: runs, each with another seed, and core-minutes of a run, '
-            'the processor time from data frame to last prediction, without that of a loader\'s workers. AWD_LSTM is scored on 2,000 of IMDB's test reviews. Nothing was chosen on the test parts; what the calls do by default was chosen on fifths of the training parts.\n\n'
+            'the processor time from data frame to last prediction, without that of a loader\'s workers. AWD_LSTM is scored on 2,000 of the test reviews of IMDB. Nothing was chosen on the test parts; what the calls do by default was chosen on fifths of the training parts.\n\n'
             + table(lines, cols) + '\n'
             + (f"All ten tenths, each scored once by what was trained on the other nine (`--sets {' '.join(TENTHS)} --seeds {' '.join(map(str, range(10)))}`):\n\n{table(folds, {'candidate':'candidate', **{t:s for s,t in TENTHS.items()}})}\n" if folds else '')
             + (f"Texts of other kinds, a third of them scored; in brackets the number of runs (`--sets {' '.join(OTHER)}`):\n\n{table(others, {'candidate':'candidate', **{t:s for s,t in OTHER.items()}})}\n" if others else '')
