@@ -49,8 +49,8 @@ def seeds(rs):
     return {1:'one seed', 2:'two seeds', 3:'three seeds'}[len(rs)]
 
 def alone(n):
-    "The row of the transformer that reads forwards by itself, in less time, and learns from `n` labels."
-    return next(r for r in rows('unlabelled', labels=n) if 'text_steps' in r and r['recipe']['shape'].get('bigrams'))
+    "The rows of the transformer that reads forwards by itself, in less time, and learns from `n` labels."
+    return [r for r in rows('unlabelled', labels=n) if 'text_steps' in r and r['recipe']['shape'].get('bigrams')]
 
 def students(n, each=1):
     "The rows with `n` labels and as many students of `each` transformer."
@@ -121,8 +121,8 @@ def imdb():
     lines = [
         ('two classifiers that have read all reviews, one of them backwards, counted words, and vectors of reviews (`TextVectors`), weighed on 1,250 held-out reviews; three seeds, which read once', f'**{taught(25_000)}**', took,
          '`unlabelled.py --labels 25000 --seeds 0 1 2 --students 0 --threads 1`'),
-        (f"one classifier, of an encoder with vectors of pairs and normalised queries and keys, whose language model ends at a loss of {fast['text_loss'][0]:.3f} ({pre[0]['text_loss']:.3f} in the next line); one seed",
-         f"{fast['forwards, taught']:.1f}", f"{fast['text_minutes']:.0f} core-minutes of reading without labels, then {fast['minutes, taught']:.0f}", '`unlabelled.py --alone --faster --labels 25000 --threads 1`'),
+        (f"one classifier, of an encoder with vectors of pairs and normalised queries and keys, whose language model ends at a loss of {fast[0]['text_loss'][0]:.3f} ({pre[0]['text_loss']:.3f} in the next line); {seeds(fast)}",
+         f"{mean(fast, 'forwards, taught'):.1f}", f"{fast[0]['text_minutes']:.0f} core-minutes of reading without labels, then {mean(fast, 'minutes, taught'):.0f}", '`unlabelled.py --alone --faster --labels 25000 --threads 1`'),
         ('`transformer_classifier_learner` with the encoder of `transformer_lm_learner`', accuracy(pre), reading,
          '`imdb.py --only pretrained --threads 1`'),
         ("`transformer_classifier_learner(dls, 'reviews')`, labels only", accuracy(lab), f"{lab[0]['asked']:.0f} min",
@@ -133,7 +133,7 @@ def imdb():
     published = table(['published, not run here','accuracy','source'], PUBLISHED_IMDB)
     return block('accuracy on the test reviews, ours in blue, published figures hatched', 'imdb',
                  table(['model','accuracy','training','command'], lines),
-                 ['imdb.py --only pretrained txf bigram --threads 1', 'unlabelled.py --labels 25000 --seeds 0 1 2 --students 0 --threads 1', 'unlabelled.py --alone --faster --labels 25000 --threads 1'], [*both, fast, *pre, *lab, big], 'imdb', f'{published}\n{heavy}')
+                 ['imdb.py --only pretrained txf bigram --threads 1', 'unlabelled.py --labels 25000 --seeds 0 1 2 --students 0 --threads 1', 'unlabelled.py --alone --faster --labels 25000 --threads 1'], [*both, *fast, *pre, *lab, big], 'imdb', f'{published}\n{heavy}')
 
 FEW = dict(
     language='the encoder of a language model that has read 75,000 reviews (`pretrained=`)',
@@ -522,11 +522,11 @@ def summary():
     def step(k): return f"{one('train', candidate=k)['ratio']/one('train', candidate='nano')['ratio']:.2f}"
     lines = [
         ('IMDB, 25,000 labels and the unlabelled reviews', f'{taught(25_000)} %',
-         f"{acc(rows('imdb', candidate='bigram'))}, linear model of word pairs", 'unlabelled', 'imdb'),
+         f"{acc(rows('imdb', candidate='bigram'))}, linear model of word pairs", 'unlabelled.py --labels 25000 --seeds 0 1 2 --students 0', 'imdb.py --only bigram'),
         ('IMDB, 1,000 labels and the unlabelled reviews', f"{taught(1000, 'vectors')} %",
-         f"{acc(few_labels('bigram'))}, linear model", 'unlabelled', 'transfer'),
+         f"{acc(few_labels('bigram'))}, linear model", 'unlabelled.py --labels 1000 --seeds 0 1 2 --students 0', 'transfer.py --only bigram'),
         ('four small labelled sets, three seeds, mean', acc(on_short('best')),
-         f"{acc(on_short('bigrams'))}, linear model of word pairs", 'sets'),
+         f"{acc(on_short('bigrams'))}, linear model of word pairs", 'sets.py --data FOLDER --only bigrams best'),
         ('Multi30k, German to English, BLEU', bleu('muon'), f"{bleu('torch')}, `nn.Transformer`", 'multi30k'),
         ("characters at nanoGPT's CPU setting, loss", loss('txf'), f"{loss('plain')}, nanoGPT's arrangement", 'shakespeare'),
         ("its published loss of 1.88 there: time (`modern`, `muon`)", f"{100*share_of_plain('quarter'):.0f} %", "100 %, nanoGPT's arrangement", 'speedrun'),
@@ -537,7 +537,7 @@ def summary():
         ('the same, 32 texts', rate('ours', 32), f"{rate('hf', 32)}, Hugging Face GPT-2", 'generate'),
         ("reviews tokenized a second, fastai's tokens", texts('spacy_plain'), f"{texts('fastai')}, fastai", 'tokenizing')]
     head = ['measured on two CPU cores','fastai_txf','beside','command']
-    return table(head, [(*l[:3], ', '.join(f'`benchmarks/{script}.py`' for script in l[3:])) for l in lines])
+    return table(head, [(*l[:3], ', '.join(f'`benchmarks/{o if ".py " in o else f"{o}.py"}`' for o in l[3:])) for l in lines])
 
 def figures():
     "Every figure that the README's prose may name; a new one goes here."
