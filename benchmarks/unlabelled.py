@@ -209,10 +209,14 @@ def data(n, seed, valid):
     rest = [ts for i,(ts,_) in enumerate(train + read_tokens('unsup')) if i not in known]
     return [train[i] for i in chosen], [], [rest[i] for i in rng.permutation(len(rest))[:STUDENT['texts']]], scored
 
+def how_of(n, held):
+    "How `n` labels are learnt, some of them `held` out or none."
+    return LABELS if held else dict(FEW, epochs=max(8, 2000//n))
+
 def run(n, seed, members, n_students=1, valid=False):
     "A row, without students that of their teachers; None as long as parts are missing."
     labelled,held,others,scored = data(n, seed, valid)
-    how = LABELS if held else dict(FEW, epochs=max(8, 2000//n))
+    how = how_of(n, held)
     y_held = targets(held) if held else None
     seen = [[ts for ts,_ in o] for o in ([held] if held else []) + [scored]]
     of = f'{n}{", valid"*valid}'
@@ -227,12 +231,11 @@ def run(n, seed, members, n_students=1, valid=False):
         res,recipe = res | Joined(students, y_held).row(at, targets(scored), ''), recipe | dict(student=STUDENT, students=n_students)
     return dict(labels=n, seed=seed, **res, scored=len(scored), text_minutes=sum(t['minutes'] for t in told.values()), text_minutes_each={m:t['minutes'] for m,t in told.items()}, text_loss=[t['loss'] for t in told.values()], recipe=recipe)
 
-def run_alone(n, seed, way='forwards'):
+def run_alone(n, seed, valid, way='forwards'):
     "The row of one transformer that has read, and learnt from labels."
-    labelled,held,_,scored = data(n, seed, False)
-    how = LABELS if held else dict(FEW, epochs=max(8, 2000//n))
-    told = read(way)[1]
-    part = says(way, labelled, how, seed, [[ts for ts,_ in scored]], (n, 'alone', seed, TEXT, SHAPE), None, True)
+    labelled,held,_,scored = data(n, seed, valid)
+    how,told = how_of(n, held), read(way)[1]
+    part = says(way, labelled, how, seed, [[ts for ts,_ in scored]], (n, 'alone', valid, seed, TEXT, SHAPE), None, True)
     return {'labels':n, 'seed':seed, f'{way}, taught':share(part['outs'][0], targets(scored)), 'minutes, taught':part['minutes'], 'scored':len(scored),
             'text_minutes':told['minutes'], 'text_loss':[told['loss']], 'text_steps':told['steps'], 'recipe':dict(text=TEXT, shape=SHAPE, dropout=DROPOUT, labels=how)}
 
@@ -260,7 +263,7 @@ def main():
     file = HERE/'results/unlabelled.jsonl'
     for labels in args.labels:
         for seed in args.seeds:
-            row = run_alone(labels, seed) if args.alone else run(labels, seed, args.parts, args.students, args.valid)
+            row = run_alone(labels, seed, args.valid) if args.alone else run(labels, seed, args.parts, args.students, args.valid)
             if row and args.valid: print(json.dumps(row))
             elif row: add_row(file, {**row, 'env':MALLOC if 'MALLOC_TRIM_THRESHOLD_' in os.environ else {}, **about(args.threads)})
     if file.exists(): file.with_suffix('.md').write_text(render(read_rows(file)))

@@ -1253,6 +1253,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                          'fastai_txf.recipes.best._held_out': ( '7_recipes/best.html#_held_out',
                                                                                 'fastai_txf/recipes/best.py'),
                                          'fastai_txf.recipes.best._join': ('7_recipes/best.html#_join', 'fastai_txf/recipes/best.py'),
+                                         'fastai_txf.recipes.best._many': ('7_recipes/best.html#_many', 'fastai_txf/recipes/best.py'),
                                          'fastai_txf.recipes.best._pretrained': ( '7_recipes/best.html#_pretrained',
                                                                                   'fastai_txf/recipes/best.py'),
                                          'fastai_txf.recipes.best._read': ('7_recipes/best.html#_read', 'fastai_txf/recipes/best.py'),

@@ -180,6 +180,8 @@ class _Towers:
 # %% ../../nbs/7_recipes/09_best.ipynb #9916a4b3
 _much = 5 # texts without labels for each with one, from which on their vectors are learnt
 
+def _many(others, labelled): return len(others) >= _much*len(labelled)
+
 def _held_out(n):
     "The number of folds of which one is held out: more texts of a few."
     return 10 if n >= 1000 else 5 if n >= 300 else 3
@@ -208,7 +210,7 @@ def _pretrained(towers, unlabelled):
     dls_lm,dls,ids = _tokenized(towers, unlabelled)
     once = partial(towers.once, ids)
     with towers.saved():
-        if len(ids) >= _much*len(towers.text.df): dls = _guessed_too(towers, dls, ids, once)
+        if _many(ids, towers.text.df): dls = _guessed_too(towers, dls, ids, once)
         held = (towers.text.fold == 0).nonzero()[0]
         kept = once('the transformer', partial(_read, towers, dls_lm, dls, held))
         towers._keep(kept['state'], kept['out'], held)
@@ -274,8 +276,8 @@ def _compare(text, towers, minutes):
     if not towers.rows: return shares, table, 1
     table += [score_row('transformer', torch.cat(towers.outs), y, target, minutes),
               score_row('both', both, y, target, minutes+spent)]
-    alone = clearly_better(counted, both, y, kind)
-    if text.by is not None: alone = not clearly_better(both, counted, y, kind)
+    if text.by is None: alone = clearly_better(counted, both, y, kind)
+    else: alone = not clearly_better(both, counted, y, kind)
     return ((0.,1.), table, 1) if alone else (shares, table, len(table)-1)
 
 def _finish(text, towers, valid, notes, start):
@@ -335,7 +337,7 @@ def best_classifier(
     train = df[~valid].reset_index(drop=True)
     options = dict(text_col=text_col, label_col=label_col, label_delim=label_delim)
     with no_random(seed):
-        many = len(unlabelled) >= _much*len(train)
+        many = _many(unlabelled, train)
         text = choose_reading(train, options, seed, say, 60*minutes, many)
         towers = _train(text, unlabelled, start + 60*minutes, seed, folder, say, minutes)
         learn = _finish(towers.text, towers, (valid,df) if valid.any() else None, notes, start)

@@ -208,9 +208,10 @@ def choose_reading(
     n = min(len(df), _sample, max(1000, int(len(df)*MANY/max(1, size))))
     some = df if n >= len(df) else df.sample(n, random_state=seed).reset_index(drop=True)
     words,*others = _ways(some, options, size)
-    by_words = many and words.count().target.kind == 'category'
-    tried = [words] if by_words else [words, *others]
-    for t in tried: t.count().make_folds(seed)
+    words.count()
+    if many and words.target.kind == 'category': others = []
+    tried = [words, *(t.count() for t in others)]
+    for t in tried: t.make_folds(seed)
     best = _preferred(tried)
     say(f'texts are cut into {best.name}')
     if not best.target.is_number:
