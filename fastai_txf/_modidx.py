@@ -76,6 +76,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                'fastai_txf/base/files.py')},
             'fastai_txf.base.half': { 'fastai_txf.base.half._added': ('0_base/half.html#_added', 'fastai_txf/base/half.py'),
                                       'fastai_txf.base.half._future': ('0_base/half.html#_future', 'fastai_txf/base/half.py'),
+                                      'fastai_txf.base.half._scores': ('0_base/half.html#_scores', 'fastai_txf/base/half.py'),
                                       'fastai_txf.base.half.attend_in_half': ('0_base/half.html#attend_in_half', 'fastai_txf/base/half.py'),
                                       'fastai_txf.base.half.halves_attention': ( '0_base/half.html#halves_attention',
                                                                                  'fastai_txf/base/half.py')},

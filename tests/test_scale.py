@@ -59,6 +59,24 @@ def test_chunked_cross_entropy_under_autocast(dtype):
     assert ours[0] != exact[0] and abs(ours[0]-exact[0]) < 1e-2
     for o,t,e in zip(ours, theirs, exact): assert (o-e).norm() < 2*(t-e).norm() + 1e-3*e.norm() < 0.02*e.norm()
 
+def test_chunked_cross_entropy_in_half_of_many_tokens():
+    "float16 ends at 65,504 and near 6e-8: neither the totals of many tokens nor their reciprocals are stored in it"
+    torch.manual_seed(0)
+    inputs,targ = (torch.randn(6, 4)/100, torch.randn(70_000, 4)/100, None), torch.randint(0, 70_000, (6,))
+    exact = loss_and_grads(full_loss, inputs, targ)
+    with torch.autocast('cpu', torch.float16): ours = loss_and_grads(partial(chunked_cross_entropy, chunk=4), inputs, targ)
+    for o,e in zip(ours, exact): assert (o-e).norm() < 0.01*e.norm()
+
+def test_chunked_cross_entropy_backwards_twice():
+    "A second backward pass adds the same gradients, and none is changed by what becomes of the first"
+    torch.manual_seed(0)
+    h,w = torch.randn(5, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+    loss = chunked_cross_entropy(h, w, torch.randint(0, 4, (5,)))
+    loss.backward(retain_graph=True)
+    once = h.grad.clone(), w.grad.clone()
+    loss.backward()
+    for o,g in zip(once, (h.grad, w.grad)): assert torch.equal(g, 2*o)
+
 def test_no_logits():
     "Nothing as large as the logits is made or kept"
     sizes = []

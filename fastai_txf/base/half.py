@@ -34,6 +34,13 @@ def _future(n, dtype):
     "What hides the future from `n` queries, `(n, n)`."
     return torch.full((n,n), -math.inf, dtype=dtype).triu(1)
 
+def _scores(q, k, scale, add):
+    "`scale * q @ kᵀ + add` in one product, `(bs, n_heads, q_len, k_len)`."
+    shape = *q.shape[:-1], k.shape[-2]
+    q,k = q.flatten(0, 1), k.flatten(0, 1)
+    add = q.new_empty(()) if add is None else add.expand(shape).flatten(0, 1)
+    return torch.baddbmm(add, q, k.mT, beta=min(add.ndim, 1), alpha=scale).view(shape)
+
 def attend_in_half(
     q, # queries, `(bs, n_heads, q_len, d_head)`
     k, # keys, `(bs, n_kv_heads, k_len, d_head)`
@@ -48,11 +55,8 @@ def attend_in_half(
     groups = q.shape[1]//k.shape[1]
     if groups > 1: k,v = (t.repeat_interleave(groups, dim=1) for t in (k,v))
     scale = q.shape[-1]**-0.5 if scale is None else scale
-    q,k = (q*scale).bfloat16(), k.bfloat16()
-    v = v.bfloat16()
-    scores = q @ k.mT                                           # (bs, n_heads, q_len, k_len)
+    q,k = q.bfloat16(), k.bfloat16()
     if causal: add = _future(q.shape[-2], q.dtype)
     else: add = _added(mask, bias, q.dtype)
-    if add is not None: scores = scores + add
-    out = F.dropout(scores.softmax(-1), p) @ v
+    out = F.dropout(_scores(q, k, scale, add).softmax(-1), p) @ v.bfloat16()
     return out if mask is None else out.masked_fill(~mask.any(-1, keepdim=True), 0.)

@@ -19,43 +19,47 @@ from ..generate.decode import target_logprobs
 
 # %% ../../nbs/4_train/00_losses.ipynb #d8e9f48b
 def _row_losses(
-    z, # logits, `(n, vocab_sz)`
+    z, # logits, `(n, vocab_sz)`; their gradient takes their place, each row times its total
     targ, # token ids, `(n, 1)`
     real, # which of them count, `(n, 1)`
     smoothing, # share of the probability that is spread over all tokens
-):
-    "The sum of the losses of logits `z`, and its gradient, which takes the place of `z`."
+): # losses and 1/totals, `(n, 1)` each; 0 for what does not count
+    "Losses of logits, and their gradient but for the division by the sum of the exponentials."
     loss = (smoothing-1)*z.gather(-1, targ)
     if smoothing: loss -= smoothing*z.mean(-1, keepdim=True)
     top = z.amax(-1, keepdim=True)
     total = z.sub_(top).exp_().sum(-1, keepdim=True)
     loss += top + total.log()
-    loss.masked_fill_(~real, 0.)
-    g = z.div_(total.masked_fill_(~real, math.inf))
-    one = real.to(z.dtype)
-    if smoothing: g -= one*smoothing/z.shape[-1]
-    return loss.sum(), g.scatter_add_(-1, targ, one*(smoothing-1))
+    if smoothing: z -= total*smoothing/z.shape[-1]
+    z.scatter_add_(-1, targ, total*(smoothing-1))
+    return loss.masked_fill_(~real, 0.), real/total
 
 # %% ../../nbs/4_train/00_losses.ipynb #a05a0e05
-def _add_product(out, a, b, room):
-    "`out += a @ b` in the precision of the factors, added in that of `out`."
-    if out.dtype == a.dtype: out.addmm_(a, b)
-    else: out.add_(torch.mm(a, b, out=room))
-
 _rows = 32 # of low precision at a time in fp32: they stay in the processor's cache
+_sums = 256 # rows of a sum that are added at a time, likewise
+
+def _add_product(out, a, b, room):
+    "`out += a @ b` in the precision of the factors, added in that of `out`; `room` is for `a @ b`."
+    if room is None: return out.addmm_(a, b)
+    torch.mm(a, b, out=room)
+    for o,r in zip(out.split(_sums), room.split(_sums)): o.add_(r)
 
 def _losses_in_place(z, bias, targ, real, smoothing, exact):
-    "The sum of the losses of logits `z`, whose place their gradient takes in the dtype of `z`."
+    """The sum of the losses of logits `z`, whose place their gradient takes in the dtype of `z`;
+    and the factor of each row, `(n, 1)`."""
     parts = [z] if z.dtype == exact or z.is_cuda else z.split(_rows)
-    total,start = 0.,0
+    losses,factors = [],[]
+    start = 0
     for part in parts:
         rows = slice(start, start := start+len(part))
         full = part.to(exact)
         if bias is not None: full.add_(bias)
-        loss,g = _row_losses(full, targ[rows], real[rows], smoothing)
-        total += loss
-        if full is not part: part.copy_(g)
-    return total
+        loss,factor = _row_losses(full, targ[rows], real[rows], smoothing)
+        if z.dtype == torch.float16: full,factor = full.mul_(factor), torch.ones_like(factor)
+        losses.append(loss)
+        factors.append(factor)
+        if full is not part: part.copy_(full)
+    return torch.cat(losses).sum(), torch.cat(factors)
 
 def _empty_grads(ctx, inputs, dtype, asked):
     "For each of `inputs` that needs one, zeros for its gradient: rows as they are, sums `dtype`."
@@ -72,7 +76,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         targ = targ[:,None].masked_fill(~real, 0)
         low,w = h.to(dtype), weight.to(dtype)
         exact = torch.promote_types(weight.dtype, torch.float32)            # what sums are made in
-        total = h.new_zeros((), dtype=exact)
+        total,n = h.new_zeros((), dtype=exact), real.sum()
+        some = n.clamp(min=1)
+        early,ctx.late = (1,some) if dtype == torch.float16 else (some,1)   # it has no tiny numbers
         out = dh,dw,db = _empty_grads(ctx, (h, weight, bias), exact, grads)
         logits = low.new_empty(min(chunk, len(h)), len(w))                  # one room for all
         room = None if dw is None or dw.dtype == dtype else torch.empty_like(w)
@@ -80,23 +86,25 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             rows = slice(i, i+chunk)
             z = logits[:len(low[rows])]
             torch.mm(low[rows], w.T, out=z)
-            total += _losses_in_place(z, bias, targ[rows], real[rows], smoothing, exact)
-            if db is not None: db += z.sum(0, dtype=exact)
-            if dh is not None: dh[rows] = z @ w
-            if dw is not None: _add_product(dw, z.T, low[rows], room)
-        n = real.sum()
-        ctx.save_for_backward(n, *out)
+            loss,factor = _losses_in_place(z, bias, targ[rows], real[rows], smoothing, exact)
+            total += loss
+            factor /= early
+            if db is not None: db += (z.T @ factor.to(dtype))[:,0]
+            if dh is not None: dh[rows] = factor*(z @ w)
+            if dw is not None: _add_product(dw, z.T, (factor*low[rows]).to(dtype), room)
+        ctx.save_for_backward(*out)
         ctx.dtypes = [None if o is None else o.dtype for o in (h, weight, bias)]
-        return (total/n).to(weight.dtype)
+        return (total/n).to(weight.dtype)                                   # NaN without a target
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        n,*out = ctx.saved_tensors
-        # without a target: a loss of NaN, gradients of 0, as in torch
-        factor = grad.to(torch.promote_types(grad.dtype, torch.float32))/n.clamp(min=1)
-        def scaled(o, dtype): return None if o is None else (o*factor).to(dtype)
-        return *map(scaled, out, ctx.dtypes), *[None]*6
+        factor = grad.to(torch.promote_types(grad.dtype, torch.float32))/ctx.late
+        as_it_is = not grad.is_cuda and factor.item() == 1                  # spares a copy
+        def scaled(o, dtype):
+            if o is None: return None
+            return (o if as_it_is else o*factor).to(dtype)
+        return *map(scaled, ctx.saved_tensors, ctx.dtypes), *[None]*6
 
 def chunked_cross_entropy(
     h, # hidden states, `(..., d_model)`
