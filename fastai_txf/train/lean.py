@@ -58,7 +58,7 @@ def may_do_without(
     return _is_plain_loss(learn.loss_func) and _is_plain_model(get_model(learn.model))
 
 # %% ../../nbs/4_train/10_lean.ipynb #9000f93f
-_at_a_time = 2**22 # logits
+_at_a_time = 5*2**20 # logits
 
 def _rows_at_a_time(model):
     "How many rows of logits exist at a time."
