@@ -4,6 +4,7 @@ One shape for all (see `peers.py`), no dropout, batches of 8 × 256 tokens, fuse
 `learner` is what `transformer_lm_learner` takes for a step with the preset `default` and `adamw`, in a `fit` of four steps with all that fastai does around them; the peers' steps stand in plain loops.
 Compiled are our blocks, by `compile_for_training` for all lengths, and the peers' whole models, by `torch.compile` for the one length that they see.
 Memory: a fresh process for each candidate and length, the largest resident set of four steps above that after the imports (Linux only)."""
+import tempfile
 from contextlib import nullcontext
 from fastai.text.core import BaseTokenizer
 from fastai_txf.learn.lm import transformer_lm_learner
@@ -111,7 +112,9 @@ def main():
     args = p.parse_args()
     torch.set_num_threads(args.threads)
     if args.child: return child(*args.child)
-    rows = list(race(args))
+    with tempfile.TemporaryDirectory() as cache:                              # nothing has been compiled before
+        os.environ['TORCHINDUCTOR_CACHE_DIR'] = cache
+        rows = list(race(args))
     for r in rows: print(r['candidate'], f"{r['seconds']:.3f} s", r['ratio'], r['ratio_compiled'], flush=True)
     for r in rows:
         if 'compiled' in r['candidate']: continue                             # the compiler itself would count
