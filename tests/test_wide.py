@@ -9,7 +9,7 @@ from fastai_txf.model.wide import hash_ids, token_letters, WidePath
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fastai_txf.text.target import Target
-from fastai_txf.train.counting import count_features, fit_linear, idf_weights, nb_weights
+from fastai_txf.train.counting import count_features, fit_linear, idf_weights, nb_weights, usual_shares
 from fastai_txf.learn.classifier import auto_fields, fitting_scale, labelled_ids, transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.share.tables import feature_rows
@@ -294,6 +294,15 @@ def test_no_say_is_a_choice():
     with learn.no_bar(), learn.no_logging(): learn.fit(1, 0.)
     assert learn.model.wide.shares.tolist() == [1.,0.]
 
+def test_the_share_follows_the_number_of_texts():
+    "What a transformer learnt from few texts it knows by heart: it has the less to say; not so one that has read others"
+    for n,share in ((1,0.003),(100,0.03),(2500,0.15),(10_000,0.3),(10**6,0.3)):
+        assert usual_shares('category', n) == usual_shares('multi', n) == pytest.approx((share,0.5)) and usual_shares('regression', n) == (0.5,0.5)
+    learn = transformer_classifier_learner(loaders()).count_wide()
+    assert learn.model.wide.shares.tolist() == pytest.approx([0.003*len(learn.dls.train_ds)**0.5,0.5]) and not learn.has_read
+    for other in (transformer_classifier_learner(loaders()).load_encoder(learn), transformer_classifier_learner(loaders(), 'auto', pretrained=learn)):
+        assert other.has_read and other.count_wide().model.wide.shares.tolist() == pytest.approx([0.3,0.5])
+
 def wild(learn):
     "Make its transformer very sure of what it does not know"
     with torch.no_grad(): learn.model.head.weight.normal_(0, 20)
@@ -311,7 +320,7 @@ def test_a_wild_transformer_has_nothing_to_say(kind):
     "Where it is surer of its training texts than right, the counted words answer; where it is not worse than guessing, it has its share"
     learn = transformer_classifier_learner(loaders(kind), d_model=32, config='auto').count_wide()
     given = learn.model.wide.shares.tolist()
-    assert given == pytest.approx([0.3,0.5])
+    assert given == pytest.approx(usual_shares(kind, len(learn.dls.train_ds)))
     wild(learn)
     assert fitted(learn, 0.)[0] <= 0.03
     out,_ = learn.get_preds(act=lambda o: o)

@@ -27,7 +27,7 @@ from ..text.loaders import check_dls
 from ..text.special import text_vocab, UNK
 from ..text.target import Target
 from ..generate.sampling import DIVERGED
-from ..train.counting import count_features
+from ..train.counting import count_features, usual_shares
 from ..train.rates import width_lr
 from .scoring import text_outputs
 from .base import (
@@ -215,9 +215,10 @@ class CountWords(Callback):
 # %% ../../nbs/5_learn/05_classifier.ipynb #1785ac0f
 class TransformerClassifierLearner(TransformerLearner):
     "A `TransformerLearner` that maps texts to labels or numbers."
+    has_read = False                       # whether its encoder comes from other texts
     def count_wide(self,
         C:float=1., # inverse strength of the logistic regression's penalty
-        share=None, # of the transformer and of the wide path in the sum; default: (0.3, 0.5)
+        share=None, # of transformer and wide path in the sum; default: `usual_shares`
         power:float=1., # of the log-count ratios: 0 counts all features alike; None: tf–idf
     ): # `self`
         """Fit the model's wide path to the training texts; the first fit does it by itself.
@@ -226,8 +227,9 @@ class TransformerClassifierLearner(TransformerLearner):
         if wide is None:
             raise ValueError('this model has no wide path: make the learner with config="auto", '
                              'or with the number of its rows, wide=2**18')
-        texts,targets = labelled_ids(self.dls.train_ds)
-        count_features(wide, texts, targets, Target.of(self.dls).kind, C, share, power)
+        kind,(texts,targets) = Target.of(self.dls).kind, labelled_ids(self.dls.train_ds)
+        if share is None and self.has_read: share = usual_shares(kind)
+        count_features(wide, texts, targets, kind, C, share, power)
         return self
 
     @delegates(TransformerLearner.load_encoder)
@@ -238,7 +240,9 @@ class TransformerClassifierLearner(TransformerLearner):
         """As in `TransformerLearner`; a model of which nothing was asked takes the encoder's shape
         unless it is trained."""
         if getattr(self, 'automatic', False) and self.opt is None: self._reshape(file)
-        return super().load_encoder(file, **kwargs)
+        super().load_encoder(file, **kwargs)
+        self.has_read = True
+        return self
 
     def _reshape(self, file):
         "Make the model anew in the shape of a saved encoder."
