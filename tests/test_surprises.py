@@ -490,7 +490,7 @@ model = TransformerClassifier(vocab_sz=50, d_model=64, n_heads=2, n_layers=1, n_
 lens = np.random.default_rng(0).permutation(np.geomspace(20, 1500, 1600).astype(int))
 ids = [torch.randint(2, 50, (n,)) for n in lens]
 long = sorted(ids, key=len)[-64:]
-text_outputs(model, 1, long)
+for _ in range(6): text_outputs(model, 1, long)     # until the allocator keeps what a batch takes
 before = peak()
 out = text_outputs(model, 1, ids)
 print(peak()-before)
@@ -502,4 +502,4 @@ def test_many_texts_take_the_memory_of_the_longest():
     "What a batch needs is given back to the next one: from the shortest on, each batch would need a little more than any before it, and the memory of all of them stays taken"
     out = subprocess.run([sys.executable, '-c', LABELLED], capture_output=True, text=True, timeout=300)
     assert out.returncode == 0, out.stderr
-    assert float(out.stdout) < 100, out.stdout
+    assert float(out.stdout) < 30, out.stdout
