@@ -566,7 +566,7 @@ def kept():
 def page():
     "benchmarks/README.md."
     put = {f.__name__:f for f in QUESTIONS} | {'compiled peers':compiled_peers, 'speed in bf16':speed_in_bf16, 'packing':packing, 'deeper':deeper, 'first compiled call':first_compiled_call}
-    txt = re.sub(r'\{([a-z ]+)\}', lambda m: put[m[1]](), TEMPLATE.read_text(encoding='utf-8'))
+    txt = re.sub(r'\{([a-z0-9 ]+)\}', lambda m: put[m[1]](), TEMPLATE.read_text(encoding='utf-8'))
     more = kept()
     def mark(m): return f"<!-- more: {m[1]} -->\n{more.get(m[1], '')}<!-- /more -->"
     return re.sub(r'<!-- more: (\w+) -->\n<!-- /more -->', mark, txt)

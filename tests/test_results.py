@@ -20,6 +20,10 @@ def test_up_to_date(page):
     "`benchmarks/page.py` would write the page and the README as they are"
     assert read(page.PAGE)==page.page() and read(page.README)==page.readme(), 'run benchmarks/page.py and commit'
 
+def test_filled_in(page):
+    "Every figure that the page's text names has been put in"
+    assert not re.findall(r'\{[^{}]*\}', prose(page.page()))
+
 def prose(txt):
     "What a reader sees of a markdown page as text: no code blocks, no addresses, no generated table"
     for o in (r'<!-- results -->.*?<!-- /results -->', r'```.*?```', r'<!--.*?-->', r'<img[^>]*>'): txt = re.sub(o, ' ', txt, flags=re.S)
