@@ -37,7 +37,7 @@ def make(name, sl):
 def fitter(name, bs, sl):
     "A fit of a few steps, as a learner does it."
     words = [f'w{i}' for i in range(VOCAB)]
-    text = ' '.join(words + [words[i] for i in torch.randint(VOCAB, (2*FIT*bs*sl,))])
+    text = ' '.join(words + [words[i] for i in torch.randint(VOCAB, (2*FIT*bs*sl,)).tolist()])
     dls = LMDataLoaders.from_texts([text], [text[:1000*sl]], tok_tfm=BaseTokenizer(), rules=[], starts=False, min_freq=1, max_vocab=VOCAB-8, bs=bs, seq_len=sl)
     options = dict(LEARNERS[name])
     half = options.pop('half', False)
