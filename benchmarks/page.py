@@ -161,14 +161,14 @@ def few():
         yield f'vectors of reviews, learnt from 75,000 (`TextVectors`), logistic regression, {n:,} labels, {seeds(rs)}', f"**{taught(n, 'vectors')}**", spent(alone, 'text', 'labels'), command
         yield f'the mean of these, counted words, and two transformers that have read all reviews, {n:,} labels, {seeds(rs)}', taught(n), spent(rs, 'text_minutes', 'minutes, taught'), command
         calls = call(n)
-        yield f'`best_classifier(df, unlabelled=texts, minutes=10)`, 20,000 reviews without labels, {n:,} labels, {seeds(calls)}', accuracy(calls), f"{mean(calls, 'core-minutes'):.0f}, predictions included", f'`sets.py --only best --sets imdb{n} --seeds 0 1 2 --threads 1`'
+        yield f'`best_classifier(df, unlabelled=texts, minutes=10)`, 20,000 reviews without labels, {n:,} labels, {seeds(calls)}', accuracy(calls), f"{mean(calls, 'core-minutes'):.0f}, predictions included", f'`sets.py --data FOLDER --only best --sets imdb{n} --seeds 0 1 2 --threads 1`'
     def call(n): return rows('sets', candidate='best', set=f'imdb{n}')
     linear = rows('sets', candidate='bigrams', set='imdb100')
-    hundred = [*of(100), ('linear model of words and pairs, 100 labels, three seeds', accuracy(linear), f"{mean(linear, 'core-minutes'):.1f} for labels", '`sets.py --only bigrams --sets imdb100 --threads 1`')]
+    hundred = [*of(100), ('linear model of words and pairs, 100 labels, three seeds', accuracy(linear), f"{mean(linear, 'core-minutes'):.1f} for labels", '`sets.py --data FOLDER --only bigrams --sets imdb100 --threads 1`')]
     lines = [*of(1000), team, twice] + [(what, accuracy(rs[k]), core_minutes(rs[k]), f'`transfer.py --only {k} --threads 1`')
              for k,what in FEW.items()] + hundred
     return block('accuracy against minutes of one core', 'few', table(['from','accuracy','core-minutes','command'], lines),
-                 [f"transfer.py --only {' '.join(FEW)} --threads 1", 'unlabelled.py --labels 1000 --threads 1', 'unlabelled.py --labels 1000 --students 2 --threads 1', 'unlabelled.py --labels 1000 100 --seeds 0 1 2 --students 0 --threads 1', 'sets.py --only bigrams default best --sets imdb1000 imdb100 --threads 1'], sum(rs.values(), [*teachers(1000), *teachers(100), *best, *two, *linear, *call(1000), *call(100)]), 'transfer')
+                 [f"transfer.py --only {' '.join(FEW)} --threads 1", 'unlabelled.py --labels 1000 --threads 1', 'unlabelled.py --labels 1000 --students 2 --threads 1', 'unlabelled.py --labels 1000 100 --seeds 0 1 2 --students 0 --threads 1', 'sets.py --data FOLDER --only bigrams default best --sets imdb1000 imdb100 --threads 1'], sum(rs.values(), [*teachers(1000), *teachers(100), *best, *two, *linear, *call(1000), *call(100)]), 'transfer')
 
 SMALL = dict(
     bigrams='linear: NB-weighted words and pairs (scikit-learn 1.9.1)',
@@ -192,13 +192,13 @@ def small():
     names = [*SETS.values(),'IMDB']
     published = table(['published, not run here',*names,'source'], PUBLISHED_SMALL)
     whole = {f'{s}/10':name for s,name in SETS.items() if len(rows('sets', candidate='best', set=f'{s}/10')) == 10}
-    tenths = ', '.join(f"{acc('best', t)} % ({acc('bigrams', t)}) of {name}" for t,name in whole.items())
-    tenths = f"Both papers give means over ten tenths of the customer reviews, MPQA and subjectivity. So measured, `best_classifier` (in brackets the linear model of words and pairs) gets {tenths} right " \
-             f"(`sets.py --sets {' '.join(whole)} --only bigrams best --seeds 0 1 2 3 4 5 6 7 8 9`)."
+    ours = ', '.join(f"{acc('best', t)} % ({acc('bigrams', t)}) of {name}" for t,name in whole.items())
+    tenths = f"Both papers give means over ten tenths of the customer reviews, MPQA and subjectivity. So measured, `best_classifier` (in brackets the linear model of words and pairs) gets {ours} right " \
+             f"(`sets.py --data FOLDER --sets {' '.join(whole)} --only bigrams best --seeds 0 1 2 3 4 5 6 7 8 9`)."
     here = [k for k in SMALL if any(rows('sets', candidate=k, set=o) for o in OTHER)]
     runs = {k:max(len(rows('sets', candidate=k, set=o)) for o in OTHER) for k in here}
     other = f"Texts of other kinds, of at most 4,000 a third scored; the number of classes in brackets. Names and technical texts gain from letters, speeches of very different lengths from rarity; " \
-            f"`best_classifier` tries both on held-out texts (`sets.py --sets {' '.join(OTHER)}`).\n\n" \
+            f"`best_classifier` tries both on held-out texts (`sets.py --data FOLDER --sets {' '.join(OTHER)}`).\n\n" \
             + table(['candidate',*OTHER.values(),'seeds'], [(SMALL[k], *[acc(k, o) for o in OTHER], runs[k]) for k in here])
     return block('accuracy on four sets: the linear model, the plain call and the best', 'small',
                  table(['candidate',*names,'mean of the first four','core-minutes of one of them'], lines),
