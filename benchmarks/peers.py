@@ -1,6 +1,7 @@
 "One shape for all in `generate.py` and `train.py`: 4 layers, d_model 256, 8 heads, vocabulary 10,000, random weights. Needs `pip install -e '.[bench]'`."
 from common import *
-sys.modules.setdefault('torchvision', None) # transformers would import it for pictures; the CPU builds of the two need not fit
+try: import torchvision
+except Exception: sys.modules['torchvision'] = None # transformers would import it for pictures; the CPU builds of the two need not fit
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
 from x_transformers import Decoder, TransformerWrapper

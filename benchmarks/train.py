@@ -1,11 +1,12 @@
 """The time and memory of a training step: this library beside Hugging Face GPT-2, x-transformers, `nn.TransformerEncoder`, nanoGPT's arrangement and the workshop's model, each as it is and compiled.
 
-One shape for all (see `peers.py`), no dropout, batches of 8 × 256 tokens, fused AdamW, fp32 or bfloat16 by autocast. Times: the candidates take turns in one process, medians over the rounds, ratios of the rounds.
+One shape for all (see `peers.py`), no dropout, batches of 8 × 256 tokens, fused AdamW, fp32 or bfloat16 by autocast. Times: the candidates take turns, each in a process of its own as a user's would be (in one process they share a heap, and what one leaves there decides how fast another gets its memory), medians over the rounds, ratios of the rounds.
 `learner` is what `transformer_lm_learner` takes for a step with the preset `default` and `adamw`, in a `fit` of four steps with all that fastai does around them; the peers' steps stand in plain loops.
 Compiled are our blocks, by `compile_for_training` for all lengths, and the peers' whole models, by `torch.compile` for the one length that they see.
 Memory: a fresh process for each candidate and length, the largest resident set of four steps above that after the imports (Linux only)."""
 import tempfile
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
+from functools import partial
 from fastai.text.core import BaseTokenizer
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.text.stream import LMDataLoaders
@@ -67,18 +68,50 @@ def stepper(name, bs, sl):
     step.steps = 1
     return step
 
+def runner(name, clock):
+    "What a `Runner` starts: the first step at once, others when a line comes in."
+    say = partial(print, file=sys.stdout, flush=True)
+    with redirect_stdout(sys.stderr):                                         # what else is printed is no answer
+        step = stepper(name, 8, 256)
+        say(json.dumps(dict(first=seconds(step), params=step.params)))
+        for _ in sys.stdin: say(seconds(step, clock=CLOCKS[clock])/step.steps)
+
+class Runner:
+    "A candidate in a process of its own, which waits between its steps."
+    def __init__(self, name, args):
+        cmd = [sys.executable, sys.argv[0], '--runner', name, '--threads', str(args.threads), '--clock', args.clock]
+        self.process = subprocess.Popen(cmd, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.name = name
+        self.about = self.read()
+        print(name, self.about, flush=True)
+
+    def read(self):
+        line = self.process.stdout.readline()
+        if not line: raise RuntimeError(f'{self.name}: its process ended with {self.process.wait()}')
+        return json.loads(line)
+
+    def step(self):
+        "Seconds of a step."
+        print(file=self.process.stdin, flush=True)
+        return self.read()
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait()
+
 def race(args):
     "A row for each candidate."
-    runs = {k:stepper(k, 8, 256) for k in args.only}
-    first = {k:seconds(f) for k,f in runs.items()}
-    print('first steps', first, flush=True)
-    secs = {k:[t/runs[k].steps for t in ts] for k,ts in in_turns(runs, args.rounds, CLOCKS[args.clock]).items()}
+    runs = {k:Runner(k, args) for k in args.only}
+    secs = {k:[] for k in runs}
+    for i in range(args.rounds+1):                                            # the first round warms up
+        for k,r in runs.items(): secs[k] += [r.step()][:i]
+    for r in runs.values(): r.end()
     rivals = [k for k in secs if k in ('nano','hf','torch','x')]
     best = min(rivals, key=lambda k: statistics.median(secs[k]), default=None)
     times = lambda ts, base: ratio(ts, secs[base]) if base in secs else None
     for k,ts in secs.items():
-        yield dict(candidate=k, seconds=statistics.median(ts), ratio=times(ts, 'ours'), ratio_compiled=times(ts, 'ours_compiled'), speed=best and ratio(secs[best], ts), first=round(first[k], 1),
-                   tokens_per_s=round(8*256/statistics.median(ts)), params=runs[k].params, rounds=args.rounds, clock=args.clock, **about(args.threads, 'transformers', 'x-transformers'))
+        yield dict(candidate=k, seconds=statistics.median(ts), ratio=times(ts, 'ours'), ratio_compiled=times(ts, 'ours_compiled'), speed=best and ratio(secs[best], ts), first=round(runs[k].about['first'], 1),
+                   tokens_per_s=round(8*256/statistics.median(ts)), params=runs[k].about['params'], rounds=args.rounds, clock=args.clock, **about(args.threads, 'transformers', 'x-transformers'))
 
 def memory(name, sl, args):
     "Peak MB of a candidate's steps on one text of `sl` tokens, in a fresh process."
@@ -109,9 +142,11 @@ def main():
     p.add_argument('--clock', choices=CLOCKS, default='wall', help='processor: seconds of the processor, for a CPU that others use, too, with --threads 1')
     p.add_argument('--threads', type=int, default=torch.get_num_threads(), help='threads of torch')
     p.add_argument('--child', nargs=2, help=argparse.SUPPRESS)
+    p.add_argument('--runner', help=argparse.SUPPRESS)
     args = p.parse_args()
     torch.set_num_threads(args.threads)
     if args.child: return child(*args.child)
+    if args.runner: return runner(args.runner, args.clock)
     with tempfile.TemporaryDirectory() as cache:                              # nothing has been compiled before
         os.environ['TORCHINDUCTOR_CACHE_DIR'] = cache
         rows = list(race(args))

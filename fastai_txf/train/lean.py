@@ -58,11 +58,13 @@ def may_do_without(
     return _is_plain_loss(learn.loss_func) and _is_plain_model(get_model(learn.model))
 
 # %% ../../nbs/4_train/10_lean.ipynb #9000f93f
-_at_a_time = 5*2**20 # logits
+_at_a_time = dict(cpu=5*2**20) # logits: as many as stay in a processor's cache
+_many = 2**26                  # on other devices: a call should be worth its start
 
 def _rows_at_a_time(model):
     "How many rows of logits exist at a time."
-    return max(128, _at_a_time//model.head.out_features//64*64)
+    n = _at_a_time.get(model.head.weight.device.type, _many)
+    return max(128, n//model.head.out_features//64*64)
 
 class NoLogits:
     "Stands for logits that were not made. An AttributeError when it is used."

@@ -42,7 +42,8 @@ def _add_product(out, a, b, room):
     "`out += a @ b` in the precision of the factors, added in that of `out`; `room` is for `a @ b`."
     if room is None: return out.addmm_(a, b)
     torch.mm(a, b, out=room)
-    for o,r in zip(out.split(_sums), room.split(_sums)): o.add_(r)
+    some = len(out) if out.is_cuda else _sums
+    for o,r in zip(out.split(some), room.split(some)): o.add_(r)
 
 def _losses_in_place(z, bias, targ, real, smoothing, exact):
     """The sum of the losses of logits `z`, whose place their gradient takes in the dtype of `z`;
