@@ -403,7 +403,7 @@ def test_kinds(learners, kind):
 def test_awd(learners, dls):
     "fastai's model reads the whole text from a clean state, whatever it read before; batch and single agree"
     model = learners['awd'].model
-    x = torch.randint(9, len(dls.vocab)-8, (3,5))
+    x = torch.randint(9, len(dls.vocab)-8, (3,5), device=next(model.parameters()).device)
     want = x
     for _ in range(6):
         model.eval(); model.reset()

@@ -382,7 +382,7 @@ def clf(wp, dls, tmp_path):
     return theirs, quiet(transformer_classifier_learner(dls, pretrained=from_hf(theirs), path=tmp_path))
 
 def logits(learn, xb):
-    with torch.no_grad(): return learn.model.eval()(xb.as_subclass(torch.Tensor))
+    with torch.no_grad(): return learn.model.eval().to(xb.device)(xb.as_subclass(torch.Tensor)).cpu()
 
 def test_classifier(wp, clf, tmp_path):
     "The logits are Hugging Face's on its own batch; then it trains, and says the same after an export, in another process too"
@@ -429,7 +429,7 @@ def test_lm(bpe, dls_lm, tmp_path):
     learn = quiet(transformer_lm_learner(dls_lm, pretrained=from_hf(theirs), path=tmp_path))
     n,xb = len(bpe),dls_lm.one_batch()[0].as_subclass(torch.Tensor)
     assert len(text_vocab(dls_lm))==n+1 and learn.model.config.max_len==32 and learn.model.head.weight is learn.model.encoder.emb.weight
-    close(logits(learn, xb)[...,:n], theirs(xb).logits.detach())
+    close(logits(learn, xb)[...,:n], theirs(xb.cpu()).logits.detach())
     learn.unfreeze()
     loss = learn.validate()[0]
     learn.fit_one_cycle(2, 1e-2)
@@ -528,7 +528,7 @@ def test_load_encoder(clf, wp, dls):
     c = from_hf(theirs).config
     learn = transformer_classifier_learner(dls, 'bert', d_model=c.d_model, n_heads=c.n_heads, n_layers=c.n_layers, d_ff=c.d_ff, max_len=c.max_len)
     assert learn.load_encoder(from_hf(theirs)) is learn
-    xb = dls.one_batch()[0]
+    xb = dls.one_batch()[0].cpu()
     with torch.no_grad(): a,b = learn.model.eval().encoder.read(xb),from_hf(theirs).encoder.read(xb)
     torch.testing.assert_close(a[0][a[1]], b[0][b[1]])
     assert type(learn.model) is TransformerClassifier and learn.model.state_dict().keys()==from_hf(theirs).state_dict().keys()

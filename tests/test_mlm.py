@@ -274,7 +274,7 @@ def test_gaps_backwards(df, tmp_path):
     hide,vocab = learn.mask_tokens, text_vocab(dls)
     res = learn.fill('the ___ was ___', n=1)
     ids = [hide.mask_idx if t is None else vocab.index(t) for t in (None,'was',None,'the','xxbos')]
-    with torch.no_grad(): logits = learn.model.eval()(torch.tensor([ids], device=learn.dls.device))[0].cpu()
+    with torch.no_grad(): logits = learn.model.eval()(torch.tensor([ids], device=next(learn.model.parameters()).device))[0].cpu()
     logits[:,~hide.ordinary] = -float('inf')
     assert res.token.tolist() == [vocab[int(logits[i].argmax())] for i in (2, 0)]
 
@@ -290,7 +290,7 @@ def test_into_a_classifier_and_back(of, make):
     learn.save_encoder('enc')
     known = ordinary_tokens(learn.dls) | (torch.arange(len(text_vocab(learn.dls))) < 9)
     for clf,scale in [(make(pretrained='enc'), 4.), (make(pretrained='enc', scale_emb=True), 1.)]:
-        mine,theirs = clf.model.encoder.state_dict(), learn.model.encoder.state_dict()
+        mine,theirs = clf.model.cpu().encoder.state_dict(), learn.model.cpu().encoder.state_dict()
         for k in mine: assert mine[k].equal(theirs[k]) or k == 'emb.weight' and mine[k][known].equal(theirs[k][known]*scale)
         x = torch.tensor([[2,9,10,11,12]])
         torch.testing.assert_close(clf.model.eval().encoder(x), learn.model.eval().encoder(x), atol=1e-5, rtol=1e-5)

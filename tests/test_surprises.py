@@ -9,7 +9,7 @@ from fastai.text.all import (AWD_LSTM, BaseTokenizer, Callback, ClassificationIn
 from fastai_txf.all import (adamw,
     CharTokenizer, KVCache, Seq2SeqDataLoaders, Seq2SeqTransformer, TransformerClassifier,
     TransformerDataLoaders, TransformerEncoder, TransformerLM, TransformerMLM, add_pseudo_labels,
-    beam_search, from_hf, generate, self_pretrain, stream_tokens, transformer_classifier_learner,
+    beam_search, from_hf, generate, muon, self_pretrain, stream_tokens, transformer_classifier_learner,
     transformer_lm_learner, transformer_mlm_learner, transformer_seq2seq_learner)
 from fixtures import SMALL, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet, weights
 
@@ -163,6 +163,13 @@ def test_tensorboard(make, kind, tmp_path):
     pytest.importorskip('tensorboard')
     from fastai.callback.tensorboard import TensorBoardCallback
     make(kind).fit(1, cbs=TensorBoardCallback(tmp_path))
+
+def test_hyperparameters_are_numbers(make):
+    "Callbacks write them down: nothing of torch's optimizers is None"
+    for f in (adamw, muon):
+        learn = make('lm', opt_func=f)
+        learn.create_opt()
+        assert all(isinstance(v, (int,float)) for h in learn.opt.hypers for v in h.values())
 
 def test_predictions_for_tensorboard():
     "What its callback writes after an epoch, without the package: a row for each text"

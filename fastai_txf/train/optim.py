@@ -75,11 +75,12 @@ class TorchOptimizer(OptimWrapper):
 
     @property
     def hypers(self):
-        "The hyperparameters of each group, by fastai's names."
+        "The hyperparameters of each group, by fastai's names; none that torch is left to choose."
         def read(group, key):
             name,*i = key.split('__')               # `betas__0` is the first of `betas`
             return group[name][int(i[0])] if i else group[name]
-        return [{h:read(g, k) for k,h in self.fwd_map.items()} for g in self.opt.param_groups]
+        return [{h:v for k,h in self.fwd_map.items() if (v := read(g, k)) is not None}
+                for g in self.opt.param_groups]
 
     @torch.no_grad()
     def step(self, closure=None):
