@@ -92,9 +92,9 @@ def write(args):
 
 # IMDB
 
-READ = dict(minutes=3., lr=3e-3, warmup=0.03, decay=0.5, wd=0.1, bs=64, seq_len=512, max_vocab=30_000, seed=0)
+READ = dict(minutes=2.5, lr=3e-3, warmup=0.03, decay=0.5, wd=0.1, bs=64, seq_len=512, max_vocab=30_000, seed=0)
 MODEL = dict(d_model=512, n_heads=8, n_layers=6, max_len=512, qk_norm=True, bigrams=30_000)
-LABELS = dict(epochs=2, lr=4e-4, div=4, wd=0.05, bs=32, smoothing=0.1)
+LABELS = dict(epochs=2, lr=5e-4, div=4, wd=0.05, bs=64, smoothing=0.1)
 DROPOUT = dict(p=0.1, head_p=0.2, token_p=0.1, word_p=0.1)
 
 def read(ids, vocab):
@@ -113,7 +113,7 @@ def label(reader, train, scored, vocab, seed):
     dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='valid', tok_tfm=BaseTokenizer(SEP), rules=[], text_vocab=vocab, bs=LABELS['bs'], n_workers=0, num_workers=0)
     set_seed(seed)
     loss = LabelSmoothingCrossEntropyFlat(eps=LABELS['smoothing'])
-    learn = transformer_classifier_learner(dls, 'default', causal=True, loss_func=loss, metrics=[], **MODEL, **DROPOUT).to_bf16()
+    learn = transformer_classifier_learner(dls, 'default', causal=True, loss_func=loss, metrics=[], opt_func=adamw, **MODEL, **DROPOUT).to_bf16()
     learn.load_encoder(reader, freeze=False)
     start = time.perf_counter()
     with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(LABELS['epochs'], slice(LABELS['lr']/LABELS['div'], LABELS['lr']), wd=LABELS['wd'])

@@ -21,7 +21,7 @@ def test_get_preds(make, ds_idx):
     dl = learn.dls[ds_idx].new(shuffle=False, drop_last=False)
     assert logp.shape == targs.shape == (dl.bs, dl.bl) and dl.last_len not in (0,dl.seq_len)
     learn.model.eval()
-    with torch.no_grad(): want = [(learn.model(x).log_softmax(-1).gather(-1, y[...,None])[...,0],y) for x,y in dl] if ds_idx else None
+    with torch.no_grad(): want = [(learn.model(x).log_softmax(-1).gather(-1, y[...,None])[...,0].cpu(),y.cpu()) for x,y in dl] if ds_idx else None
     if want:
         assert torch.allclose(logp, torch.cat([w for w,_ in want], 1), atol=1e-5)
         assert torch.equal(targs, torch.cat([y for _,y in want], 1))
@@ -42,8 +42,7 @@ def test_perplexity(make):
     learn.fit_one_cycle(8, 1e-2)
     lp = learn.text_logprobs('music warm film')
     ids = torch.tensor([[learn.dls.vocab.index(t) for t in 'xxbos music warm film'.split()]])
-    learn.model.eval()
-    want = learn.model(ids)[:,:-1].log_softmax(-1).gather(-1, ids[:,1:,None])[0,:,0].tolist()
+    want = learn.model.eval().cpu()(ids)[:,:-1].log_softmax(-1).gather(-1, ids[:,1:,None])[0,:,0].tolist()
     assert list(lp.token) == 'music warm film'.split() and np.allclose(lp.logprob, want, atol=1e-5)
     one = learn.perplexity('music warm film')
     assert one == pytest.approx(math.exp(-np.mean(want)), rel=1e-4)
