@@ -485,7 +485,7 @@ def test_loss(make):
     logits = learn.model.eval()(src.as_subclass(torch.Tensor), tgt.as_subclass(torch.Tensor)[:,:-1])
     logp,want = logits.log_softmax(-1),tgt.as_subclass(torch.Tensor)[:,1:]
     each = -(0.8*logp.gather(-1, want[...,None])[...,0] + 0.2*logp.mean(-1))
-    close(torch.tensor(loss), each[want != PAD_].mean().detach())
+    close(torch.tensor(loss), each[want != PAD_].mean().detach().cpu())
     longer = learn.validate(dl=[(padded(src.as_subclass(torch.Tensor), 3, 0), padded(tgt.as_subclass(torch.Tensor), 2, 9))])[0]
     assert math.isclose(loss, longer, rel_tol=1e-5)                         # padding on either side, and in front
     with pytest.raises(ValueError, match='label_smoothing=1'): make(label_smoothing=1)
@@ -526,9 +526,10 @@ def test_get_preds(make):
     learn = make()
     logp,targs = learn.get_preds()
     assert len(logp) == 12
+    model = learn.model.cpu()
     for row,t,(src,tgt) in zip(logp, targs, learn.dls.valid_ds):
         src,tgt = src.as_subclass(torch.Tensor)[None],tgt.as_subclass(torch.Tensor)[None]
-        want = target_logprobs(learn.model(src, tgt[:,:-1]), tgt[:,1:])[0]
+        want = target_logprobs(model(src, tgt[:,:-1]), tgt[:,1:])[0]
         n = tgt.shape[1]-1
         close(row[:n], want.detach()); assert t[:n].equal(tgt[0,1:]) and not row[n:].any() and (t[n:] == PAD_).all()
     with pytest.raises(TypeError, match='with_loss'): learn.get_preds(with_loss=True)

@@ -76,10 +76,11 @@ class _Towers:
     def _measure(self):
         "Seconds of a whole training, by a few batches."
         learn = self.learner(0)
-        model,times = learn.model.train(), []
+        model,times = learn.model.to(learn.dls.device).train(), []
         for i,(x,y) in enumerate(learn.dls.train):
             start = time.perf_counter()
             learn.loss_func(model(x), y).backward()
+            next(model.parameters()).grad.sum().item()              # a GPU is waited for
             times.append(time.perf_counter()-start)
             if i == 6: break
         per_batch = np.mean(times[1:] or times)*1.3                 # and the optimizer's step
