@@ -110,7 +110,7 @@ def label(reader, train, scored, vocab, seed):
     "The share of `scored` that a classifier with the encoder of `reader` gets right, in per cent, and its minutes."
     rows = [(SEP.join(ts), label, False) for ts,label in train]
     df = pd.DataFrame([*rows, (*rows[0][:2], True), (*rows[-1][:2], True)], columns=['text','label','valid']) # fastai wants something to validate on
-    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='valid', tok_tfm=BaseTokenizer(SEP), rules=[], text_vocab=vocab, bs=LABELS['bs'], n_workers=0, num_workers=0)
+    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='valid', tok_tfm=BaseTokenizer(SEP), rules=[], text_vocab=vocab, bs=LABELS['bs'])
     set_seed(seed)
     loss = LabelSmoothingCrossEntropyFlat(eps=LABELS['smoothing'])
     learn = transformer_classifier_learner(dls, 'default', causal=True, loss_func=loss, metrics=[], opt_func=adamw, **MODEL, **DROPOUT).to_bf16()
@@ -138,15 +138,18 @@ def imdb(args):
 # Results
 
 def render(rows):
-    "The results as markdown."
+    "The results as markdown: what has been measured."
     of = lambda kind: [r for r in rows if r['kind'] == kind]
     name = {'candidate':lambda r: NAMES[r['candidate']]}
-    return f'# One GPU\n\nWritten by `python benchmarks/gpu.py`. ' \
-           f'\n\nA training step: {SHAPE["n_layers"]} layers, d_model {SHAPE["d_model"]}, {SHAPE["n_heads"]} heads, vocabulary {VOCAB:,}, {BS} × {LENGTH:,} tokens, bfloat16 by autocast, fused AdamW; medians of rounds of {STEPS} steps in turns. MB: the peak of the memory allocated.\n\n' \
-           f"{table(of('step'), {**name, 'tokens/s':'tokens_per_s', 'times nanoGPT':'ratio', 'MB':'mb', 'seconds of the first round':'first', 'parameters':'params'})}\n" \
-           f"Writing: a model of that shape, weights in bfloat16, a prompt of {PROMPT} tokens, {NEW} new ones, sampled from the whole distribution.\n\n{table(of('write'), {**name, 'batch':'bs', 'tokens/s':'tokens_per_s', 'times Hugging Face':'ratio'})}\n" \
-           f"IMDB: a causal model reads the 75,000 reviews for training, then learns from labels; accuracy on the test reviews, scored once for each seed. Minutes by the clock, reading and learning.\n\n{table(of('imdb'), {'seed':'seed', 'accuracy':'accuracy', 'minutes of reading':'text_minutes', 'epochs':'text_epochs', 'loss':'text_loss', 'minutes of learning':'minutes', 'parameters':'params'})}\n" \
-           f'{ran_with(rows, env=None)}'
+    parts = dict(
+        step=(f'A training step: {SHAPE["n_layers"]} layers, d_model {SHAPE["d_model"]}, {SHAPE["n_heads"]} heads, vocabulary {VOCAB:,}, {BS} × {LENGTH:,} tokens, bfloat16 by autocast, fused AdamW; medians of rounds of {STEPS} steps in turns. MB: the peak of the memory allocated.',
+              {**name, 'tokens/s':'tokens_per_s', 'times nanoGPT':'ratio', 'MB':'mb', 'seconds of the first round':'first', 'parameters':'params'}),
+        write=(f'Writing: a model of that shape, weights in bfloat16, a prompt of {PROMPT} tokens, {NEW} new ones, sampled from the whole distribution.',
+               {**name, 'batch':'bs', 'tokens/s':'tokens_per_s', 'times Hugging Face':'ratio'}),
+        imdb=('IMDB: a causal model reads the 75,000 reviews for training, then learns from labels; accuracy on the test reviews, scored once for each seed. Minutes by the clock, reading and learning.',
+              {'seed':'seed', 'accuracy':'accuracy', 'minutes of reading':'text_minutes', 'epochs':'text_epochs', 'loss':'text_loss', 'minutes of learning':'minutes', 'parameters':'params'}))
+    told = [f'{words}\n\n{table(of(kind), cols)}' for kind,(words,cols) in parts.items() if of(kind)]
+    return '\n'.join(['# One GPU\n\nWritten by `python benchmarks/gpu.py`.\n', *told, ran_with(rows, env=None)])
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -374,7 +374,23 @@ def scale():
                  table(['step','MB','of the first','processor seconds'], [(n, *line(rs[k])) for k,n in SCALES.items()]),
                  ['scale.py'], list(rs.values()), 'scale')
 
-QUESTIONS = [imdb, few, small, words, defaults, shakespeare, speedrun, translation, step, generation, tokenizing, batches, epoch, scale]
+GPU_STEPS = dict(
+    learner='`transformer_lm_learner`, in a `fit`', learner_logits='the same with `keep_logits`',
+    learner_compiled='`transformer_lm_learner(compile=True)`', nano="nanoGPT's arrangement in a plain loop",
+    nano_compiled='the same, compiled', hf='GPT-2 of Hugging Face transformers 5.17.0 in a plain loop')
+
+def on_gpu(candidate): return one('gpu', candidate=candidate)
+
+def gpu():
+    rs = {k:on_gpu(k) for k in GPU_STEPS}
+    lines = [(n, f"{rs[k]['tokens_per_s']:,}", f"{rs[k]['ratio']:.2f}", f"{rs[k]['mb']:,}") for k,n in GPU_STEPS.items()]
+    ours,hf = on_gpu('write'),on_gpu('write_hf')
+    more = (f"One text after a prompt of 16 tokens, 128 new ones, weights in bfloat16: `generate` writes **{ours['tokens_per_s']}** tokens a second, "
+            f"`generate` of Hugging Face {hf['tokens_per_s']}, a rate {ours['ratio']:.1f} times as high.\n\n")
+    return block('tokens a second, one training step', 'gpu', table(['training step','tokens a second','times nanoGPT','MB'], lines),
+                 ['gpu.py step --rounds 3', 'gpu.py write --rounds 3 --only write write_hf'], [*rs.values(), ours, hf], 'gpu', more)
+
+QUESTIONS = [imdb, few, small, words, defaults, shakespeare, speedrun, translation, step, generation, gpu, tokenizing, batches, epoch, scale]
 
 # Pictures
 
@@ -475,6 +491,11 @@ def draw_generation(ax):
                  x='x-transformers')
     rates = {n:speed(k)['tokens_per_s'] for k,n in short.items()}
     bars(ax, rates, list(rates)[:3], 'tokens a second, one text')
+
+def draw_gpu(ax):
+    short = dict(learner='a learner', learner_logits='with its logits', learner_compiled='a learner, compiled', nano="nanoGPT's arrangement", nano_compiled='the same, compiled', hf='Hugging Face')
+    rates = {n:on_gpu(k)['tokens_per_s']/1000 for k,n in short.items()}
+    bars(ax, rates, list(rates)[:3], 'thousand tokens a second, training')
 
 def draw_tokenizing(ax):
     short = dict(fastai='fastai', spacy_plain="fast spaCy, fastai's pipeline", spacy='fast spaCy, LMDataLoaders',
