@@ -283,9 +283,9 @@ def translation():
     ms = took['step_ms']
     more = (f"With `muon` the training takes **{100*took['share']:.0f} %** of the time: {ms['muon']:.0f} ms of the processor for a step, {ms['txf']:.0f} with `adamw` in fp32, "
             'in turns on one thread of a processor with `avx512_bf16`. '
-            f"The same recipe, English to German: {bleu('back', 'test')} on the test pairs (`multi30k.py --only back --threads 1`).\n\n")
+            f"The same recipe, English to German: {bleu('back', 'test')} on the test pairs (`multi30k.py --only back --seeds 0 1 --threads 1`, {seeds(translators('back', 'test'))}).\n\n")
     return block('BLEU with a beam of five', 'translation', table(['model','test','validation pairs','command'], lines),
-                 [run, f'{run} --valid', 'multi30k.py --speed --threads 1', 'multi30k.py --only muon --seeds 1 --threads 1'], [*(r for k in TRANSLATORS for s in ('test','valid') for r in translators(k, s)), *translators('back', 'test'), took], 'multi30k', more)
+                 [run, f'{run} --valid', 'multi30k.py --speed --threads 1', 'multi30k.py --only muon --seeds 1 --threads 1', 'multi30k.py --only back --seeds 0 1 --threads 1'], [*(r for k in TRANSLATORS for s in ('test','valid') for r in translators(k, s)), *translators('back', 'test'), took], 'multi30k', more)
 
 STEPS = dict(
     ours='`TransformerLM`', chunked='the same without logits (`ChunkedLoss`)',
