@@ -2,8 +2,8 @@
 
 It takes two minutes of a core.
 
-`python docs/picture.py` writes `nbs/images/overview.png`; another path is its argument."""
-import random, sys
+It writes `nbs/images/overview.png`, or the file that it is given."""
+import argparse, random
 from pathlib import Path
 import matplotlib
 matplotlib.use('Agg')
@@ -79,4 +79,7 @@ def main(file=HERE.parent/'nbs'/'images'/'overview.png', clf={}, s2s={}):
     fig.tight_layout()
     fig.savefig(file, dpi=110)
 
-if __name__ == '__main__': main(*sys.argv[1:2])
+if __name__ == '__main__':
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('file', nargs='?', default=HERE.parent/'nbs'/'images'/'overview.png', help='to write')
+    main(p.parse_args().file)

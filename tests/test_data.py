@@ -10,6 +10,7 @@ from fastai.text.all import (BOS, PAD, SGD, UNK, BaseTokenizer, BCEWithLogitsLos
     TensorCategory, TensorMultiCategory, TextBlock, TextDataLoaders, Tokenizer, TransformBlock, get_text_files, ifnone, load_learner)
 
 from fastai_txf.all import *
+from fixtures import texts_df
 from fastai_txf.text import folders
 from fastai_txf.text.corpus import _clean, _name_pattern
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
@@ -394,6 +395,38 @@ def test_labels_of_two_types():
     mixed = frame(label=[1 if i%2 else 'neg' for i in range(20)])
     with pytest.raises(ValueError, match=r"'label' mixes labels of different types \(int, str\): convert it with df\['label'\].astype\(str\)"): check(mixed)
 
+
+@pytest.mark.parametrize('label', ['',' '])
+def test_empty_label(label):
+    "A label that is missing, but read as an empty string, is no class; of many labels it says that there is none"
+    df = texts_df(40)
+    df.loc[[3,17], 'label'] = label
+    options = dict(text_col='text', label_col='label', valid_col='is_valid', bs=8)
+    with pytest.raises(ValueError, match=r"column 'label' has an empty label in 2 of 40 rows \(index 3, 17\).*replace"): TransformerDataLoaders.from_df(df, **options)
+    dls = TransformerDataLoaders.from_df(df.assign(label=df.label.str.strip()), label_delim=';', **options)
+    assert '' not in dls.vocab[1]
+
+@pytest.mark.parametrize('kw', [dict(min_freq='2'), dict(max_vocab='100'), dict(n_workers='2'), dict(seq_len='64'), dict(seq_len=2.5)])
+def test_numbers_as_strings(kw, monkeypatch):
+    "They are named before a text is cut"
+    monkeypatch.setattr(BaseTokenizer, '__call__', lambda *args: pytest.fail('a text has been cut'))
+    [k] = kw
+    df = texts_df(40)
+    make = [lambda: TransformerDataLoaders.from_df(df, text_col='text', label_col='label', tok_tfm=BaseTokenizer(), **kw),
+            lambda: LMDataLoaders.from_df(df, text_col='text', tok_tfm=BaseTokenizer(), **kw),
+            lambda: Seq2SeqDataLoaders.from_df(df, src_col='text', tgt_col='label', tok_tfm=BaseTokenizer(), **kw)]
+    for f in make[:2 if k == 'seq_len' else 3]:
+        with pytest.raises(ValueError, match=f'{k}={kw[k]!r} is out of range'): f()
+
+@pytest.mark.parametrize('kw,error,why', [
+    (dict(seqlen=64), TypeError, "'seqlen': did you mean 'seq_len'"), (dict(windows='rand'), ValueError, "windows='rand'"),
+    (dict(bs='16'), TypeError, "bs='16'"), (dict(epoch_len=-1, windows='random'), ValueError, 'epoch_len=-1'), (dict(val_bs=0), ValueError, 'val_bs=0')])
+def test_options_of_a_stream(kw, error, why):
+    "They are looked at before a text is read"
+    def texts():
+        pytest.fail('a text has been read')
+        yield ''
+    with pytest.raises(error, match=why): LMDataLoaders.from_texts(texts(), tok_tfm=CharTokenizer(), **kw)
 
 def test_misspelt_option():
     with pytest.raises(TypeError, match="no option 'bacth_size'.*batch_size"): TransformerDataLoaders.from_df(frame(), bacth_size=3)

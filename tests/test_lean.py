@@ -3,7 +3,7 @@ import copy
 import pytest, torch
 from torch import nn
 from fastai.text.all import (
-    accuracy, Callback, CrossEntropyLossFlat, GradientAccumulation, GradientClip, LabelSmoothingCrossEntropyFlat, noop, set_seed)
+    accuracy, Callback, CrossEntropyLossFlat, F, FocalLossFlat, GradientAccumulation, GradientClip, LabelSmoothingCrossEntropyFlat, noop, set_seed)
 from fastai_txf.all import *
 from fastai_txf.train.lean import LeanLoss, NoLogits
 
@@ -135,3 +135,76 @@ def test_to_bf16_warns_where_it_is_emulated(monkeypatch, recwarn, emulates):
     monkeypatch.setattr('fastai_txf.learn.base.emulates_bf16', lambda: emulates)
     learner().to_bf16()
     assert any('no units for bfloat16' in str(w.message) for w in recwarn) == emulates
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16, torch.float16])
+def test_weights_of_any_precision(dtype):
+    "Without logits a model of another precision trains as it does with them"
+    full,lean = learner(True),learner()
+    for l in (full,lean): l.model.to(dtype)
+    assert fitted(full) == {False} and fitted(lean) == {True}
+    assert list(full.recorder.values[0]) == pytest.approx(list(lean.recorder.values[0]), rel=1e-6 if dtype == torch.float64 else 2e-2)
+
+class Change(Callback):
+    "From the second epoch on, another loss."
+    needs_logits = False
+    def __init__(self, loss_func): self.loss_func = loss_func
+    def before_epoch(self):
+        if self.epoch == 1: self.learn.loss_func = self.loss_func
+
+@pytest.mark.parametrize('loss_func', [CrossEntropyLossFlat(label_smoothing=0.5), FocalLossFlat(gamma=2.), CrossEntropyLossFlat(label_smoothing=0.1),
+                                       CrossEntropyLossFlat(weight=torch.linspace(0, 1, 600))])
+def test_another_loss_in_the_middle(loss_func):
+    "A loss that a callback puts in place is the one of training, too"
+    full,lean,plain = learner(True),learner(),learner()
+    for l in (full,lean): fitted(l, Change(loss_func), n=2)
+    fitted(plain, n=2)
+    assert list(full.recorder.values[1]) == pytest.approx(list(lean.recorder.values[1]), abs=1e-4)
+    assert abs(plain.recorder.values[1][0] - lean.recorder.values[1][0]) > 1e-3
+
+def test_the_last_callback_sees_the_batch():
+    "However late a callback changes the batch, the model reads what it has made"
+    class Late(Callback):
+        order,n = 10**6,0
+        def before_batch(self):
+            self.n += 1
+            self.learn.xb = (torch.full_like(self.xb[0], 7),)
+    full,lean = learner(True),learner()
+    late = [Late(),Late()]
+    assert fitted(full, late[0]) == {False} and fitted(lean, late[1]) == {True}
+    assert late[0].n == late[1].n
+    assert (weights(full)-weights(lean)).abs().max() < 1e-4
+
+@pytest.mark.parametrize('part', ['model','head','all'])
+def test_a_forward_of_ones_own(part):
+    "What stands in for `forward`, or listens to all modules, decides in training, too"
+    def run(keep):
+        learn = learner(keep)
+        if part == 'all':
+            handle = nn.modules.module.register_module_forward_hook(lambda m, args, out: out/2 if m is learn.model.head else None)
+        else:
+            m = learn.model if part == 'model' else learn.model.head
+            m.forward = lambda *args, f=m.forward: f(*args)/2
+            handle = None
+        assert fitted(learn) == {False}
+        if handle: handle.remove()
+        return weights(learn)
+    assert (run(True)-run(False)).abs().max() < 1e-6
+
+@pytest.mark.parametrize('opt_func', [muon,adamw])
+def test_gradients_of_an_earlier_fit(opt_func):
+    "A fit that was broken off, or ended between two steps, leaves nothing to the next one"
+    class Stop(Callback):
+        needs_logits = False
+        def before_step(self):
+            if self.train_iter == 3: raise KeyboardInterrupt
+    def stopped(learn):
+        with pytest.raises(KeyboardInterrupt): learn.fit(1, 1e-3, cbs=Stop())
+    def between(learn): learn.fit(1, 1e-3, cbs=GradientAccumulation(12))
+    for first in (stopped,between):
+        learn = learner(opt_func=opt_func)
+        first(learn)
+        learn.freeze()
+        before = {n:p.detach().clone() for n,p in learn.model.named_parameters() if not p.requires_grad}
+        assert before
+        learn.fit(1, 1e-3)
+        assert all(torch.equal(p, before[n]) for n,p in learn.model.named_parameters() if n in before)

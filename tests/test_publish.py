@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from hypothesis import given, HealthCheck, settings, strategies as st
-from fastai.text.all import BaseTokenizer, CrossEntropyLossFlat, defaults, lowercase
+from fastai.text.all import accuracy, BalancedAccuracy, BaseTokenizer, CrossEntropyLossFlat, defaults, lowercase
 import fastai.text.core as core
 from fastai_txf.all import (
     baseline, BPETokenizer, CharTokenizer, FastSpacyTokenizer, learner_from, LMDataLoaders, load_published, PredictorPool, PRESETS,
@@ -462,6 +462,18 @@ def test_card(tmp_path):
     loss = learn.recorder.values[-1][1]
     for part in ('48', '12', f'{loss:.4f}', 'After 2 epochs', 'neg, pos', 'load_published', 'd_model', torch.__version__, f'{table.accuracy[1]:.4f}'):
         assert part in text, part
+
+@pytest.mark.parametrize('look', ['validate','get_preds','show_results','predict'])
+def test_card_after_a_look(tmp_path, look):
+    "What is done with a learner after its training is not what its training has measured"
+    learn = quiet(clf(clf_dls(), metrics=[accuracy,BalancedAccuracy()]))
+    learn.fit(2, 1e-3)
+    row = [*learn.recorder.values[-1]]
+    before = (learn.publish(tmp_path/'a')/'README.md').read_text()
+    getattr(learn, look)(*['a warm film']*(look == 'predict'))
+    assert (learn.publish(tmp_path/'b')/'README.md').read_text() == before
+    assert 'After 2 epochs' in before
+    for name,v in zip(('train_loss','valid_loss','accuracy','balanced_accuracy_score'), row): assert f'| {name} | {v:.4f} |' in before
 
 @pytest.mark.parametrize('task', ['one','many','numbers','lm','mlm','pairs'])
 def test_learner_from(made, task):

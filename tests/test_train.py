@@ -5,6 +5,8 @@ from functools import partial
 from fastai.text.all import (Callback, CancelBatchException, CSVLogger, DataLoader, DataLoaders, EarlyStoppingCallback, GradientAccumulation, GradientClip, L,
                              Learner, MSELossFlat, ProgressCallback, SaveModelCallback, SGD, accuracy, slide, steep, valley, minimum)
 from fastai_txf.model.models import classifier_splitter, lm_splitter
+from fastai_txf.learn.lm import transformer_lm_learner
+from fastai_txf.train.muon import muon
 from fastai_txf.train.precision import DeviceMixedPrecision
 from fastai_txf.train.schedule import warmup_stable_decay
 from fixtures import *
@@ -364,3 +366,25 @@ def test_no_bar_and_no_logging(make, kind, capsys):
     capsys.readouterr()
     with learn.no_logging(), learn.no_bar(): learn.fit(1)
     assert capsys.readouterr().out == '' and learn.logger is print
+
+@pytest.mark.parametrize('call,error,why', [
+    (lambda l: l.fit(1, 1e-3, wd=math.nan), ValueError, 'wd=nan'), (lambda l: l.fit(1, 1e-3, wd=-1), ValueError, 'wd=-1'),
+    (lambda l: l.fit_wsd(1, 1e-3, warmup=math.nan), ValueError, 'warmup=nan'), (lambda l: l.fit_wsd(1, 1e-3, decay=math.nan), ValueError, 'decay=nan'),
+    (lambda l: l.fit_warmup(1, 1e-3, warmup=math.nan), ValueError, 'warmup=nan'), (lambda l: l.fit_one_cycle(1, 1e-3, div=0), ValueError, 'div=0'),
+    (lambda l: l.fit_gradual(1, slice(1e-4, 1e-3)), TypeError, 'rate of the last group alone'), (lambda l: l.fit(1, torch.tensor(1e-3)), TypeError, 'Tensor: give a float'),
+    (lambda l: l.fit(1, np.float32(1e-3)), TypeError, 'float32: give a float'), (lambda l: l.fit_one_cycle(1, '1e-3'), TypeError, "'1e-3', a str"),
+    (lambda l: l.fit(1, [1e-3,'a']), TypeError, "'a', a str")])
+def test_no_training_with_no_number(call, error, why, dls_lm):
+    "What is no rate, share or decay is named before a weight has moved"
+    learn = quiet(transformer_lm_learner(dls_lm, **SMALL))
+    before = [p.clone() for p in learn.model.parameters()]
+    with pytest.raises(error, match=why): call(learn)
+    assert all(map(torch.equal, before, learn.model.parameters()))
+
+@pytest.mark.parametrize('kw', [dict(opt_func='adam'), dict(metrics='accuracy'), dict(metrics=[accuracy,'f1'])])
+def test_names_of_functions(kw, dls_lm):
+    with pytest.raises(TypeError, match='is a str: give the function itself'): transformer_lm_learner(dls_lm, **SMALL, **kw)
+
+def test_turns_of_muon(dls_lm):
+    learn = quiet(transformer_lm_learner(dls_lm, **SMALL, opt_func=partial(muon, turns=0)))
+    with pytest.raises(ValueError, match='turns=0 is out of range'): learn.fit(1, 1e-3)

@@ -7,6 +7,7 @@ __all__ = []
 
 # %% ../../nbs/0_base/01_checks.ipynb #d9bd2195
 import difflib, inspect, math, numbers, torch
+from collections.abc import Iterable
 from numbers import Integral
 
 # %% ../../nbs/0_base/01_checks.ipynb #3e42a503
@@ -32,6 +33,15 @@ _settings = dict(
     n_words=(_whole(0), 'a number of words, 0 or more'),
     n_tokens=(_whole(0), 'a number of tokens, 0 or more, or None to count words'),
     bs=(_whole(1), 'a number of texts in a batch, 1 or more'),
+    seq_len=(_whole(1), 'a number of tokens in a row, 1 or more'),
+    min_freq=(_whole(0), 'how often a token has to occur, a whole number'),
+    max_vocab=(_whole(1), 'a number of tokens, 1 or more'),
+    n_workers=(_whole(0), 'a number of processes, 0 for none but this one'),
+    wd=(lambda v: 0 <= v < math.inf, 'a weight decay, 0 or more and finite'),
+    div=(lambda v: 0 < v < math.inf, 'a number above 0 that divides the rate'),
+    div_final=(lambda v: 0 < v < math.inf, 'a number above 0 that divides the rate'),
+    turns=(_whole(1), 'a whole number from 1'),
+    label_smoothing=(lambda v: 0 <= v < 1, 'a share of the probability, 0 ≤ label_smoothing < 1'),
     minutes=(lambda v: v > 0, 'a budget of training, more than 0'),
     C=(lambda v: 0 < v < math.inf, 'the inverse strength of a penalty, above 0 and finite'),
     power=(lambda v: 0 <= v < math.inf, 'an exponent, 0 or more and finite'),
@@ -40,7 +50,8 @@ _settings = dict(
     seed=(lambda v: isinstance(v, (Integral,torch.Generator)),
           'a whole number, a torch.Generator, or None for another sample each time'))
 
-_needed = {'temperature','n','n_samples','num_beams','length_penalty','minutes'}
+_needed = {'temperature','n','n_samples','num_beams','length_penalty','minutes','seq_len',
+           'max_vocab','turns','label_smoothing'}
 
 def check_values(**values):
     "A ValueError for the first value out of its range; names that are not known pass."
@@ -71,11 +82,16 @@ def check_rates(
     lr, # learning rate: a number, one for each group, a slice, or None
     n_groups:int, # groups of parameters
 ):
-    "A ValueError for a rate below 0, one that is no number, or another number of them."
+    """A ValueError for a rate below 0, one that is not finite, or another number of them;
+    a TypeError for what is no number of Python's, which fastai would not understand."""
     if isinstance(lr, slice): rates = [o for o in (lr.start, lr.stop) if o is not None]
-    else: rates = [lr] if lr is None or isinstance(lr, numbers.Real) else list(lr)
+    elif lr is None or not isinstance(lr, Iterable) or isinstance(lr, str): rates = [lr]
+    else: rates = [lr] if getattr(lr, 'ndim', 1) == 0 else list(lr)
     for o in rates:
-        if o is None or 0 <= o < math.inf: continue
+        if o is None: continue
+        if not isinstance(o, (int,float)) and (o is lr or not isinstance(o, numbers.Real)):
+            raise TypeError(f'a learning rate of {o!r}, a {type(o).__name__}: give a float')
+        if 0 <= o < math.inf: continue
         raise ValueError(f'a learning rate of {o}: give 0 or more, finite')
     if isinstance(lr, slice) or len(rates) in (1,n_groups): return
     raise ValueError(f'{len(rates)} learning rates for {n_groups} groups of parameters: '
@@ -95,6 +111,14 @@ def check_share(valid_pct):
     if not (isinstance(valid_pct, numbers.Real) and 0 <= valid_pct < 1):
         raise ValueError(f'{valid_pct=}: give the share of the rows for validation, '
                          '0 <= valid_pct < 1')
+
+def check_functions(**options):
+    "A TypeError for the name of a function, or anything else, in a list of functions and metrics."
+    for k,os in options.items():
+        for o in os:
+            if callable(o) or hasattr(o, 'accumulate'): continue
+            raise TypeError(f'{k}={o!r} is a {type(o).__name__}: give the function itself, as in '
+                            'opt_func=adamw and metrics=accuracy')
 
 # %% ../../nbs/0_base/01_checks.ipynb #16e4a6c8
 def check_named(value, table, field):

@@ -74,6 +74,10 @@ def is_hooked(
     "Whether something listens to `m` itself."
     return any(getattr(m, k) for k in _calls)
 
+def listens_to_all()->bool:
+    "Whether something listens to every module there is."
+    return nn.modules.module._has_any_global_hook()
+
 def any_hooked(
     m, # a module
 )->bool:

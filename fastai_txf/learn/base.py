@@ -21,7 +21,7 @@ from fastcore.foundation import L
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
 from ..base.compat import emulates_bf16, validation_loop
-from ..base.checks import check_spelling
+from ..base.checks import check_functions, check_spelling
 from ..base.files import save_tensors
 from ..model.config import make_config, TransformerConfig
 from ..text.special import pad_index, text_vocab
@@ -390,6 +390,7 @@ def make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, compil
     config = make_config(config, **config_kw).scale_dropout(drop_mult)
     model = arch(config, **{k:v for k,v in model_kw.items() if v is not None})
     if not hasattr(model, 'encoder'): splitter = trainable_params
+    check_functions(**{k:L(learner_kw.get(k)) for k in ('opt_func','metrics')})
     learner_kw = {'splitter':splitter, 'train_bn':False, **learner_kw}
     learn = cls(dls, compile_for_training(model) if compile else model, **learner_kw)
     learn.vocabs = _vocabs(dls)

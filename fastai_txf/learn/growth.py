@@ -208,6 +208,7 @@ def write_options(
 )->dict:
     """The options of `write` as those of `generate`, or of `beam_search`. A ValueError for what is
     out of range or does not go together."""
+    check_values(num_beams=num_beams, n_samples=n_samples)
     samples = num_beams == 1 and (n_samples > 1 or any(kwargs.get(f) is not None for f in _filters))
     if temperature is None: temperature = 1. if samples or num_beams > 1 else 0.
     options = dict(temperature=temperature, n_samples=n_samples, **kwargs)

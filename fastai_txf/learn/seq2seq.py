@@ -225,9 +225,7 @@ def transformer_seq2seq_learner(
     `kwargs` are fields of the configuration and arguments of `Learner`.
     A TypeError for an unknown option, a ValueError for loaders that hold no pairs."""
     check_pairs(dls)
-    if not 0 <= label_smoothing < 1:
-        raise ValueError(f'{label_smoothing=} is a share of the probability: '
-                         '0 ≤ label_smoothing < 1')
+    check_values(label_smoothing=label_smoothing)
     config = start_config(config, pretrained, arch)
     config_kw,learner_kw = split_options(kwargs, 'seq2seq', arch is not Seq2SeqTransformer)
     src_vocab,tgt_vocab = pair_vocabs(dls)

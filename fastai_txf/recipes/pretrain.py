@@ -58,6 +58,9 @@ def more_texts(
 )->list:
     "Texts without labels. A ValueError for none, a TypeError for other things than strings."
     if unlabelled is None: return []
+    if isinstance(unlabelled, str):
+        raise TypeError(f'unlabelled={unlabelled[:40]!r} is one string: give a list of texts, a '
+                        'series (df[column]) or a data frame')
     if not len(unlabelled):
         raise ValueError('unlabelled holds no text: leave it out to learn from the labelled texts '
                          'alone')

@@ -163,12 +163,9 @@ def _table(rows, *head):
 def measured(
     learn, # a learner
 )->dict: # name to number, of the last epoch; empty where it was not trained
-    "What the recorder has measured."
-    rec = getattr(learn, 'recorder', None)
-    values,report = [*getattr(rec, 'values', [])], getattr(learn, 'report', None)
-    if report is not None: return report.measured()
-    if not values: return {}
-    return dict(zip([*rec.metric_names][1:], map(float, values[-1])))
+    "What the last fit has measured."
+    report = getattr(learn, 'report', None)
+    return learn.last_fit.get('values', {}) if report is None else report.measured()
 
 def _about_data(learn):
     sizes = [len(getattr(learn.dls, k)) if hasattr(learn.dls, k) else 0
@@ -178,7 +175,7 @@ def _about_data(learn):
 
 def _about_scores(learn, baseline):
     res = measured(learn)
-    epochs = len(getattr(getattr(learn, 'recorder', None), 'values', []))
+    epochs = learn.last_fit.get('epochs', 0)
     text = 'Nothing was recorded: the weights were loaded.'
     if res: text = (f'After {epochs} epoch{"s"*(epochs > 1)} of the last training, on the '
                     'validation set:\n\n'

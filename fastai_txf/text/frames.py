@@ -189,6 +189,7 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok):
     if label_delim is not None: _check_strings(df, labels, f'{label_delim=} splits strings')
     kind = label_kind(df, labels, label_delim)
     if kind=='category': _check_one_kind(df, labels[0])
+    if kind=='category' and not unseen_ok: _check_blank(df, labels[0])
     if kind=='regression':
         _check_finite(df, labels)
         if not unseen_ok: _check_whole(df, labels)
@@ -202,6 +203,14 @@ def _check_one_kind(df, col):
         types = ', '.join(sorted({type(o).__name__ for o in df[col]}))
         raise ValueError(f'column {col!r} mixes labels of different types ({types}): '
                          f'convert it with df[{col!r}].astype(str)') from e
+
+def _check_blank(df, col):
+    "No label that is an empty string: it stands for a missing one"
+    bad = df[col].map(lambda o: isinstance(o, str) and not o.strip()).to_numpy(dtype=bool)
+    if not bad.any(): return
+    raise ValueError(f'column {col!r} has an empty label in {_rows(df, bad)}: leave them out with '
+                     f'df[df[{col!r}].str.strip() != ""], or give the class a name with '
+                     f'df[{col!r}].str.strip().replace("", "none")')
 
 def _check_whole(df, cols):
     "No label that may be meant as a class and was made a float by a missing value"

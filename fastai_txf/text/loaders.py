@@ -22,7 +22,7 @@ from fastcore.foundation import L
 from fastcore.meta import delegates
 from fastcore.xtras import is_listy
 from fasttransform.transform import compose_tfms
-from ..base.checks import check_batch_size, check_share
+from ..base.checks import check_batch_size, check_share, check_values
 from .special import pad_index, text_vocab
 from .tokens import as_tokenizer
 from .frames import (
@@ -115,7 +115,7 @@ def check_options(func, kwargs):
     known = {p for f in funcs for p in inspect.signature(f).parameters}
     for k in kwargs:
         if k in known: continue
-        near = difflib.get_close_matches(k, known) or 'none'
+        near = difflib.get_close_matches(k, known - {'self','cls'}) or 'none'
         raise TypeError(f'there is no option {k!r}; close to it are {near}')
     optional = ('val_bs','batch_size')
     sizes = {k:o for k,o in kwargs.items() if k == 'bs' or k in optional and o is not None}
@@ -196,6 +196,7 @@ class TransformerDataLoaders(TextDataLoaders):
     ):
         "Loaders from the rows of `df`; ValueError, TypeError as `check_df` and `check_dls` say"
         check_options(cls.from_df, kwargs)
+        check_values(seq_len=seq_len, min_freq=min_freq, max_vocab=max_vocab, n_workers=n_workers)
         df = as_frame(df)
         n_workers = ifnone(n_workers, 0 if len(df) < 2000 else defaults.cpus)
         if valid_col is None: valid = random_mask(len(df), valid_pct, seed)

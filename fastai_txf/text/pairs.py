@@ -6,7 +6,7 @@
 __all__ = ['TextEnds', 'PadEnd', 'PairDL', 'show_pairs', 'SequenceBlock', 'pair_vocabs', 'check_pairs', 'Seq2SeqDataLoaders']
 
 # %% ../../nbs/2_text/08_pairs.ipynb #08ab51f9
-import csv, numpy as np, pandas as pd, torch
+import csv, numpy as np, pandas as pd, torch, warnings
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from fastcore.basics import ifnone, patch
 from fastcore.imports import IN_NOTEBOOK
 from fastcore.meta import delegates
 from fastcore.xtras import is_listy
+from ..base.checks import check_values
 from .special import pad_index
 from .tokens import as_tokenizer, token_lists
 from .plain import put_ends
@@ -169,6 +170,17 @@ def _pair_vocabs(frame, sides, share, min_freq, max_vocab):
     made = [make_vocab(c, n, max_vocab) for c,n in zip(counts, least)]
     return [*map(ifnone, own, made)]
 
+def _warn_of_unknown(frame, sides, vocabs):
+    "A warning where most of a side is `xxunk`, which a model learns to write."
+    for side,s,vocab in zip(('source','target'), sides, vocabs):
+        tokens = Counter(t for ts in frame[s.text_cols] for t in ts)
+        for t in defaults.text_spec_tok: tokens.pop(t, None)
+        n,known = tokens.total(), sum(tokens[t] for t in vocab)
+        if n <= 2*known: continue
+        warnings.warn(f'{1-known/n:.0%} of the {side} tokens are not in its vocabulary and become '
+                      'xxunk, which a model learns like any other: lower min_freq, or cut smaller '
+                      'pieces with tok_tfm=CharTokenizer() or BPETokenizer()', stacklevel=3)
+
 def _pair_block(cols, sides, vocabs, valid):
     "How rows become pairs; `valid` is true for validation rows."
     blocks = [SequenceBlock(s.tok, v, s.rules, text_cols=s.text_cols) for s,v in zip(sides, vocabs)]
@@ -198,6 +210,8 @@ class Seq2SeqDataLoaders(DataLoaders):
     ):
         "Loaders from the rows of `df`. A ValueError names the rows, the column and the remedy."
         check_options(cls.from_df, kwargs)
+        check_values(min_freq=min_freq, max_vocab=max_vocab, n_workers=n_workers)
+        if not isinstance(share_vocab, bool): raise TypeError(f'{share_vocab=}: give True or False')
         df = as_frame(df)
         cols = [*column_names(df, src_col), *column_names(df, tgt_col)]
         if len(cols) != 2 or cols[0] == cols[1]:
@@ -209,6 +223,7 @@ class Seq2SeqDataLoaders(DataLoaders):
         sides = _sides(df, cols, tok_tfm, rules, ~valid)
         frame = pd.DataFrame({s.text_cols:_cut(df[s.text_cols], s, n_workers) for s in sides})
         vocabs = _pair_vocabs(frame[~valid], sides, share_vocab, min_freq, max_vocab)
+        _warn_of_unknown(frame[~valid], sides, vocabs)
         dblock = _pair_block(cols, sides, vocabs, valid)
         lens = frame.map(len).sum(axis=1).to_numpy()
         by_length = [dict(res=lens[~valid]), dict(val_res=lens[valid])]

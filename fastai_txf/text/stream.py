@@ -16,7 +16,7 @@ from fastai.text.data import LMDataLoader, LMTensorText, make_vocab, Numericaliz
 from fastai.torch_core import default_device
 from fastcore.basics import ifnone, maps, patch, store_attr
 from fastcore.meta import delegates
-from ..base.checks import check_batch_size
+from ..base.checks import check_batch_size, check_spelling, check_values
 from ..base.ids import FlatIds, flat_ids, open_ids
 from .tokens import as_tokenizer, token_lists
 from .frames import (
@@ -42,6 +42,13 @@ def _check_epoch_len(epoch_len, windows):
     raise ValueError(f'{epoch_len=} with {windows=}: '
                      'give a whole number of batches from 1 on, and windows="random"')
 
+def _check_rows(bs=64, seq_len=72, windows='continuous', epoch_len=None, val_bs=None, **kwargs):
+    "TypeError or ValueError for options of `FlatLMDataLoader` out of range."
+    if windows not in _windows: raise ValueError(f'{windows=} is none of {_windows}')
+    check_batch_size(bs=bs, val_bs=bs if val_bs is None else val_bs)
+    check_values(seq_len=seq_len)
+    _check_epoch_len(epoch_len, windows)
+
 class FlatLMDataLoader(LMDataLoader):
     "fastai's `LMDataLoader` over one array of ids. ValueError for options out of range."
     def __init__(self,
@@ -56,10 +63,7 @@ class FlatLMDataLoader(LMDataLoader):
         flat=None, # `FlatIds` of `dataset`, if they are known
         **kwargs
     ):
-        if windows not in _windows: raise ValueError(f'{windows=} is none of {_windows}')
-        check_batch_size(bs=bs)
-        if seq_len < 1: raise ValueError(f'{seq_len=}: a row has at least one token')
-        _check_epoch_len(epoch_len, windows)
+        _check_rows(bs, seq_len, windows, epoch_len)
         if flat is None: flat = _flat_of(dataset)
         store_attr('seq_len,windows,epoch_len,flat')
         self.lens = np.diff(flat.ends, prepend=0)
@@ -260,6 +264,9 @@ class LMDataLoaders(DataLoaders):
         **kwargs
     ):
         "Loaders from two streams of texts; only a tokenizer that learns reads the first one twice."
+        check_spelling(cls.from_texts, kwargs)
+        check_values(min_freq=min_freq, max_vocab=max_vocab, n_workers=n_workers)
+        _check_rows(**kwargs)
         tok = TextTokenizer(as_tokenizer(tok_tfm), rules, text_col)
         _set_up(tok, train)
         vocab = ifnone(text_vocab, tok.tok.vocab)

@@ -10,7 +10,7 @@ from fastai.callback.core import Callback
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import get_model
 from torch import nn
-from ..base.compat import is_hooked
+from ..base.compat import is_hooked, listens_to_all
 from ..model.models import TransformerLM
 from .losses import ChunkedLoss
 
@@ -44,7 +44,8 @@ def _is_plain_model(model):
     "Whether `model` makes its logits as a `TransformerLM` does, many of them, and nothing listens."
     if getattr(type(model), 'forward', None) is not TransformerLM.forward: return False
     if type(model.head) is not nn.Linear or model.head.out_features < _few: return False
-    return not is_hooked(model) and not is_hooked(model.head)
+    if listens_to_all(): return False
+    return not any(is_hooked(m) or 'forward' in vars(m) for m in (model,model.head))
 
 def may_do_without(
     learn, # a learner, before a fit
@@ -92,8 +93,12 @@ class LeanLoss(ChunkedLoss):
         self.chunk = _rows_at_a_time(get_model(self.model))
 
     def before_batch(self):
-        if self._on and _is_plain_model(get_model(self.model)): super().before_batch()
+        if self._on and self._is_plain(): super().before_batch()
 
     def after_pred(self):
         "What `ChunkedLoss` shows here are hidden states: nobody has asked for them."
-        if self._on and _is_plain_model(get_model(self.model)): self.learn.pred = NoLogits()
+        if self._on and self._is_plain(): self.learn.pred = NoLogits()
+
+    def _is_plain(self):
+        "Whether this batch is still as it was found: a callback may change model and loss."
+        return _is_plain_loss(self.loss_func) and _is_plain_model(get_model(self.model))

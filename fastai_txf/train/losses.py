@@ -161,7 +161,7 @@ class ChunkedLoss(Callback):
     """In training, head and loss `chunk` rows at a time; `learn.pred` then holds the hidden states.
     At the start of a fit, a TypeError for a loss or a model that it cannot compute,
     a ValueError if there are metrics on the training set."""
-    order,run_valid = 1000,False # when a batch is as the model will see it
+    order,run_valid = math.inf,False # when a batch is as the model will see it
     def __init__(self,
         chunk:int=128, # rows of logits that exist at a time
     ):
@@ -170,8 +170,8 @@ class ChunkedLoss(Callback):
         self._checked = False
 
     def before_fit(self):
-        self._options = _ce_options(self.loss_func)
         self._checked = False
+        _ce_options(self.loss_func)
         _check_parts(get_model(self.model))
         recorder = getattr(self.learn, 'recorder', None)
         if getattr(recorder, 'train_metrics', False):
@@ -187,7 +187,7 @@ class ChunkedLoss(Callback):
         self.learn.pred = h
         self.learn('after_pred')
         self.learn.loss_grad = loss
-        self.learn.loss = loss.clone()
+        self.learn.loss = loss.clone().float()      # fastai's mean is one of fp32
         self.learn('after_loss')
         apply_gradients(self.learn)
         raise CancelBatchException()                # what fastai would do now is done
@@ -196,7 +196,7 @@ class ChunkedLoss(Callback):
         model = get_model(self.model)
         h = model.hidden(*xb)
         return h.detach(), chunked_cross_entropy(h, model.head.weight, targ, model.head.bias,
-                                                 chunk=self.chunk, **self._options)
+                                                 chunk=self.chunk, **_ce_options(self.loss_func))
 
 # %% ../../nbs/4_train/00_losses.ipynb #6b0f5d3e
 _half = torch.float16, torch.bfloat16

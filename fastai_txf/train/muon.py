@@ -9,6 +9,7 @@ __all__ = ['hidden_matrices', 'muon', 'muon_or_adamw']
 import torch, torch.nn as nn
 from collections import defaultdict
 from fastcore.foundation import L
+from ..base.checks import check_values
 from ..base.compat import blend_all, has_bf16
 from ..model.stack import TransformerStack
 from .optim import adamw, TorchOptimizer
@@ -70,6 +71,7 @@ class MuonAdam(torch.optim.Adam):
         dtype=None, # of its products; default: bfloat16 where the device computes with it
         **kwargs # of `torch.optim.Adam`
     ):
+        check_values(turns=turns)
         super().__init__(params, **kwargs)
         self.matrices = set(matrices)
         self.turns,self.dtype = turns,dtype

@@ -13,7 +13,7 @@ from fastai.learner import Learner
 from fastcore.basics import ifnone
 from fastcore.foundation import L
 from fastcore.meta import delegates
-from ..base.checks import check_rates
+from ..base.checks import check_rates, check_values
 
 # %% ../../nbs/4_train/07_rates.ipynb #3f0b6d21
 _per_width = dict(muon=1.28, muon_or_adamw=1.28) # the rate times the width, with others than Adam
@@ -76,7 +76,34 @@ def check_callbacks(
 
 # %% ../../nbs/4_train/07_rates.ipynb #c40f7a92
 class RatedLearner(Learner):
-    "A `Learner` that looks at learning rates before it works with them."
+    """A `Learner` that looks at learning rates before it works with them;
+    `last_fit` has the number of epochs of the last fit, and what the last of them measured."""
+    last_fit = {}
+
+    @delegates(Learner.fit)
+    def fit(self,
+        n_epoch:int, # epochs
+        lr=None, # learning rate; default: the learner's
+        wd:float=None, # weight decay; default: the learner's
+        cbs=None, # more callbacks
+        **kwargs
+    ):
+        """As in `Learner`, without gradients that an earlier fit has left.
+        A ValueError for a rate or a decay that is none."""
+        self.check_rates(lr)
+        check_values(wd=wd)
+        self.model.zero_grad()
+        try: super().fit(n_epoch, lr, wd, cbs, **kwargs)
+        finally: self._remember_fit()
+
+    def _remember_fit(self):
+        "Keep the last row of the recorder, which begins another one at each validation."
+        rec = getattr(self, 'recorder', None)
+        rows = [*getattr(rec, 'values', [])]
+        if not rows: return
+        values = dict(zip([*rec.metric_names][1:], map(float, rows[-1])))
+        self.last_fit = dict(epochs=len(rows), values=values)
+
     def check_rates(self,
         lr, # a number, one for each group, a slice, or None for the learner's own
     ):
@@ -92,6 +119,7 @@ class RatedLearner(Learner):
     ):
         "As in `Learner`. A ValueError for rates that do not fit the groups."
         self.check_rates(lr_max)
+        check_values(**{k:kwargs[k] for k in ('div','div_final') if k in kwargs})
         super().fit_one_cycle(n_epoch, lr_max, **kwargs)
 
     @delegates(Learner.fit_flat_cos)

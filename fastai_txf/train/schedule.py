@@ -74,7 +74,7 @@ def fit_warmup(self:Learner,
 ):
     """Fit with a linear warm-up, then the inverse square root (Vaswani et al. 2017, eq. 3).
     A ValueError for `warmup` below 1, or rates that do not fit the groups."""
-    if warmup < 1: raise ValueError(f'{warmup=}: at least 1 step')
+    if not warmup >= 1: raise ValueError(f'{warmup=}: at least 1 step')
     if self.opt is None: self.create_opt()
     check_rates(lr_max, len(self.opt.param_lists))
     d_model = getattr(getattr(self.model, 'config', None), 'd_model', None)
@@ -111,7 +111,7 @@ def fit_wsd(self:Learner,
     A ValueError unless one of `n_epoch` and `minutes` is given and the parts fit into the fit."""
     if (n_epoch is None) == (minutes is None):
         raise ValueError(f'{n_epoch=}, {minutes=}: give one of them')
-    if warmup < 0 or decay <= 0 or warmup+decay > 1:
+    if not (warmup >= 0 and decay > 0 and warmup+decay <= 1):
         raise ValueError(f'{warmup=}, {decay=}: parts of the fit, decay above 0, '
                          'together at most 1')
     if self.opt is None: self.create_opt()
@@ -136,9 +136,11 @@ def fit_gradual(self:Learner,
     section 3.3). A ValueError for `minutes`, `frozen` or `div` out of range."""
     check_values(minutes=minutes)
     if not 0 < frozen < 1: raise ValueError(f'{frozen=} is a part of the time: 0 < frozen < 1')
-    if div <= 0: raise ValueError(f'{div=}: it must be more than 0')
+    if not div > 0: raise ValueError(f'{div=}: it must be more than 0')
     if self.opt is None: self.create_opt()
     n,lr = len(self.opt.param_lists), ifnone(lr, self.lr)
+    if not isinstance(lr, (int,float)):
+        raise TypeError(f'{lr=}: give the rate of the last group alone, and div for the others')
     rates = slice(lr/div**(n-1), lr)
     for i in range(1, n):
         self.freeze_to(-i)
