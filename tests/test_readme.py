@@ -17,21 +17,26 @@ def test_blocks():
     txt = 'a\n```python\nx = 1\n```\n```sh\nmake\n```\n<!-- not run: needs a GPU -->\n\n```python\ny\n```\n\n```python\nz = 2\n```\n'
     assert blocks(txt)==[(2,'x = 1\n'), (14,'z = 2\n')]
 
-def test_readme(tmp_path, monkeypatch):
-    "All blocks, in an empty folder; a failure names the README's line"
+def outputs(txt): return [o for language,o in re.findall(r'^```(\w*)\n(.*?)^```', txt, re.M | re.S) if not language]
+
+def test_readme(tmp_path, monkeypatch, capsys):
+    "All blocks, in an empty folder; a failure names the README's line. What the README shows comes out, up to processors"
     found = blocks(readme.read_text(encoding='utf-8'))
     if not found: pytest.fail('README.md shows no Python')
     monkeypatch.chdir(tmp_path)
     ns = ModuleType('readme')
     monkeypatch.setitem(sys.modules, 'readme', ns)  # what the README defines can be pickled
     for line,code in found: exec(compile('\n'*line + code, str(readme), 'exec'), vars(ns))
+    [shown] = outputs(readme.read_text(encoding='utf-8'))
+    label,prob = shown.split(': ')
+    said = re.search(rf'^{label}: (.*)$', capsys.readouterr().out, re.M)
+    assert said and abs(float(said[1])-float(prob)) < 0.03
 
 def test_output():
     "The output that the README shows is kept in the index"
     cells = json.loads((readme.parent/'nbs'/'index.ipynb').read_text(encoding='utf-8'))['cells']
     kept = '\n'.join(''.join(o.get('text', [])) for c in cells for o in c.get('outputs', []))
-    blocks = re.findall(r'^```(\w*)\n(.*?)^```', readme.read_text(encoding='utf-8'), re.M | re.S)
-    shown = [o for language,o in blocks if not language]
+    shown = outputs(readme.read_text(encoding='utf-8'))
     assert shown and all(o in kept for o in shown)
 
 @pytest.mark.slow
