@@ -105,6 +105,16 @@ def test_hooks(hook):
     handle.remove()
     assert not compat.any_hooked(m)
 
+def test_hooks_on_all():
+    "nn.modules.module._has_any_global_hook: what listens to all modules is seen by `compat.listens_to_all`"
+    for add in (nn.modules.module.register_module_forward_hook, nn.modules.module.register_module_forward_pre_hook,
+                nn.modules.module.register_module_full_backward_hook):
+        assert not compat.listens_to_all()
+        handle = add(lambda *args: None)
+        try: assert compat.listens_to_all()
+        finally: handle.remove()
+    assert not compat.listens_to_all()
+
 def test_hook_names():
     "nn.Module's dictionaries of hooks: one with another name would be shared with a shadow"
     named = {k for k,v in vars(nn.Module()).items() if isinstance(v, dict) and 'hook' in k}

@@ -475,6 +475,13 @@ def test_card_after_a_look(tmp_path, look):
     assert 'After 2 epochs' in before
     for name,v in zip(('train_loss','valid_loss','accuracy','balanced_accuracy_score'), row): assert f'| {name} | {v:.4f} |' in before
 
+def test_card_without_validation(tmp_path):
+    "Where there are no texts to validate on, the card has the loss of training alone"
+    learn = quiet(lm(LMDataLoaders.from_texts(list(DF.text), tok_tfm=CharTokenizer(), bs=2, seq_len=16), metrics=accuracy))
+    learn.fit(1, 1e-3)
+    text = (learn.publish(tmp_path/'b')/'README.md').read_text()
+    assert f'| train_loss | {learn.recorder.values[-1][0]:.4f} |' in text and 'valid_loss' not in text and 'None' not in text
+
 @pytest.mark.parametrize('task', ['one','many','numbers','lm','mlm','pairs'])
 def test_learner_from(made, task):
     "A learner with the published weights, that trains on"

@@ -165,7 +165,8 @@ def measured(
 )->dict: # name to number, of the last epoch; empty where it was not trained
     "What the last fit has measured."
     report = getattr(learn, 'report', None)
-    return learn.last_fit.get('values', {}) if report is None else report.measured()
+    if report is not None: return report.measured()
+    return {k:float(v) for k,v in learn.last_fit.get('values', {}).items() if v is not None}
 
 def _about_data(learn):
     sizes = [len(getattr(learn.dls, k)) if hasattr(learn.dls, k) else 0

@@ -101,7 +101,7 @@ class RatedLearner(Learner):
         rec = getattr(self, 'recorder', None)
         rows = [*getattr(rec, 'values', [])]
         if not rows: return
-        values = dict(zip([*rec.metric_names][1:], map(float, rows[-1])))
+        values = dict(zip([*rec.metric_names][1:], rows[-1]))
         self.last_fit = dict(epochs=len(rows), values=values)
 
     def check_rates(self,
