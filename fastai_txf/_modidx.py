@@ -2817,6 +2817,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'fastai_txf/train/rates.py'),
                                         'fastai_txf.train.rates.RatedLearner._remember_fit': ( '4_train/rates.html#ratedlearner._remember_fit',
                                                                                                'fastai_txf/train/rates.py'),
+                                        'fastai_txf.train.rates.RatedLearner._rows': ( '4_train/rates.html#ratedlearner._rows',
+                                                                                       'fastai_txf/train/rates.py'),
                                         'fastai_txf.train.rates.RatedLearner.check_rates': ( '4_train/rates.html#ratedlearner.check_rates',
                                                                                              'fastai_txf/train/rates.py'),
                                         'fastai_txf.train.rates.RatedLearner.fine_tune': ( '4_train/rates.html#ratedlearner.fine_tune',

@@ -399,7 +399,9 @@ def test_refused(tmp_path, part):
 
 def test_untrained(tmp_path):
     with pytest.raises(ValueError, match='recorded no epoch'): tasks['one']().publish(tmp_path/'b')
-    learn = tasks['one']()
+    learn = quiet(tasks['one']())
+    learn.lr_find(num_it=20, show_plot=False)                               # puts the weights back
+    with pytest.raises(ValueError, match='recorded no epoch'): learn.publish(tmp_path/'b')
     with torch.no_grad(): learn.model.head.bias[0] = float('nan')
     with pytest.raises(ValueError, match='head.bias.*diverged'): learn.publish(tmp_path/'b', trained=True)
     assert not list(tmp_path.iterdir())
@@ -463,14 +465,19 @@ def test_card(tmp_path):
     for part in ('48', '12', f'{loss:.4f}', 'After 2 epochs', 'neg, pos', 'load_published', 'd_model', torch.__version__, f'{table.accuracy[1]:.4f}'):
         assert part in text, part
 
-@pytest.mark.parametrize('look', ['validate','get_preds','show_results','predict'])
+@pytest.mark.parametrize('look', ['validate','get_preds','show_results','predict','lr_find','fit'])
 def test_card_after_a_look(tmp_path, look):
     "What is done with a learner after its training is not what its training has measured"
     learn = quiet(clf(clf_dls(), metrics=[accuracy,BalancedAccuracy()]))
     learn.fit(2, 1e-3)
     row = [*learn.recorder.values[-1]]
     before = (learn.publish(tmp_path/'a')/'README.md').read_text()
-    getattr(learn, look)(*['a warm film']*(look == 'predict'))
+    if look == 'fit':
+        learn.validate()
+        learn.create_opt = lambda: 1/0
+        with pytest.raises(ZeroDivisionError): learn.fit(1, 1e-3, reset_opt=True)
+    elif look == 'lr_find': learn.lr_find(num_it=20, show_plot=False)
+    else: getattr(learn, look)(*['a warm film']*(look == 'predict'))
     assert (learn.publish(tmp_path/'b')/'README.md').read_text() == before
     assert 'After 2 epochs' in before
     for name,v in zip(('train_loss','valid_loss','accuracy','balanced_accuracy_score'), row): assert f'| {name} | {v:.4f} |' in before

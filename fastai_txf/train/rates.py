@@ -93,15 +93,21 @@ class RatedLearner(Learner):
         self.check_rates(lr)
         check_values(wd=wd)
         self.model.zero_grad()
+        before = self._rows()
         try: super().fit(n_epoch, lr, wd, cbs, **kwargs)
-        finally: self._remember_fit()
+        finally:
+            search = any(isinstance(cb, LRFinder) for cb in L(cbs))
+            if not search and self._rows() is not before: self._remember_fit()
+
+    def _rows(self):
+        "What the recorder has of each epoch; another list from fit to fit."
+        return getattr(getattr(self, 'recorder', None), 'values', None)
 
     def _remember_fit(self):
-        "Keep the last row of the recorder, which begins another one at each validation."
-        rec = getattr(self, 'recorder', None)
-        rows = [*getattr(rec, 'values', [])]
+        "Keep the last row of the recorder, which begins another list at each validation, too."
+        rows = self._rows()
         if not rows: return
-        values = dict(zip([*rec.metric_names][1:], rows[-1]))
+        values = dict(zip([*self.recorder.metric_names][1:], rows[-1]))
         self.last_fit = dict(epochs=len(rows), values=values)
 
     def check_rates(self,
