@@ -113,11 +113,11 @@ def check_share(valid_pct):
                          '0 <= valid_pct < 1')
 
 def check_functions(**options):
-    "A TypeError for the name of a function, or anything else, in a list of functions and metrics."
+    "A TypeError for the name of a function in place of the function."
     for k,os in options.items():
         for o in os:
-            if callable(o) or hasattr(o, 'accumulate'): continue
-            raise TypeError(f'{k}={o!r} is a {type(o).__name__}: give the function itself, as in '
+            if not isinstance(o, str): continue
+            raise TypeError(f'{k}={o!r} is a str: give the function itself, as in '
                             'opt_func=adamw and metrics=accuracy')
 
 # %% ../../nbs/0_base/01_checks.ipynb #16e4a6c8
