@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 from fastai.text.all import *
 from fastai_txf.all import *
 
-HERE = Path(__file__).parent
+OVERVIEW = Path(__file__).parents[1]/'nbs'/'images'/'overview.png'
 TEXT = 'Drop the rows of the DataFrame that have missing values.'
 DATE = '4 July 1976'
 MONTHS = 'January February March April May June July August September October November December'.split()
@@ -72,7 +72,7 @@ def draw_looks(ax, learn, text):
     ax.set(xlabel='read', ylabel='written', title='Where a date is read')
     ax.tick_params(length=0)
 
-def main(file=HERE.parent/'nbs'/'images'/'overview.png', clf={}, s2s={}):
+def main(file=OVERVIEW, clf={}, s2s={}):
     fig,(a,b) = plt.subplots(1, 2, figsize=(11, 3.6), width_ratios=[1.35,1], facecolor='white')
     draw_words(a, classifier(**clf), TEXT)
     draw_looks(b, dates(**s2s), DATE)
@@ -81,5 +81,5 @@ def main(file=HERE.parent/'nbs'/'images'/'overview.png', clf={}, s2s={}):
 
 if __name__ == '__main__':
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('file', nargs='?', default=HERE.parent/'nbs'/'images'/'overview.png', help='to write')
+    p.add_argument('file', nargs='?', default=OVERVIEW, help='to write')
     main(p.parse_args().file)

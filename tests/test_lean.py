@@ -3,7 +3,7 @@ import copy
 import pytest, torch
 from torch import nn
 from fastai.text.all import (
-    accuracy, Callback, CrossEntropyLossFlat, F, FocalLossFlat, GradientAccumulation, GradientClip, LabelSmoothingCrossEntropyFlat, noop, set_seed)
+    accuracy, Callback, CrossEntropyLossFlat, FocalLossFlat, GradientAccumulation, GradientClip, LabelSmoothingCrossEntropyFlat, noop, set_seed)
 from fastai_txf.all import *
 from fastai_txf.train.lean import LeanLoss, NoLogits
 

@@ -30,7 +30,7 @@ from ..text.pairs import PairDL
 from ..train.losses import in_full
 from ..train.precision import DeviceMixedPrecision
 from ..train.compile import compile_for_training
-from ..train.rates import check_callbacks, RatedLearner, warn_of_rate
+from ..train.rates import RatedLearner
 from .transfer import (
     adopted_fields, check_same_scale, check_same_shape, encoder_state, fit_weights, load_head,
     model_encoder, read_encoder)
@@ -169,11 +169,7 @@ class TransformerLearner(RatedLearner):
     ):
         "As in `Learner`. A ValueError where there is nothing to train on."
         self._loader(0, scored=False)
-        cbs = [*L(cbs), *self.fit_callbacks()]
-        check_callbacks([*self.cbs, *cbs])
-        self.check_rates(lr)
-        warn_of_rate(self, lr, cbs)
-        try: super().fit(n_epoch, lr, wd, cbs, **kwargs)
+        try: super().fit(n_epoch, lr, wd, [*L(cbs), *self.fit_callbacks()], **kwargs)
         finally: # a fit that is broken off leaves its loaders halfway
             for dl in self.dls.loaders: vars(dl).pop('it', None)
 

@@ -89,14 +89,18 @@ class RatedLearner(Learner):
         **kwargs
     ):
         """As in `Learner`, without gradients that an earlier fit has left.
-        A ValueError for a rate or a decay that is none."""
+        A ValueError for a rate or a decay that is none, and for callbacks that mix inputs;
+        a warning for a rate that is far too high."""
+        cbs = L(cbs)
+        check_callbacks([*self.cbs, *cbs])
         self.check_rates(lr)
+        warn_of_rate(self, lr, cbs)
         check_values(wd=wd)
         self.model.zero_grad()
         before = self._rows()
         try: super().fit(n_epoch, lr, wd, cbs, **kwargs)
         finally:
-            search = any(isinstance(cb, LRFinder) for cb in L(cbs))
+            search = any(isinstance(cb, LRFinder) for cb in cbs)
             if not search and self._rows() is not before: self._remember_fit()
 
     def _rows(self):
