@@ -275,6 +275,30 @@ def test_has_vnni():
     if 'flags' in flags: assert compat.has_vnni() == ('avx512_vnni' in flags or 'avx_vnni' in flags)
     assert isinstance(compat.has_vnni(), bool)
 
+def test_mkl_misses_avx512(monkeypatch):
+    "torch.cpu.get_capabilities: an AMD processor with AVX-512, where products are made by MKL"
+    known = torch.cpu.get_capabilities()
+    exists(known, '__getitem__')
+    info = Path('/proc/cpuinfo')
+    text = info.read_text() if info.exists() else ''
+    if 'vendor_id' in text:
+        expected = 'AuthenticAMD' in text and 'avx512f' in text and torch.backends.mkl.is_available()
+        assert compat.mkl_misses_avx512.__wrapped__() == expected
+    with monkeypatch.context() as m:
+        m.setattr(torch.cpu, 'get_capabilities', lambda: dict(cpu_name='AMD Ryzen 9 7950X', avx512_f=True))
+        m.setattr('torch.backends.mkl.is_available', lambda: True)
+        assert compat.mkl_misses_avx512.__wrapped__()
+        m.delattr(torch.cpu, 'get_capabilities')
+        assert not compat.mkl_misses_avx512.__wrapped__()
+
+def test_onednn_linear():
+    "torch.ops.mkldnn._linear_pointwise: `F.linear`, of transposed weights, too"
+    if not torch.backends.mkldnn.is_available(): pytest.skip('a torch without oneDNN')
+    exists(torch.ops.mkldnn, '_linear_pointwise')
+    x,w,b = torch.randn(2, 3, 8), torch.randn(4, 8), torch.randn(4)
+    for w in (w, torch.randn(8, 4).T):
+        for b in (b, None): torch.testing.assert_close(compat.onednn_linear(x, w, b), torch.nn.functional.linear(x, w, b))
+
 def test_Module():
     "compat.Module: set up before `__init__` runs, as fastai's"
     class Part(compat.Module):

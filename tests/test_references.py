@@ -4,6 +4,7 @@ from copy import deepcopy
 from functools import partial
 from itertools import product
 import pytest, torch, torch.nn as nn, torch.nn.functional as F
+from fastai_txf.base import products
 from fastai_txf.model import attention
 from fastai_txf.model.attention import (
     attend, causal_mask, combine_masks, MultiHeadAttention, SelfAttention)
@@ -449,3 +450,51 @@ def test_bf16_by_products(positions, kind, monkeypatch):
     theirs = step()
     assert len(calls) == 2
     for a,b,c in zip(ours, theirs, exact): assert (a-c).norm() < 1.5*(b-c).norm() + 0.01*c.norm()
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason='a torch without oneDNN')
+@pytest.mark.parametrize('kind', ['lm','clf'])
+def test_products_by_onednn(kind, monkeypatch):
+    "Products by oneDNN, wherever a model trains in fp32: the outputs and gradients of `nn.Linear`, up to rounding; it can be switched off, and what only reads never takes it"
+    calls,real = [],products.onednn_linear
+    monkeypatch.setattr(products, 'onednn_linear', lambda *args: calls.append(1) or real(*args))
+    monkeypatch.setattr(products, '_least', 1)
+    torch.manual_seed(0)
+    kw = dict(vocab_sz=50, d_model=32, n_heads=4, n_kv_heads=2, n_layers=2, p=0., emb_p=0.)
+    model = TransformerLM(**kw) if kind == 'lm' else TransformerClassifier(**kw, n_out=3, head_p=0.)
+    x = torch.randint(2, 50, (3,20))
+    x[1,12:] = 1
+    def step(faster):
+        monkeypatch.setattr(products, 'mkl_misses_avx512', lambda: faster)
+        model.zero_grad()
+        calls.clear()
+        out = model(x)
+        out.square().mean().backward()
+        return [out.detach(), *(p.grad for p in model.parameters() if p.grad is not None)], len(calls)
+    (plain,no_calls),(ours,n_calls) = step(False), step(True)
+    assert (no_calls,n_calls) == (0, 2*4*2)                     # four maps in each of two blocks, there and back
+    for a,b in zip(ours, plain): torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    with torch.backends.mkldnn.flags(enabled=False): assert step(True)[1] == 0
+    with torch.autocast('cpu', torch.bfloat16): assert step(True)[1] == 0
+    with torch.no_grad(): model(x)
+    assert not calls
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason='a torch without oneDNN')
+@pytest.mark.parametrize('shape', [(6,8), (2,3,8), (2,1,3,8)])
+def test_products_of_any_strides(shape, monkeypatch):
+    "Maps by oneDNN of transposed and repeated inputs and gradients, without a bias, and for `x` or the weights alone"
+    monkeypatch.setattr(products, '_least', 1)
+    monkeypatch.setattr(products, 'mkl_misses_avx512', lambda: True)
+    torch.manual_seed(0)
+    turned = torch.randn(*shape[:-2], shape[-1], shape[-2]).mT
+    factors = torch.randn(*shape[:-2], 5, shape[-2]).mT
+    for bias,for_x,for_w in [(True,True,True), (False,True,True), (True,False,True), (True,True,False)]:
+        ours,torchs = (f(8, 5, bias=bias).requires_grad_(for_w) for f in (products.Linear,nn.Linear))
+        torchs.load_state_dict(ours.state_dict())
+        for x,factor in product((turned, turned[:1].expand_as(turned)), (torch.ones(()), factors)):
+            def step(f):
+                t = x.detach().requires_grad_(for_x)
+                f.zero_grad()
+                out = f(t)
+                (out*factor).sum().backward()
+                return [out, *(p.grad for p in (t,*f.parameters()) if p.requires_grad)]
+            for a,b in zip(step(ours), step(torchs)): close(a, b)

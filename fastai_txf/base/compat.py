@@ -7,6 +7,7 @@ __all__ = []
 
 # %% ../../nbs/0_base/00_compat.ipynb #4b1e1d5e
 import platform, torch
+from functools import cache
 from torch import nn
 from torch.utils._pytree import tree_map
 
@@ -169,6 +170,21 @@ def emulates_bf16()->bool:
 def has_vnni()->bool:
     "Whether this processor multiplies eight-bit numbers without overflow."
     return bool(torch.cpu._is_vnni_supported())
+
+@cache
+def mkl_misses_avx512()->bool:
+    "Whether products in fp32 are made by MKL on an AMD processor whose AVX-512 it does not use."
+    known = getattr(torch.cpu, 'get_capabilities', dict)()
+    is_amds = 'AMD' in known.get('cpu_name', '') and known.get('avx512_f', False)
+    return is_amds and torch.backends.mkl.is_available()
+
+def onednn_linear(
+    x, # `(…, n_in)`, fp32
+    w, # `(n_out, n_in)`, fp32
+    b=None, # `(n_out,)`
+): # `(…, n_out)`, without a gradient
+    "`F.linear` by oneDNN."
+    return torch.ops.mkldnn._linear_pointwise(x, w, b, 'none', [], '')
 
 def show_error_as(
     e, # an exception

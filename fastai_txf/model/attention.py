@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from ..base.compat import Module
 from ..base.half import attend_in_half, halves_attention
 from ..base.plain import ifnone, store_attr
+from ..base.products import Linear
 
 # %% ../../nbs/1_model/00_attention.ipynb #5a7c57b3
 def self_attention(
@@ -176,10 +177,10 @@ class MultiHeadAttention(_Heads):
         n_kv_heads = _kv_heads(n_heads, n_kv_heads)
         d_v = ifnone(d_v, d_head)
         store_attr('n_heads,n_kv_heads,causal,p')
-        self.q = nn.Linear(d_model, n_heads*d_head, bias=bias)
-        self.k = nn.Linear(ifnone(kdim, d_model), n_kv_heads*d_head, bias=bias)
-        self.v = nn.Linear(ifnone(vdim, d_model), n_kv_heads*d_v, bias=bias)
-        self.out = nn.Linear(n_heads*d_v, d_model, bias=ifnone(out_bias, bias))
+        self.q = Linear(d_model, n_heads*d_head, bias=bias)
+        self.k = Linear(ifnone(kdim, d_model), n_kv_heads*d_head, bias=bias)
+        self.v = Linear(ifnone(vdim, d_model), n_kv_heads*d_v, bias=bias)
+        self.out = Linear(n_heads*d_v, d_model, bias=ifnone(out_bias, bias))
 
     def forward(self,
         q, # `(bs, q_len, d_model)`
@@ -290,8 +291,8 @@ class SelfAttention(_Heads):
         make_norm = ifnone(qk_norm, nn.Identity)
         self.q_norm,self.k_norm = make_norm(d_head), make_norm(d_head)
         if mode == 'narrow': self.qkv = PerHeadLinear(d_model, n_heads)
-        else: self.qkv = nn.Linear(d_model, sum(self.widths), bias=ifnone(bias, mode=='standard'))
-        self.out = nn.Linear(n_heads*d_head, d_model, bias=ifnone(bias, True))
+        else: self.qkv = Linear(d_model, sum(self.widths), bias=ifnone(bias, mode=='standard'))
+        self.out = Linear(n_heads*d_head, d_model, bias=ifnone(bias, True))
 
     def forward(self,
         x, # `(bs, sl, d_model)`

@@ -10,6 +10,7 @@ import torch.nn as nn, torch.nn.functional as F
 from functools import partial
 from ..base.compat import Module
 from ..base.plain import delegates, ifnone
+from ..base.products import Linear
 from .attention import head_width, MultiHeadAttention, SelfAttention
 
 # %% ../../nbs/1_model/02_layers.ipynb #d722144d
@@ -31,10 +32,10 @@ class FeedForward(Module):
         p:float=0., # dropout between the two maps
     ):
         d_ff = ifnone(d_ff, 4*d_model)
-        self.up = nn.Linear(d_model, d_ff, bias=bias)
+        self.up = Linear(d_model, d_ff, bias=bias)
         self.act = act()
         self.drop = nn.Dropout(p)
-        self.out = nn.Linear(d_ff, d_model, bias=bias)
+        self.out = Linear(d_ff, d_model, bias=bias)
 
     def forward(self,
         x, # `(bs, sl, d_model)`
@@ -52,9 +53,9 @@ class SwiGLU(Module):
         p:float=0., # dropout before the last map
     ):
         d_ff = ifnone(d_ff, -(-8*d_model//24)*8)
-        self.up = nn.Linear(d_model, 2*d_ff, bias=bias)
+        self.up = Linear(d_model, 2*d_ff, bias=bias)
         self.drop = nn.Dropout(p)
-        self.out = nn.Linear(d_ff, d_model, bias=bias)
+        self.out = Linear(d_ff, d_model, bias=bias)
 
     def forward(self,
         x, # `(bs, sl, d_model)`

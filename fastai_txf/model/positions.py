@@ -9,6 +9,7 @@ __all__ = ['POSITIONS', 'AbsolutePositions', 'LearnedPositions', 'sinusoids', 'S
 # %% ../../nbs/1_model/01_positions.ipynb #3bbb5eb2
 import math, torch, torch.nn as nn, torch.nn.functional as F
 from ..base.plain import ifnone, store_attr
+from ..base.products import Linear
 from .attention import NoPositions
 
 # %% ../../nbs/1_model/01_positions.ipynb #a5d05797
@@ -140,7 +141,7 @@ class ConvPositions(AbsolutePositions):
     ):
         if width < 1: raise ValueError(f'{width=}: at least 1, the token itself')
         store_attr('width')
-        self.mix = nn.Linear(width*d_model, d_model)
+        self.mix = Linear(width*d_model, d_model)
 
     def embed(self, x, pos):
         "`x + conv(x)`"
