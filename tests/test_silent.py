@@ -610,3 +610,41 @@ def test_valid_loss_of_smoothed_pairs_weighs_tokens(any_learner):
     learn.fit(2, 3e-2)
     losses = [learn.validate(dl=learn.dls.valid.new(bs=bs))[0] for bs in (1,7,20)]
     assert losses == pytest.approx(losses[-1:]*3, rel=1e-4)
+
+# Options and data that were taken as they came
+
+OWN = dict(text_col='text', label_col='label', valid_col='is_valid', tok_tfm=BaseTokenizer(), bs=8)
+
+@pytest.mark.parametrize('option', [dict(backwards='yes'), dict(is_lm='no'), dict(text_vocab='abc'), dict(text_vocab=[]),
+                                    dict(label_delim=5), dict(label_delim='')], ids=str)
+def test_option_of_loaders_is_named(df, option):
+    name, = option
+    with pytest.raises(ValueError, match=f'{name}=.*out of range'):
+        TransformerDataLoaders.from_df(df, **{**OWN, **option})
+
+def test_string_is_no_vocabulary():
+    with pytest.raises(ValueError, match="text_vocab='abc'"): LMDataLoaders.from_texts(['a b c']*9, text_vocab='abc')
+
+@pytest.mark.parametrize('factory', [transformer_lm_learner, transformer_classifier_learner])
+def test_pairs_name_their_learner(pairs, factory):
+    with pytest.raises(ValueError, match='use transformer_seq2seq_learner'): factory(pairs, **SMALL)
+
+def test_one_label_is_warned_of(df):
+    "Every text would get it"
+    one = df.assign(label='pos')
+    with pytest.warns(UserWarning, match="training rows have the label 'pos'"):
+        TransformerDataLoaders.from_df(one, **OWN)
+
+def test_name_of_a_file_is_warned_of(tmp_path):
+    "A text is no path; `from_files` takes these"
+    path = tmp_path/'a.txt'
+    path.write_text('one two three '*50)
+    kw = dict(tok_tfm=BaseTokenizer(), bs=1, seq_len=4, min_freq=1)
+    with pytest.warns(UserWarning, match='from_files'): LMDataLoaders.from_texts([f'{path}']*9, **kw)
+
+def test_minutes_that_are_over_at_once(any_learner):
+    "No step fits in: the model is as it was, and a warning says so"
+    learn = any_learner('clf')
+    before = [p.detach().clone() for p in learn.model.parameters()]
+    with pytest.warns(UserWarning, match='before the first step'): learn.fit_minutes(1e-9)
+    assert all(a.equal(b) for a,b in zip(before, learn.model.parameters()))

@@ -37,6 +37,11 @@ _settings = dict(
     min_freq=(_whole(0), 'how often a token has to occur, a whole number'),
     max_vocab=(_whole(1), 'a number of tokens, 1 or more'),
     n_workers=(_whole(0), 'a number of processes, 0 for none but this one'),
+    backwards=(lambda v: v in (True,False), 'True or False'),
+    is_lm=(lambda v: v in (True,False), 'True or False'),
+    text_vocab=(lambda v: not isinstance(v, str) and len(v) > 0, 'a list of tokens, or None'),
+    label_delim=(lambda v: isinstance(v, str) and v != '',
+        'the string between two labels, or None where a text has one label'),
     wd=(lambda v: 0 <= v < math.inf, 'a weight decay, 0 or more and finite'),
     div=(lambda v: 0 < v < math.inf, 'a number above 0 that divides the rate'),
     div_final=(lambda v: 0 < v < math.inf, 'a number above 0 that divides the rate'),
@@ -51,7 +56,7 @@ _settings = dict(
           'a whole number, a torch.Generator, or None for another sample each time'))
 
 _needed = {'temperature','n','n_samples','num_beams','length_penalty','minutes','seq_len',
-           'max_vocab','turns','label_smoothing'}
+           'max_vocab','turns','label_smoothing','backwards','is_lm'}
 
 def check_values(**values):
     "A ValueError for the first value out of its range; names that are not known pass."

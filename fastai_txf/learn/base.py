@@ -331,11 +331,11 @@ def split_options(kwargs, kind, own=False):
 # %% ../../nbs/5_learn/03_base.ipynb #f659d1df
 def check_kind(dls, is_lm):
     "A ValueError for the loaders of the other kind of learner."
+    if isinstance(dls.train, PairDL):
+        raise ValueError('these `dls` hold pairs of texts: use transformer_seq2seq_learner')
     if is_lm and not hasattr(dls.train, 'seq_len'):
         raise ValueError(f'{type(dls.train).__name__} makes no batches for a language model: '
                          'make `dls` with is_lm=True, or use transformer_classifier_learner')
-    if not is_lm and isinstance(dls.train, PairDL):
-        raise ValueError('these `dls` hold pairs of texts: use transformer_seq2seq_learner')
     if not is_lm and isinstance(dls.train, LMDataLoader):
         raise ValueError('these `dls` have no targets, but the next tokens (is_lm=True): '
                          'make them with labels, or use transformer_lm_learner')

@@ -195,6 +195,13 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok):
         if not unseen_ok: _check_whole(df, labels)
     elif kind!='encoded' and valid is not None and not unseen_ok:
         _check_unseen(df, labels, valid, label_delim)
+    if kind=='category' and valid is not None: _warn_of_one_label(df[labels[0]], valid)
+
+def _warn_of_one_label(labels, valid):
+    "A warning where there is nothing to tell apart"
+    if labels[~valid].nunique() > 1: return
+    warnings.warn(f'all {len(labels)-valid.sum()} training rows have the label '
+                  f'{labels[~valid].iloc[0]!r}, so every text will get it', stacklevel=4)
 
 def _check_one_kind(df, col):
     "Labels that can be sorted"

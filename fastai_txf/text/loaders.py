@@ -196,7 +196,9 @@ class TransformerDataLoaders(TextDataLoaders):
     ):
         "Loaders from the rows of `df`; ValueError, TypeError as `check_df` and `check_dls` say"
         check_options(cls.from_df, kwargs)
-        check_values(seq_len=seq_len, min_freq=min_freq, max_vocab=max_vocab, n_workers=n_workers)
+        check_values(seq_len=seq_len, min_freq=min_freq, max_vocab=max_vocab, n_workers=n_workers,
+                     backwards=backwards, is_lm=is_lm, text_vocab=text_vocab,
+                     label_delim=label_delim)
         df = as_frame(df)
         n_workers = ifnone(n_workers, 0 if len(df) < 2000 else defaults.cpus)
         if valid_col is None: valid = random_mask(len(df), valid_pct, seed)

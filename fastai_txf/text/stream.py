@@ -6,7 +6,7 @@
 __all__ = ['FlatLMDataLoader', 'TextStart', 'FlatTexts', 'LMDataLoaders']
 
 # %% ../../nbs/2_text/09_stream.ipynb #91c7b58f
-import csv, numpy as np, pandas as pd, random, torch
+import csv, numpy as np, pandas as pd, random, torch, warnings
 from array import array
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -172,6 +172,9 @@ def _only_texts(texts):
     for i,t in enumerate(texts):
         if not isinstance(t, str):
             raise TypeError(f'text number {i} is {t!r}: a {type(t).__name__}, not a str')
+        if i == 0 and len(t) < 256 and '\0' not in t and Path(t).is_file():
+            warnings.warn(f'{t!r} is taken as a text, and there is a file of this name: '
+                          'from_files reads files')
         yield t
 
 def _begun(lists, bos):
@@ -265,7 +268,8 @@ class LMDataLoaders(DataLoaders):
     ):
         "Loaders from two streams of texts; only a tokenizer that learns reads the first one twice."
         check_spelling(cls.from_texts, kwargs)
-        check_values(min_freq=min_freq, max_vocab=max_vocab, n_workers=n_workers)
+        check_values(min_freq=min_freq, max_vocab=max_vocab, n_workers=n_workers,
+                     text_vocab=text_vocab)
         _check_rows(**kwargs)
         tok = TextTokenizer(as_tokenizer(tok_tfm), rules, text_col)
         _set_up(tok, train)

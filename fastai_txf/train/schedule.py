@@ -6,7 +6,7 @@
 __all__ = ['TimeBudget', 'inverse_sqrt', 'warmup_stable_decay']
 
 # %% ../../nbs/4_train/03_schedule.ipynb #ec2db70a
-import numpy as np, time
+import numpy as np, time, warnings
 from fastai.callback.core import Callback, CancelFitException, CancelTrainException
 from fastai.callback.schedule import ParamScheduler
 from fastai.learner import Learner
@@ -28,7 +28,7 @@ class TimeBudget(Callback):
 
     @property
     def pct(self): return (self.used + time.perf_counter() - self.start)/(60*self.minutes)
-    def before_fit(self): self.used = 0.
+    def before_fit(self): self.used,self.began = 0., False
     def before_epoch(self):
         if self.used >= 60*self.minutes: raise CancelFitException()
     def before_train(self): self.start = time.perf_counter()
@@ -36,9 +36,13 @@ class TimeBudget(Callback):
         if not self.training: return
         self.learn.pct_train = self.pct
         if self.pct_train >= 1: raise CancelTrainException()
+        self.began = True
     def after_train(self):
         self.used += time.perf_counter() - self.start
         self.recorder.cancel_train = False # the epoch's row keeps its training loss
+    def after_fit(self):
+        if self.began: return
+        warnings.warn(f'minutes={self.minutes} were over before the first step: nothing is trained')
 
 # %% ../../nbs/4_train/03_schedule.ipynb #c958c368
 _ENDLESS = 10_000 # epochs; the clock ends the fit
