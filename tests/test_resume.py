@@ -185,6 +185,39 @@ def test_fine_tune(new, at):
     with pytest.raises(KeyboardInterrupt): tuned(0, ResumeCallback(every=2), KillIn(at))
     assert_same(want, tuned(1, ResumeCallback(every=2), KillIn()))
 
+def test_refuses_another_first_fit(new, capsys):
+    "A file of the second fit of `fine_tune` belongs to the first as it was; that one is skipped, aloud"
+    def tune(*cbs, n=1): new('clf', 0).fine_tune(2, 1e-2, freeze_epochs=n, cbs=[ResumeCallback(), *cbs])
+    class KillLast(Kill):
+        def __call__(self, event_name):
+            if self.opt.frozen_idx == 0: super().__call__(event_name)
+    with pytest.raises(KeyboardInterrupt): tune(KillLast(3))
+    with pytest.raises(ValueError, match='epochs 1 .here 3.'): tune(KillLast(), n=3)
+    learn = new('clf', 0)
+    before = weights(learn)
+    with pytest.raises(ValueError, match='another run'): learn.fit_one_cycle(2, 1e-2, cbs=[ResumeCallback(), KillLast()])
+    assert not changed(learn, before)
+    capsys.readouterr()
+    tune(KillLast())
+    assert 'this fit is done, and a later one goes on' in capsys.readouterr().out
+
+@pytest.mark.parametrize('fit,change', [('fit_one_cycle', dict(div=2)), ('fit_one_cycle', dict(div_final=10)), ('fit_one_cycle', dict(moms=(.5,.85,.5))),
+                                        ('fit_wsd', dict(warmup=.2)), ('fit_wsd', dict(decay=.7)), ('fit_flat_cos', dict(pct_start=.5))], ids=str)
+def test_refuses_another_schedule(new, fit, change):
+    "Whatever its shape depends on"
+    def go(at=None, **kw): getattr(new('clf', 0), fit)(3, 1e-2, cbs=[ResumeCallback(every=1), Kill(at)], **kw)
+    with pytest.raises(KeyboardInterrupt): go(2)
+    with pytest.raises(ValueError, match='another run, schedules'): go(**change)
+    go()
+
+def test_refuses_the_file_of_the_best_model(new, tmp_path):
+    "Two callbacks that would write one file"
+    learn = new('clf', 0)
+    with pytest.raises(ValueError, match='SaveModelCallback keeps its weights in .*mine.pth'):
+        learn.fit_one_cycle(1, 1e-2, cbs=[SaveModelCallback(fname='mine'), ResumeCallback('mine')])
+    learn.fit_one_cycle(1, 1e-2, cbs=[SaveModelCallback(fname='mine'), ResumeCallback('other')])
+    assert (tmp_path/'models'/'mine.pth').exists()
+
 def test_costs_nothing(new, whole):
     "The callback alone changes nothing, and can stay in the learner: predictions and the search for a rate leave the file alone"
     want = whole('clf') # it draws random numbers, so it comes first
@@ -253,6 +286,8 @@ def test_refuses_other_data(new):
     for other in (labels(a='b', b='a'), df.assign(text=df.text.where(df.index != one, df.text[one].replace('film', 'story')+' film')),
                   df.assign(label=df.label.where(df.index != one, 'c')), df.rename(index={one:more, more:one}).sort_index()):
         refused(new('clf', 0, other), r"data: checksum \w{8} \(here \w{8}\)")
+    other = df.assign(label=df.label.where(~df.is_valid, 'a'))
+    refused(new('clf', 0, other), r"validation: checksum \w{8} \(here \w{8}\)")
     refused(new('clf', 0, df.assign(text=df.text + ' newword')), 'vocab: of texts checksum')
     resume(new('clf', 0, df))
 
@@ -304,7 +339,7 @@ def test_refuses(new, tmp_path):
         with pytest.raises(error, match=match): fit(learn)
         assert not changed(learn, before) and (tmp_path/'models'/'mine.pth').exists()
     refused(r'another run, epochs 2 \(here 5\)', new('clf', 0), lambda learn: learn.fit_one_cycle(5, 1e-2, cbs=[ResumeCallback('mine'), Kill()]))
-    refused('schedule: lr', new('clf', 0), lambda learn: learn.fit_one_cycle(N, 2e-2, cbs=[ResumeCallback('mine'), Kill()]))
+    refused('schedules: lr', new('clf', 0), lambda learn: learn.fit_one_cycle(N, 2e-2, cbs=[ResumeCallback('mine'), Kill()]))
     refused('callbacks', new('clf', 0), lambda learn: learn.fit_one_cycle(N, 1e-2, cbs=ResumeCallback('mine')))
     refused(r"parameters: encoder.emb.weight \[\d+, 16\] \(here \[\d+, 32\]\)", new('clf', 0, d_model=32))
     refused(r"optimizer \['weight_decay', .*'adam_step'\] \(here \['Adam'\]\)", new('clf', 0, opt_func=adamw))

@@ -14,6 +14,7 @@ from zlib import crc32
 from fastai.callback.core import Callback, CancelEpochException, CancelFitException
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.schedule import ParamScheduler
+from fastai.callback.tracker import SaveModelCallback
 from fastai.learner import join_path_file, Recorder
 from fastai.optimizer import Optimizer
 from fastai.text.data import LMDataLoader
@@ -158,29 +159,37 @@ def _items(dl):
 
 _cuts = 'bs','seq_len','windows','epoch_len','shuffle','drop_last' # what shapes a loader's batches
 
-def _about_data(dls, most=1000):
-    "The vocabularies, how batches are cut, and a checksum of up to `most` evenly drawn items."
-    vocab = getattr(dls, 'vocab', None) or []
-    vocabs = vocab if len(vocab) and isinstance(vocab[0], (list,CollBase)) else [vocab]
-    n,item = _items(dls.train)
+def _about_items(dl, most=1000):
+    "The number of a loader's items and a checksum of up to `most`, evenly drawn."
+    n,item = _items(dl)
     drawn = np.linspace(0, n-1, min(most, n)).astype(int).tolist()
     with no_random(): crc = _crc([item(i) for i in drawn])
+    return dict(items=n, checksum=f'{crc:08x}')
+
+def _about_data(dls):
+    "The vocabularies, how batches are cut, and a checksum of some items of both sets."
+    vocab = getattr(dls, 'vocab', None) or []
+    vocabs = vocab if len(vocab) and isinstance(vocab[0], (list,CollBase)) else [vocab]
+    sets = dict(zip(('data','validation'), dls.loaders))
     return dict(vocab=_brief(dict(zip(('of texts','of targets'), vocabs))),
                 loader=_brief({k:getattr(dls.train, k, None) for k in _cuts}),
-                data=dict(items=n, checksum=f'{crc:08x}'))
+                **{k:_about_items(dl) for k,dl in sets.items()})
+
+_looked_at = 0,.01,.1,.2,.3,.5,.7,.9,.99 # parts of a fit: shapes of schedules differ somewhere
 
 def _describe(learn, others):
     "What a run must have in common with the one in the file."
     opt = learn.opt
     schedulers = [cb for cb in learn.cbs if isinstance(cb, ParamScheduler)]
-    scheds = {n:f(0.25) for cb in schedulers for n,f in cb.scheds.items()}
+    scheds = {n:{f'at {pct:.0%}':f(pct) for pct in _looked_at}
+              for cb in schedulers for n,f in cb.scheds.items()}
     steps = opt.cbs if isinstance(opt, Optimizer) else [type(opt.opt)]
     # `mom` may be what an earlier schedule left
     fixed = [k for k in opt.hypers[0] if k not in {'mom', *scheds}]
     run = dict(epochs=learn.n_epoch, batches=len(learn.dls.train),
                optimizer=[*map(_brief, steps)], opt_func=_brief(learn.opt_func),
                hypers={k:_brief([h[k] for h in opt.hypers]) for k in fixed},
-               groups=[len(g) for g in opt.param_lists], schedule=scheds,
+               groups=[len(g) for g in opt.param_lists], schedules=scheds,
                callbacks=[f'{type(o).__name__}({_options(o)})' for o in others])
     loss = dict(loss=_about_loss(learn.loss_func))
     return _plain(run | _about_model(get_model(learn.model)) | loss | _about_data(learn.dls))
@@ -251,7 +260,7 @@ class ResumeCallback(Callback):
     ):
         if every < 1: raise ValueError(f'{every=}: at least 1 batch between two saves')
         store_attr()
-        self._fits = 0
+        self._runs = [] # of the fits that are done
         self._on = False
         self._saved = None
         self._paused = []
@@ -270,14 +279,23 @@ class ResumeCallback(Callback):
         self._given = None
         self._run = _describe(self.learn, self._others)
         self._saved = None
+        self._refuse_same_file()
         self._sweep()
         if self._path.exists(): self._saved = self._read()
+
+    def _refuse_same_file(self):
+        "A ValueError where `SaveModelCallback` would write its weights into this file."
+        for cb in self.learn.cbs:
+            if isinstance(cb, SaveModelCallback) and str(cb.fname) == str(self.file):
+                raise ValueError(f'SaveModelCallback keeps its weights in {self._path}, too: '
+                                 'give one of the two another name')
 
     def _read(self):
         "What the file holds, checked."
         saved = load_tensors(self._path, 'file of ResumeCallback',
-                             'delete it to start anew, or give another name', _in_file)
-        if saved['fit'] <= self._fits: self._check_run(saved['run'])
+                             'give another name, or delete it to start anew', _in_file)
+        runs = [*saved.get('earlier', ()), saved['run']]
+        self._check_run(runs[min(len(self._runs), saved['fit'])] if saved['fit'] < len(runs) else {})
         return saved
 
     def _check_run(self, run):
@@ -294,7 +312,9 @@ class ResumeCallback(Callback):
         self._wake()
         if not self._on or self._saved is None: return
         # as the first fit of `fine_tune`, when the second was cut short
-        if self._saved['fit'] > self._fits: raise CancelFitException()
+        if self._saved['fit'] > len(self._runs):
+            print(f'{self._path}: this fit is done, and a later one goes on')
+            raise CancelFitException()
         if self.epoch >= self._saved['epoch']: return
         def pauses(cb): return cb.run and not isinstance(cb, (Recorder,ResumeCallback))
         self._paused = self.learn.cbs.filter(pauses)
@@ -350,7 +370,7 @@ class ResumeCallback(Callback):
 
     def _contents(self):
         "What goes into the file."
-        return dict(run=self._run, fit=self._fits, epoch=self.epoch, iter=self._iter,
+        return dict(run=self._run, fit=len(self._runs), earlier=self._runs, epoch=self.epoch, iter=self._iter,
                     start=self._start, rows=_plain(self.recorder.values),
                     state=_state(self.learn, self._others, self._given))
 
@@ -365,6 +385,6 @@ class ResumeCallback(Callback):
         self._wake()
         if not self._on: return
         if self._saved is None: self._path.unlink(missing_ok=True)
-        self._fits += 1
+        self._runs.append(self._run)
         self._on = False
         self._saved = None
