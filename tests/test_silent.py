@@ -648,3 +648,60 @@ def test_minutes_that_are_over_at_once(any_learner):
     before = [p.detach().clone() for p in learn.model.parameters()]
     with pytest.warns(UserWarning, match='before the first step'): learn.fit_minutes(1e-9)
     assert all(a.equal(b) for a,b in zip(before, learn.model.parameters()))
+
+@pytest.mark.parametrize('tok', [str.split, lambda t: list(t), lambda t: t.split(), lambda ts: (5 for t in ts)])
+def test_tokenizer_of_one_text_is_refused(df, tok):
+    "It would make one token of each text, or fail far away"
+    with pytest.raises(TypeError, match='called with texts, not with one'):
+        TransformerDataLoaders.from_df(df, **{**OWN, 'tok_tfm':tok})
+
+def test_tokenizer_of_many_texts(df):
+    dls = TransformerDataLoaders.from_df(df, **{**OWN, 'tok_tfm':lambda ts: (t.split() for t in ts)})
+    assert 'film' in text_vocab(dls)
+
+@pytest.mark.parametrize('other', ['pos ', 'Pos'])
+def test_labels_in_two_spellings_are_warned_of(df, other):
+    odd = df.assign(label=['pos','neg',other]*(len(df)//3) + ['pos']*(len(df)%3))
+    with pytest.warns(UserWarning, match='written in several ways.*pos'): TransformerDataLoaders.from_df(odd, **OWN)
+
+def test_labels_in_two_spellings_within_a_row(df):
+    odd = df.assign(label=['a, b','b,a']*(len(df)//2) + ['a,b']*(len(df)%2))
+    with pytest.warns(UserWarning, match="' b'"): TransformerDataLoaders.from_df(odd, **OWN, label_delim=',')
+
+@pytest.mark.parametrize('numbers', ['0.5','0,5'])
+def test_targets_that_are_strings(df, numbers):
+    with pytest.raises(ValueError, match=f"column 'label' holds '{numbers}' .str. where a number is needed.*to_numeric"):
+        TransformerDataLoaders.from_df(df.assign(label=numbers), **OWN, y_block=RegressionBlock())
+
+def test_vocabulary_of_texts_and_labels(df, dls):
+    with pytest.raises(ValueError, match='text_vocab=.*as text_vocab.dls. gives it'):
+        TransformerDataLoaders.from_df(df, **OWN, text_vocab=dls.vocab)
+
+def test_folder_is_no_file(tmp_path):
+    with pytest.raises(IsADirectoryError, match='get_files'): LMDataLoaders.from_files(tmp_path)
+
+@pytest.mark.parametrize('kind', ['clf','lm'])
+def test_loader_with_another_vocabulary(any_learner, df, kind):
+    "Given to one call it is refused, as it is for a fit; one with the same numbers is not, with labels or without"
+    learn = any_learner(kind)
+    other = make_dls(df.assign(text=df.text.str.replace('film', 'movie')), **(dict(is_lm=True) if kind == 'lm' else {}))
+    for call in (learn.validate, learn.get_preds, learn.show_results):
+        with pytest.raises(ValueError, match='number tokens or labels otherwise'): call(dl=other.valid)
+    learn.validate(dl=learn.dls.valid)
+    if kind == 'lm': return
+    learn.validate(dl=learn.dls.test_dl(df, with_labels=True))
+    learn.get_preds(dl=learn.dls.test_dl(df.text))
+
+def test_frame_is_no_loader(any_learner, df):
+    with pytest.raises(TypeError, match='dl is a DataFrame.*test_dl'): any_learner('clf').validate(dl=df)
+
+@pytest.mark.parametrize('pretrained', [True, False])
+def test_pretrained_is_no_switch(dls, pretrained):
+    with pytest.raises(TypeError, match='no weights come with the library'):
+        transformer_classifier_learner(dls, pretrained=pretrained, **SMALL)
+
+def test_name_of_a_loss(dls):
+    with pytest.raises(TypeError, match="loss_func='mse' is a str"): transformer_classifier_learner(dls, loss_func='mse', **SMALL)
+
+def test_bytes_are_no_text(any_learner):
+    with pytest.raises(TypeError, match='decode'): any_learner('clf').predict(b'a film')

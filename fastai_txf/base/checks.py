@@ -39,7 +39,8 @@ _settings = dict(
     n_workers=(_whole(0), 'a number of processes, 0 for none but this one'),
     backwards=(lambda v: v in (True,False), 'True or False'),
     is_lm=(lambda v: v in (True,False), 'True or False'),
-    text_vocab=(lambda v: not isinstance(v, str) and len(v) > 0, 'a list of tokens, or None'),
+    text_vocab=(lambda v: len(v) > 0 and not isinstance(v, str) and isinstance(v[0], str),
+        'a list of tokens, as text_vocab(dls) gives it, or None'),
     label_delim=(lambda v: isinstance(v, str) and v != '',
         'the string between two labels, or None where a text has one label'),
     wd=(lambda v: 0 <= v < math.inf, 'a weight decay, 0 or more and finite'),
@@ -64,7 +65,7 @@ def check_values(**values):
         ok,remedy = _settings.get(k, (lambda v: True, ''))
         try: fits = (v is None and k not in _needed) or ok(v)
         except TypeError: fits = False
-        if not fits: raise ValueError(f'{k}={v!r} is out of range: {remedy}')
+        if not fits: raise ValueError(f'{k}={repr(v):.200} is out of range: {remedy}')
 
 # %% ../../nbs/0_base/01_checks.ipynb #7d3c90e1
 def check_ids(

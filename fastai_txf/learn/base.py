@@ -6,7 +6,7 @@
 __all__ = ['TransformerLearner']
 
 # %% ../../nbs/5_learn/03_base.ipynb #c2d17d62
-import dataclasses, difflib, inspect, torch, torch.nn as nn, warnings
+import dataclasses, difflib, inspect, pandas as pd, torch, torch.nn as nn, warnings
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -24,7 +24,7 @@ from ..base.compat import emulates_bf16, validation_loop
 from ..base.checks import check_functions, check_spelling
 from ..base.files import save_tensors
 from ..model.config import make_config, TransformerConfig
-from ..text.special import pad_index, text_vocab
+from ..text.special import pad_index, text_vocab, vocab_lists, vocabs_differ
 from ..text.codec import TextCodec
 from ..text.pairs import PairDL
 from ..train.losses import in_full
@@ -37,10 +37,6 @@ from .transfer import (
 import fastai_txf.train.schedule # it gives learners their `fit_minutes`
 
 # %% ../../nbs/5_learn/03_base.ipynb #2e8f7282
-def _vocabs(dls):
-    "Tokens and labels in the order of their numbers."
-    return [o if isinstance(o, str) else list(o) for o in getattr(dls, 'vocab', ())]
-
 def _listens(cb, event_name):
     if hasattr(type(cb), event_name) or event_name in vars(cb): return True
     return type(cb).__call__ is not Callback.__call__
@@ -134,10 +130,11 @@ class TransformerLearner(RatedLearner):
                           stacklevel=2)
         return self.to_fp32().add_cb(DeviceMixedPrecision(AMPMode.BF16))
 
-    def check_vocabs(self):
-        "A ValueError if `dls` give tokens or labels other numbers than those of the start."
-        mine = _vocabs(self.dls)
-        if mine and vars(self).get('vocabs', mine) != mine:
+    def check_vocabs(self, dl=None):
+        "A ValueError if `dls`, or `dl`, give tokens or labels other numbers than at the start."
+        own = vocab_lists(self.dls)
+        mine = vars(self).get('vocabs', own)
+        if own and mine != own or dl is not None and vocabs_differ(vocab_lists(dl), mine):
             raise ValueError('these loaders number tokens or labels otherwise than those the '
                              'learner was made with, so the model would read other words: make '
                              'them with the same (text_vocab=, y_block=CategoryBlock(vocab=…)), '
@@ -146,8 +143,11 @@ class TransformerLearner(RatedLearner):
     def _loader(self, ds_idx, dl=None, scored=True):
         """`dl`, or the loader number `ds_idx`.
         A ValueError if that has no batch, or other numbers for its tokens."""
+        if isinstance(dl, (str,list,tuple,pd.DataFrame)):
+            raise TypeError(f'dl is a {type(dl).__name__}: '
+                            'give a loader, dl=learn.dls.test_dl(df, with_labels=True)')
+        self.check_vocabs(dl)
         if dl is not None: return dl
-        self.check_vocabs()
         if not len(self.dls[ds_idx]):
             raise ValueError(f'the loader number {ds_idx} has not one batch (an exported learner '
                              'takes no texts along): give one, '
@@ -354,6 +354,9 @@ def start_config(config, pretrained, arch=None):
     """`config`, or that of a model to start from;
     a ValueError for both, a TypeError for a model from elsewhere."""
     _refuse_architecture(config=config, arch=arch)
+    if isinstance(pretrained, bool):
+        raise TypeError(f'{pretrained=}: no weights come with the library: give a file of '
+                        'save_encoder, a learner, a model, or None')
     if not isinstance(pretrained, nn.Module): return config
     if not isinstance(getattr(pretrained, 'config', None), TransformerConfig):
         raise TypeError(f'{type(pretrained).__name__} is no model of this library: '
@@ -386,10 +389,10 @@ def make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, compil
     config = make_config(config, **config_kw).scale_dropout(drop_mult)
     model = arch(config, **{k:v for k,v in model_kw.items() if v is not None})
     if not hasattr(model, 'encoder'): splitter = trainable_params
-    check_functions(**{k:L(learner_kw.get(k)) for k in ('opt_func','metrics')})
+    check_functions(**{k:L(learner_kw.get(k)) for k in ('opt_func','metrics','loss_func')})
     learner_kw = {'splitter':splitter, 'train_bn':False, **learner_kw}
     learn = cls(dls, compile_for_training(model) if compile else model, **learner_kw)
-    learn.vocabs = _vocabs(dls)
+    learn.vocabs = vocab_lists(dls)
     if pretrained is None: return learn
     learn.load_encoder(pretrained)
     if isinstance(pretrained, nn.Module): load_head(model, pretrained, text_vocab(dls))

@@ -289,7 +289,13 @@ def _finish(text, towers, valid, notes, start):
     results = pd.DataFrame(table).assign(returned=[i == best for i in range(len(table))])
     learn.report = BestReport(results, curve, [*notes, more_labels(curve, text.target)])
     if valid is not None: _score_apart(learn, text.target)
+    else: learn.dls = _without_validation(learn.dls)
     return learn
+
+def _without_validation(dls):
+    "`dls` to train on alone: the learner has learnt all texts, so none can test it."
+    valid = dls.valid.new(dls.valid_ds.new_empty())
+    return type(dls)(dls.train, valid, path=dls.path, device=dls.device)
 
 def _score_apart(learn, target):
     "A row for the texts that had nothing to do with the choice."

@@ -26,8 +26,8 @@ from ..base.checks import check_batch_size, check_share, check_values
 from .special import pad_index, text_vocab
 from .tokens import as_tokenizer
 from .frames import (
-    as_frame, check_columns, check_df, column_names, each_label, label_kind, random_mask,
-    read_texts, valid_mask, warn_of_copies)
+    as_frame, check_columns, check_df, check_numbers, column_names, each_label, label_kind,
+    random_mask, read_texts, valid_mask, warn_of_copies)
 from .codec import join_columns, TextTokenizer, tokenize_like
 from .folders import FolderTokenizer
 
@@ -159,6 +159,8 @@ def _text_block(tok, vocab, is_lm, seq_len, min_freq, max_vocab, **kwargs):
 def _target(df, label_col, label_delim, valid, y_block):
     "The target's blocks, derived from the label columns if `y_block` is None, and what reads them"
     y_blocks = L(_y_block(df, label_col, label_delim, valid) if y_block is None else y_block)
+    if any(isinstance(t, RegressionSetup) for b in y_blocks for t in L(b.type_tfms)):
+        check_numbers(df, column_names(df, label_col))
     return dict(y_blocks=y_blocks,
                 get_y=ColReader(column_names(df, label_col), label_delim=label_delim))
 

@@ -62,6 +62,21 @@ def pad_index(
                          f'put {PAD!r} into it, at index 1 for fastai')
     return vocab.index(PAD)
 
+# %% ../../nbs/2_text/00_special.ipynb #a2868f1b
+def vocab_lists(
+    dls, # `DataLoaders`, or one loader
+)->list: # of tokens, or of lists: tokens and labels
+    "Tokens and labels in the order of their numbers."
+    return [o if isinstance(o, str) else list(o) for o in getattr(dls, 'vocab', ())]
+
+def vocabs_differ(
+    some, # `vocab_lists`
+    others, # `vocab_lists`
+)->bool:
+    "Whether they differ, as far as both have them: a loader may be without labels."
+    alone = [[o] if o and isinstance(o[0], str) else o for o in (some, others)]
+    return any(a != b for a,b in zip(*alone))
+
 # %% ../../nbs/2_text/00_special.ipynb #e087b673
 def mask_index(
     dls, # `DataLoaders` of texts, or the vocabulary itself

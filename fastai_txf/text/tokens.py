@@ -239,6 +239,7 @@ class ForeignTokenizer(BatchTokenizer):
             raise TypeError("fastai's Tokenizer is a transform around a tokenizer: give what it "
                             'cuts with, its `tokenizer` (and as `rules` its rules)')
         self.tok = tok
+        if self.ready and not type(tok).__module__.startswith('fastai.'): self._try_out()
         self.rules = self._its('rules')
         self.detokenize = self._its('detokenize')
         self.word_start = '▁' if _is_fastais(tok, 'SentencePieceTokenizer') else None
@@ -246,6 +247,16 @@ class ForeignTokenizer(BatchTokenizer):
     def _its(self, name, default=None):
         "The only place where a tokenizer is asked whether it has something."
         return getattr(self.tok, name, default)
+
+    def _try_out(self):
+        "A TypeError unless it makes a list of tokens of each text."
+        remedy = 'it is called with texts, not with one, and yields a list of tokens for each'
+        try: toks = next(iter(self.tok(iter(['a b']))))
+        except Exception as e:
+            raise TypeError(f'{self.tok!r} is no tokenizer ({type(e).__name__}: {e}): '
+                            f'{remedy}') from e
+        if isinstance(toks, str) or not is_listy(toks):
+            raise TypeError(f'{self.tok!r} is no tokenizer (it makes {toks!r} of a text): {remedy}')
 
     @property
     def vocab(self):
