@@ -119,7 +119,8 @@ class TransformerConfig:
             derived = v is None and f.default is None
             whole = isinstance(v, Integral) and not isinstance(v, bool)
             if not derived and not (whole and v >= 1):
-                raise ValueError(f'{f.name}={v!r}: a whole number is needed, at least 1')
+                none = ', or None' if f.default is None else ''
+                raise ValueError(f'{f.name}={v!r}: a whole number is needed, at least 1{none}')
         if f.name in _probs and not (isinstance(v, Real) and 0 <= v < 1):
             raise ValueError(f'{f.name}={v!r} is a probability: 0 ≤ {f.name} < 1')
         if f.name in ('eps','pos_base') and not (isinstance(v, Real) and 0 < v < math.inf):
