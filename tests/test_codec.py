@@ -228,7 +228,7 @@ def test_foreign():
 
 def test_vocabularies_of_others_are_no_lists():
     "spaCy's and torchtext's are objects; only a list of tokens is one"
-    tok = as_tokenizer(lambda texts: texts)
+    tok = as_tokenizer(lambda texts: ([t] for t in texts))
     assert tok.vocab is None
     class Odd(Sets): vocab = object()
     assert as_tokenizer(Odd).vocab is None

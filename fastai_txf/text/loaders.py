@@ -159,6 +159,7 @@ def _text_block(tok, vocab, is_lm, seq_len, min_freq, max_vocab, **kwargs):
 def _target(df, label_col, label_delim, valid, y_block):
     "The target's blocks, derived from the label columns if `y_block` is None, and what reads them"
     y_blocks = L(_y_block(df, label_col, label_delim, valid) if y_block is None else y_block)
+    y_blocks = y_blocks.map(lambda b: b() if callable(b) else b)
     if any(isinstance(t, RegressionSetup) for b in y_blocks for t in L(b.type_tfms)):
         check_numbers(df, column_names(df, label_col))
     return dict(y_blocks=y_blocks,
