@@ -21,6 +21,7 @@ from test_properties import build, configs
 torch.set_num_threads(1)
 some = settings(max_examples=15)
 TEXT = 'music warm clever dull film with it'
+LONG = ' '.join(['music warm clever dull film'.split()[i%5] for i in range(19)]) # 20 tokens with xxbos: windows of 7, 7 and 6
 
 def close(a, b, eps=1e-6): torch.testing.assert_close(a, b, atol=eps, rtol=0)
 
@@ -140,11 +141,9 @@ def test_predictions_are_the_same(clf):
     clf.show_attention(TEXT); clf.explain(TEXT); clf.step_through(TEXT)
     assert clf.predict(TEXT)[2].equal(want)
 
-@pytest.mark.parametrize('kind', ['clf','lm'])
-def test_windows(make, kind):
+def test_windows(make):
     "A text beyond `max_len`: each window's weights are those of the window alone"
-    learn = make(kind, max_len=8)
-    text = ' '.join(['music warm clever dull film'.split()[i%5] for i in range(19)]) # 20 tokens with xxbos: windows of 7, 7 and 6
+    learn,text = make('clf', max_len=8), LONG
     parts = [learn.attention(text, window=i) for i in range(3)]
     assert [len(p.keys) for p in parts] == [7,7,6] and sum((p.keys for p in parts), []) == ['xxbos', *text.split()]
     assert parts[1].title == 'attention, window 1 of 3'
@@ -152,6 +151,20 @@ def test_windows(make, kind):
     with record_attention(learn.model.eval()) as seen: learn.model.encoder(ids)
     close(parts[1].weights, torch.stack([w[0] for (_,w), in seen.values()]).cpu())
     with pytest.raises(ValueError, match='window=3: there are 3'): learn.attention(text, window=3)
+
+@pytest.mark.parametrize('positions', POSITIONS)
+def test_a_language_model_slides(make, positions):
+    "A text beyond `max_len`: the weights of the whole text, as the model computes them; an error where positions end"
+    learn = make('lm', max_len=8, positions=positions)
+    if learn.model.encoder.positions.max_len is not None:
+        with pytest.raises(ValueError, match='20 tokens, but learned positions end'): learn.attention(LONG)
+        return
+    a,s = learn.attention(LONG), learn.step_through(LONG)
+    assert a.queries == a.keys == s.tokens == ['xxbos', *LONG.split()] and a.title == 'attention'
+    assert a.weights.equal(torch.cat([s[f'block {i}, attn: weights'] for i in range(2)]))
+    assert a.weights[:,:,19].count_nonzero(-1).eq(8).all()
+    assert learn.attention('warm xxpad film').weights.shape == (2,2,4,4)            # padding in a text is read, too
+    with pytest.raises(ValueError, match='window=1: a language model reads a text in one piece'): learn.show_attention(LONG, window=1)
 
 def test_pairs(s2s):
     "Cross-attention is that of `encode`; the decoder sees no later token; without a target the model writes its own"
@@ -340,12 +353,11 @@ def test_other_tasks(make, kind):
 def test_long_texts(dls, long):
     "Beyond `max_len`: in windows every token has a share, otherwise those that are read"
     learn = trained(transformer_classifier_learner(dls, **SMALL, max_len=8, long=long))
-    text = ' '.join(['music warm clever dull film'.split()[i%5] for i in range(19)])
-    e = exact(learn, text)
-    toks = ['xxbos', *text.split()]
+    e = exact(learn, LONG)
+    toks = ['xxbos', *LONG.split()]
     want = dict(window=toks, head=toks[:8], tail=toks[-8:])
     assert e.tokens == want.get(long, toks[:4]+toks[-4:]) and len(e.values) == len(e.tokens)
-    assert deletion_curve(learn, [text], n_points=3, n_draws=1).attributed.shape == (1,3)
+    assert deletion_curve(learn, [LONG], n_points=3, n_draws=1).attributed.shape == (1,3)
 
 def test_empty_text(clf):
     "What is empty to a reader is a token to the tokenizer; a text of nothing but special tokens has no words"
