@@ -287,6 +287,22 @@ def test_complete(dls, config):
     p = learn.predict(TEXT)[2]
     assert e.target == learn.predict(TEXT)[0] and abs(e.score - torch.logit(p.max()).item()) < 1e-3
 
+@pytest.mark.parametrize('mode', [torch.no_grad,torch.inference_mode])
+@pytest.mark.parametrize('kw', [{}, dict(members=2), dict(wide=50), dict(pool='max_logits', max_len=4)], ids=str)
+def test_without_gradients(make, mode, kw):
+    "A caller who wants no gradients gets the same shares, and so does the next"
+    learn = make('clf', **kw)
+    with mode(): first,curve = learn.explain(TEXT, baseline='mean'), deletion_curve(learn, [TEXT], n_draws=1)
+    want = learn.explain(TEXT, baseline='mean')
+    close(first.attributions, want.attributions)
+    assert first.score == want.score and np.allclose(curve.attributed, deletion_curve(learn, [TEXT], n_draws=1).attributed)
+
+def test_sure_beyond_all_numbers(clf):
+    "Log-odds whose exponential overflows are a probability of 0 or 1; small ones keep their digits"
+    e = clf.explain(TEXT)
+    for score,p in ((-4000.,'0'), (4000.,'1'), (-46.05,'1e-20'), (0.,'0.5')):
+        assert f'probability {p}, log-odds {score:+.2f}' in dataclasses.replace(e, score=score).title
+
 @pytest.mark.parametrize('baseline', BASELINES)
 def test_baselines(clf, baseline):
     "The score of the baseline is that of a text whose embeddings are all replaced"
@@ -373,13 +389,14 @@ def test_targets_by_number(clf):
     for target in (True, 1., torch.tensor(1.), torch.tensor([0,1]), np.int64(2)):
         with pytest.raises(ValueError, match='not one of the 2 labels'): clf.explain(TEXT, target=target)
 
-def test_explain_mistakes(clf, make, s2s):
+def test_explain_mistakes(clf, make, s2s, dls):
     for kw,match in ((dict(target='posi'),"close to it are 'pos'"), (dict(target=2),'target=2'), (dict(baseline='nul'),"baseline='nul'"), (dict(steps=0),'steps=0')):
         with pytest.raises(ValueError, match=match): clf.explain(TEXT, **kw)
     with pytest.raises(TypeError, match='a list'): clf.explain([TEXT])
     with pytest.raises(ValueError, match='bigrams=90: what a pair'): make('clf', bigrams=90).explain(TEXT)
-    for learn in (make('lm'),s2s):
-        with pytest.raises(TypeError, match='only classifiers'): learn.explain('abc')
+    for learn in (make('lm'),transformer_mlm_learner(dls, **SMALL),s2s):
+        for f in (learn.explain, lambda t: deletion_curve(learn, [t])):
+            with pytest.raises(TypeError, match='only classifiers'): f('abc')
 
 # Words
 
