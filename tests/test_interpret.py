@@ -1,7 +1,7 @@
 "Looking inside: captured attention against explicit loops, attributions that add up, curves, tables, pictures, odd input"
 import copy, dataclasses, html, math, random, re
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch, torch.nn as nn
-from fastai.text.all import Learner, SentencePieceTokenizer, load_learner
+from fastai.text.all import BaseTokenizer, Learner, SentencePieceTokenizer, load_learner
 from hypothesis import given, settings, strategies as st
 from fastai_txf.model.attention import record_attention, SelfAttention
 from fastai_txf.generate.cache import KVCache
@@ -33,6 +33,12 @@ def no_pictures_left():
 
 @pytest.fixture(scope='module')
 def clf(dls): return trained(transformer_classifier_learner(dls, **SMALL))
+
+@pytest.fixture(scope='module')
+def letters(df):
+    "A classifier that reads characters and nothing before them"
+    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', tok_tfm=CharTokenizer(), num_workers=0, bs=8)
+    return quiet(transformer_classifier_learner(dls, **SMALL))
 
 @pytest.fixture(scope='module')
 def pairs():
@@ -425,6 +431,18 @@ def test_split_words(df, make_tok):
     assert [w for w,_,_ in e.spans if not w.startswith('xx')] == ['music','warm','film'] and len(e.tokens) > 5
     assert abs(sum(e.values) - float(e.attributions.sum())) < 1e-5
 
+def test_no_tokens(letters):
+    "A text that `predict` answers, but of which there is nothing to see"
+    letters.predict('')
+    for f in (letters.explain, letters.attention, letters.step_through, lambda t: deletion_curve(letters, [t])):
+        with pytest.raises(ValueError, match="'' has no tokens to look into"): f('')
+
+def test_unknown_blanks(letters):
+    "White space that no text of training had is shown as it is, and separates words"
+    e = letters.explain('warm\nfilm\tit')
+    assert [w for w,_,_ in e.spans] == ['warm','film','it'] and e.tokens == list('warm\nfilm\tit')
+    assert 'w a r m ⏎ f' in str(letters.step_through('warm\nfilm'))
+
 # The deletion curve
 
 def test_deletion_curve(clf, df):
@@ -627,6 +645,14 @@ def test_unknown_words_of_long_texts(dls, long):
     want = dict(window=toks, head=toks[:8], tail=toks[-8:])
     assert learn.explain(' '.join(toks[1:])).tokens == want.get(long, toks[:4]+toks[-4:])
     if long == 'window': assert learn.attention(' '.join(toks[1:]), window=1).keys == toks[7:14]
+
+def test_what_predict_reads(df):
+    "A classifier reads the end of a text, too, where its loaders put one"
+    class Ends(BaseTokenizer):
+        def __call__(self, items): return ([*t, 'xxeos'] for t in super(Ends, self).__call__(items))
+    learn = quiet(transformer_classifier_learner(make_dls(df, tok_tfm=Ends()), **SMALL))
+    e = learn.explain(TEXT)
+    assert e.tokens[-1] == learn.attention(TEXT).keys[-1] == 'xxeos' and abs(e.score - torch.logit(learn.predict(TEXT)[2][e.idx]).item()) < 1e-4
 
 def test_curve_of_rows(clf, df):
     "A frame, its rows and its texts are the same"

@@ -47,13 +47,15 @@ def side_codec(
     return learn.target_codec if side and isinstance(learn, Seq2SeqLearner) else codec_of(learn)
 
 def text_ids(learn, text, side=0):
-    "Token ids of one text, `(1, sl)`, on the model's device. A TypeError for several texts."
+    """Token ids of one text, `(1, sl)`, on the model's device. A TypeError for several texts, a
+    ValueError for one without tokens."""
     codec = side_codec(learn, side)
     if not codec.is_one(text):
         raise TypeError(f'{text!r} is a {type(text).__name__}: give one text, a string, '
                         'a row of a frame or a dictionary')
-    encode = codec.encode if isinstance(learn, Seq2SeqLearner) else codec.prompts
-    return encode(text)[0][None].to(next(learn.model.parameters()).device)
+    ids, = (codec.prompts if isinstance(learn.model, TransformerLM) else codec.encode)(text)
+    if not len(ids): raise ValueError(f'{text!r} has no tokens to look into: give a word or more')
+    return ids[None].to(next(learn.model.parameters()).device)
 
 def _as_cut(codec, text, ids):
     "The tokens of `ids`, all of a text; where these say `xxunk`, what the text has there."
@@ -62,7 +64,7 @@ def _as_cut(codec, text, ids):
     if codec.backwards: new = new[::-1]
     if len(new) != tokens.count(UNK): return tokens
     new = iter(new)
-    return [(next(new).strip() or UNK) if t == UNK else t for t in tokens]
+    return [(next(new) or UNK) if t == UNK else t for t in tokens]
 
 def read_tokens(codec, text, ids, long='window'):
     """The tokens of `ids`, all of `text` or what a model that is `long` in this way reads of it; in

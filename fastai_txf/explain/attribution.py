@@ -224,8 +224,8 @@ def explain(self:Learner,
     tol:float=0.02, # how far the sum may be off, as a part of the scores' difference (or of 1)
 ): # `Explanation`
     """What each word of a text contributes to a classifier's decision (Sundararajan et al. 2017).
-    A TypeError for other learners, a ValueError for an unknown `target` or `baseline` and for a
-    model with `bigrams`, a warning where `steps` are too few."""
+    A TypeError for other learners, a ValueError for a text without tokens, an unknown `target` or
+    `baseline` and for a model with `bigrams`, a warning where `steps` are too few."""
     asked = explained_target(self)
     if baseline not in BASELINES: raise ValueError(f'{baseline=} is not one of {list(BASELINES)}')
     if steps is not None and steps < 1: raise ValueError(f'{steps=}: at least 1 point')
