@@ -1,7 +1,7 @@
 "Looking inside: captured attention against explicit loops, attributions that add up, curves, tables, pictures, odd input"
 import copy, dataclasses, html, math, random, re
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch, torch.nn as nn
-from fastai.text.all import Learner, SentencePieceTokenizer, load_learner
+from fastai.text.all import BaseTokenizer, Learner, SentencePieceTokenizer, load_learner
 from hypothesis import given, settings, strategies as st
 from fastai_txf.model.attention import record_attention, SelfAttention
 from fastai_txf.generate.cache import KVCache
@@ -21,6 +21,7 @@ from test_properties import build, configs
 torch.set_num_threads(1)
 some = settings(max_examples=15)
 TEXT = 'music warm clever dull film with it'
+LONG = ' '.join(['music warm clever dull film'.split()[i%5] for i in range(19)]) # 20 tokens with xxbos: windows of 7, 7 and 6
 
 def close(a, b, eps=1e-6): torch.testing.assert_close(a, b, atol=eps, rtol=0)
 
@@ -32,6 +33,12 @@ def no_pictures_left():
 
 @pytest.fixture(scope='module')
 def clf(dls): return trained(transformer_classifier_learner(dls, **SMALL))
+
+@pytest.fixture(scope='module')
+def letters(df):
+    "A classifier that reads characters and nothing before them"
+    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', tok_tfm=CharTokenizer(), num_workers=0, bs=8)
+    return quiet(transformer_classifier_learner(dls, **SMALL))
 
 @pytest.fixture(scope='module')
 def pairs():
@@ -140,11 +147,9 @@ def test_predictions_are_the_same(clf):
     clf.show_attention(TEXT); clf.explain(TEXT); clf.step_through(TEXT)
     assert clf.predict(TEXT)[2].equal(want)
 
-@pytest.mark.parametrize('kind', ['clf','lm'])
-def test_windows(make, kind):
+def test_windows(make):
     "A text beyond `max_len`: each window's weights are those of the window alone"
-    learn = make(kind, max_len=8)
-    text = ' '.join(['music warm clever dull film'.split()[i%5] for i in range(19)]) # 20 tokens with xxbos: windows of 7, 7 and 6
+    learn,text = make('clf', max_len=8), LONG
     parts = [learn.attention(text, window=i) for i in range(3)]
     assert [len(p.keys) for p in parts] == [7,7,6] and sum((p.keys for p in parts), []) == ['xxbos', *text.split()]
     assert parts[1].title == 'attention, window 1 of 3'
@@ -152,6 +157,20 @@ def test_windows(make, kind):
     with record_attention(learn.model.eval()) as seen: learn.model.encoder(ids)
     close(parts[1].weights, torch.stack([w[0] for (_,w), in seen.values()]).cpu())
     with pytest.raises(ValueError, match='window=3: there are 3'): learn.attention(text, window=3)
+
+@pytest.mark.parametrize('positions', POSITIONS)
+def test_a_language_model_slides(make, positions):
+    "A text beyond `max_len`: the weights of the whole text, as the model computes them; an error where positions end"
+    learn = make('lm', max_len=8, positions=positions)
+    if learn.model.encoder.positions.max_len is not None:
+        with pytest.raises(ValueError, match='20 tokens, but learned positions end'): learn.attention(LONG)
+        return
+    a,s = learn.attention(LONG), learn.step_through(LONG)
+    assert a.queries == a.keys == s.tokens == ['xxbos', *LONG.split()] and a.title == 'attention'
+    assert a.weights.equal(torch.cat([s[f'block {i}, attn: weights'] for i in range(2)]))
+    assert a.weights[:,:,19].count_nonzero(-1).eq(8).all()
+    assert learn.attention('warm xxpad film').weights.shape == (2,2,4,4)            # padding in a text is read, too
+    with pytest.raises(ValueError, match='window=1: a language model reads a text in one piece'): learn.show_attention(LONG, window=1)
 
 def test_pairs(s2s):
     "Cross-attention is that of `encode`; the decoder sees no later token; without a target the model writes its own"
@@ -274,6 +293,22 @@ def test_complete(dls, config):
     p = learn.predict(TEXT)[2]
     assert e.target == learn.predict(TEXT)[0] and abs(e.score - torch.logit(p.max()).item()) < 1e-3
 
+@pytest.mark.parametrize('mode', [torch.no_grad,torch.inference_mode])
+@pytest.mark.parametrize('kw', [{}, dict(members=2), dict(wide=50), dict(pool='max_logits', max_len=4)], ids=str)
+def test_without_gradients(make, mode, kw):
+    "A caller who wants no gradients gets the same shares, and so does the next"
+    learn = make('clf', **kw)
+    with mode(): first,curve = learn.explain(TEXT, baseline='mean'), deletion_curve(learn, [TEXT], n_draws=1)
+    want = learn.explain(TEXT, baseline='mean')
+    close(first.attributions, want.attributions)
+    assert first.score == want.score and np.allclose(curve.attributed, deletion_curve(learn, [TEXT], n_draws=1).attributed)
+
+def test_sure_beyond_all_numbers(clf):
+    "Log-odds whose exponential overflows are a probability of 0 or 1; small ones keep their digits"
+    e = clf.explain(TEXT)
+    for score,p in ((-4000.,'0'), (4000.,'1'), (-46.05,'1e-20'), (0.,'0.5')):
+        assert f'probability {p}, log-odds {score:+.2f}' in dataclasses.replace(e, score=score).title
+
 @pytest.mark.parametrize('baseline', BASELINES)
 def test_baselines(clf, baseline):
     "The score of the baseline is that of a text whose embeddings are all replaced"
@@ -340,12 +375,11 @@ def test_other_tasks(make, kind):
 def test_long_texts(dls, long):
     "Beyond `max_len`: in windows every token has a share, otherwise those that are read"
     learn = trained(transformer_classifier_learner(dls, **SMALL, max_len=8, long=long))
-    text = ' '.join(['music warm clever dull film'.split()[i%5] for i in range(19)])
-    e = exact(learn, text)
-    toks = ['xxbos', *text.split()]
+    e = exact(learn, LONG)
+    toks = ['xxbos', *LONG.split()]
     want = dict(window=toks, head=toks[:8], tail=toks[-8:])
     assert e.tokens == want.get(long, toks[:4]+toks[-4:]) and len(e.values) == len(e.tokens)
-    assert deletion_curve(learn, [text], n_points=3, n_draws=1).attributed.shape == (1,3)
+    assert deletion_curve(learn, [LONG], n_points=3, n_draws=1).attributed.shape == (1,3)
 
 def test_empty_text(clf):
     "What is empty to a reader is a token to the tokenizer; a text of nothing but special tokens has no words"
@@ -361,13 +395,14 @@ def test_targets_by_number(clf):
     for target in (True, 1., torch.tensor(1.), torch.tensor([0,1]), np.int64(2)):
         with pytest.raises(ValueError, match='not one of the 2 labels'): clf.explain(TEXT, target=target)
 
-def test_explain_mistakes(clf, make, s2s):
+def test_explain_mistakes(clf, make, s2s, dls):
     for kw,match in ((dict(target='posi'),"close to it are 'pos'"), (dict(target=2),'target=2'), (dict(baseline='nul'),"baseline='nul'"), (dict(steps=0),'steps=0')):
         with pytest.raises(ValueError, match=match): clf.explain(TEXT, **kw)
     with pytest.raises(TypeError, match='a list'): clf.explain([TEXT])
     with pytest.raises(ValueError, match='bigrams=90: what a pair'): make('clf', bigrams=90).explain(TEXT)
-    for learn in (make('lm'),s2s):
-        with pytest.raises(TypeError, match='only classifiers'): learn.explain('abc')
+    for learn in (make('lm'),transformer_mlm_learner(dls, **SMALL),s2s):
+        for f in (learn.explain, lambda t: deletion_curve(learn, [t])):
+            with pytest.raises(TypeError, match='only classifiers'): f('abc')
 
 # Words
 
@@ -395,6 +430,18 @@ def test_split_words(df, make_tok):
     e = exact(learn, 'music warm film')
     assert [w for w,_,_ in e.spans if not w.startswith('xx')] == ['music','warm','film'] and len(e.tokens) > 5
     assert abs(sum(e.values) - float(e.attributions.sum())) < 1e-5
+
+def test_no_tokens(letters):
+    "A text that `predict` answers, but of which there is nothing to see"
+    letters.predict('')
+    for f in (letters.explain, letters.attention, letters.step_through, lambda t: deletion_curve(letters, [t])):
+        with pytest.raises(ValueError, match="'' has no tokens to look into"): f('')
+
+def test_unknown_blanks(letters):
+    "White space that no text of training had is shown as it is, and separates words"
+    e = letters.explain('warm\nfilm\tit')
+    assert [w for w,_,_ in e.spans] == ['warm','film','it'] and e.tokens == list('warm\nfilm\tit')
+    assert 'w a r m ⏎ f' in str(letters.step_through('warm\nfilm'))
 
 # The deletion curve
 
@@ -598,6 +645,14 @@ def test_unknown_words_of_long_texts(dls, long):
     want = dict(window=toks, head=toks[:8], tail=toks[-8:])
     assert learn.explain(' '.join(toks[1:])).tokens == want.get(long, toks[:4]+toks[-4:])
     if long == 'window': assert learn.attention(' '.join(toks[1:]), window=1).keys == toks[7:14]
+
+def test_what_predict_reads(df):
+    "A classifier reads the end of a text, too, where its loaders put one"
+    class Ends(BaseTokenizer):
+        def __call__(self, items): return ([*t, 'xxeos'] for t in super(Ends, self).__call__(items))
+    learn = quiet(transformer_classifier_learner(make_dls(df, tok_tfm=Ends()), **SMALL))
+    e = learn.explain(TEXT)
+    assert e.tokens[-1] == learn.attention(TEXT).keys[-1] == 'xxeos' and abs(e.score - torch.logit(learn.predict(TEXT)[2][e.idx]).item()) < 1e-4
 
 def test_curve_of_rows(clf, df):
     "A frame, its rows and its texts are the same"

@@ -19,7 +19,7 @@ from ..model.attention import MultiHeadAttention, record_attention, SelfAttentio
 from ..model.positions import POSITIONS
 from ..model.windows import crop_index
 from ..model.stack import TransformerEncoder
-from ..model.models import Seq2SeqTransformer
+from ..model.models import Seq2SeqTransformer, TransformerLM
 from ..learn.base import codec_of
 from ..learn.seq2seq import Seq2SeqLearner
 from .colours import ColouredText, drawn
@@ -47,13 +47,15 @@ def side_codec(
     return learn.target_codec if side and isinstance(learn, Seq2SeqLearner) else codec_of(learn)
 
 def text_ids(learn, text, side=0):
-    "Token ids of one text, `(1, sl)`, on the model's device. A TypeError for several texts."
+    """Token ids of one text, `(1, sl)`, on the model's device. A TypeError for several texts, a
+    ValueError for one without tokens."""
     codec = side_codec(learn, side)
     if not codec.is_one(text):
         raise TypeError(f'{text!r} is a {type(text).__name__}: give one text, a string, '
                         'a row of a frame or a dictionary')
-    encode = codec.encode if isinstance(learn, Seq2SeqLearner) else codec.prompts
-    return encode(text)[0][None].to(next(learn.model.parameters()).device)
+    ids, = (codec.prompts if isinstance(learn.model, TransformerLM) else codec.encode)(text)
+    if not len(ids): raise ValueError(f'{text!r} has no tokens to look into: give a word or more')
+    return ids[None].to(next(learn.model.parameters()).device)
 
 def _as_cut(codec, text, ids):
     "The tokens of `ids`, all of a text; where these say `xxunk`, what the text has there."
@@ -62,7 +64,7 @@ def _as_cut(codec, text, ids):
     if codec.backwards: new = new[::-1]
     if len(new) != tokens.count(UNK): return tokens
     new = iter(new)
-    return [(next(new).strip() or UNK) if t == UNK else t for t in tokens]
+    return [(next(new) or UNK) if t == UNK else t for t in tokens]
 
 def read_tokens(codec, text, ids, long='window'):
     """The tokens of `ids`, all of `text` or what a model that is `long` in this way reads of it; in
@@ -88,15 +90,15 @@ def note_calls(module, what):
     try: yield
     finally: handle.remove()
 
-def _read(encoder, ids):
-    """Let `encoder` read: its vectors and their mask, the ids of each window, and every layer's
-    weights `(n_windows, n_heads, sl, sl)`."""
+def _read(encoder, ids, read):
+    """What `read(ids)` returns, the ids of each window that `encoder` reads in it, and every
+    layer's weights `(n_windows, n_heads, sl, sl)`."""
     windows = []
     def note_ids(args, out): windows.append(args[0])
     with note_calls(encoder, note_ids), record_attention(encoder) as seen:
-        h,mask = encoder.read(ids)
+        out = read(ids)
     weights = [calls[0][1] for calls in seen.values() if calls]
-    return h, mask, windows[0], weights
+    return out, windows[0], weights
 
 def _written(model, tgt, h, mask, cross):
     "Every layer's weights in the decoder: to the source if `cross`, else to the target."
@@ -222,10 +224,15 @@ _parts = 'encoder','decoder','cross'
 
 def _self_attention(learn, model, text, window):
     "`Attention` in the encoder of `model`, a shadow."
-    _,_,ids,weights = _read(model.encoder, text_ids(learn, text))
+    encoder,slides = model.encoder, isinstance(model, TransformerLM)
+    if slides and window:
+        raise ValueError(f'{window=}: a language model reads a text in one piece, not in windows: '
+                         'leave it out')
+    read = encoder if slides else encoder.read
+    _,ids,weights = _read(encoder, text_ids(learn, text), read)
     i, = _choose(window, len(ids), 'window')
-    real = ids != model.encoder.config.pad_idx
-    tokens = written_tokens(side_codec(learn), text, ids[real], model.encoder.config.long)
+    real = (ids != encoder.config.pad_idx) | slides             # it leaves no padding out
+    tokens = written_tokens(side_codec(learn), text, ids[real], encoder.config.long)
     n,start = int(real[i].sum()), int(real[:i].sum())                       # padding comes last
     tokens = tokens[start:start+n]
     title = 'attention' if len(ids) == 1 else f'attention, window {i} of {len(ids)}'
@@ -236,7 +243,7 @@ def _pair_attention(learn, model, text, target, cross):
     "`Attention` in the decoder of `model`, a shadow: to the source, or to the target itself."
     if target is None: target = learn.predict(text)
     tgt = text_ids(learn, target, 1)
-    h,mask,ids,_ = _read(model.encoder, text_ids(learn, text))
+    (h,mask),ids,_ = _read(model.encoder, text_ids(learn, text), model.encoder.read)
     real = ids != model.encoder.config.pad_idx
     source = written_tokens(learn.codec, text, ids[real], model.encoder.config.long)
     written = written_tokens(learn.target_codec, target, tgt[0])
@@ -252,7 +259,7 @@ def attention(self:Learner,
     text:str, # tokenized as in training
     target:str=None, # what an encoder–decoder writes; default: what it would
     part:str=None, # of an encoder–decoder: 'encoder', 'decoder' or 'cross', its default
-    window:int=0, # which window of a text beyond `max_len`
+    window:int=0, # which window of a text beyond `max_len`; a language model has one
 ): # `Attention`
     """The weights of every layer and head. A TypeError if the model is not of this library,
     a ValueError for a part, a target or a window that it does not have."""
@@ -275,7 +282,7 @@ def show_attention(self:Learner,
     layer:int=None, # which layer; default: all, one below the other
     head:int=None, # which head; default: all, side by side
     part:str=None, # of an encoder–decoder: 'encoder', 'decoder' or 'cross', its default
-    window:int=0, # which window of a text beyond `max_len`
+    window:int=0, # which window of a text beyond `max_len`; a language model has one
 ):
     "Heat maps with the tokens on both axes."
     self.attention(text, target, part, window).plot(layer, head)
@@ -288,7 +295,7 @@ def attention_html(self:Learner,
     layer:int=None, # default: mean of all
     head:int=None, # default: mean of all
     part:str=None, # of an encoder–decoder: 'encoder', 'decoder' or 'cross', its default
-    window:int=0, # which window of a text beyond `max_len`
+    window:int=0, # which window of a text beyond `max_len`; a language model has one
 ): # `ColouredText`
     "The text, coloured by how much one token looks at each."
     return self.attention(text, target, part, window).look(token, layer, head)

@@ -6,7 +6,7 @@
 __all__ = ['BASELINES', 'log_odds', 'integrated_gradients', 'Explanation', 'DeletionCurve', 'deletion_curve']
 
 # %% ../../nbs/6_explain/03_attribution.ipynb #8855e205
-import math, matplotlib.pyplot as plt, numpy as np, pandas as pd, torch, warnings
+import matplotlib.pyplot as plt, numpy as np, pandas as pd, torch, warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from torch.nn.utils.rnn import pad_sequence
 from ..base.checks import nearest_words
 from ..base.shadow import kept_shadow, shadow
-from ..model.models import Seq2SeqTransformer, TransformerLM
+from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
 from ..text.target import Target
 from ..generate.sampling import DIVERGED
 from ..learn.base import codec_of
@@ -68,10 +68,12 @@ def _path_gradients(model, ids, score, bases, alphas):
     handles = [_between(m, b, alphas, seen) for m,b in zip(_members(model), bases)]
     if wide_path(model) is not None: handles.append(_scaled(model.wide, alphas, counted))
     try:
-        with torch.enable_grad(): out = score(model(ids.expand(len(alphas),-1)))
+        with torch.enable_grad():
+            out = score(model(ids.repeat(len(alphas), 1)))      # a copy: `expand` shares `ids`,
+            total = out.sum()                                   # which may know of no gradients
     finally:
         for h in handles: h.remove()
-    grads = torch.autograd.grad(out.sum(), [*(at for at,*_ in seen), *counted])
+    grads = torch.autograd.grad(total, [*(at for at,*_ in seen), *counted])
     shares = 0.
     for g,(_,way,real,read) in zip(grads, seen):
         shares = shares + (g*way).sum(-1)[real].view(len(alphas), -1)
@@ -79,6 +81,7 @@ def _path_gradients(model, ids, score, bases, alphas):
     if counted: shares = shares + model.wide.token_shares(read[None], grads[-1])
     return out.detach(), shares.detach(), read
 
+@torch.inference_mode(False)                        # gradients, also where a user works without any
 def integrated_gradients(
     model, # a `TransformerClassifier`, or any model with an `encoder` of that kind
     ids, # token ids of one text, `(1, sl)`
@@ -124,7 +127,7 @@ class Explanation:
         "What is explained."
         if self.is_number: what = f'{self.target} = {self.score:.3g}'
         else:
-            p = 1/(1+math.exp(-self.score))
+            p = np.exp(-np.logaddexp(0, -self.score))
             what = f'{self.target}: probability {p:.3g}, log-odds {self.score:+.2f}'
         return f'{what} ({self.base:+.2f} without a word)'
 
@@ -181,7 +184,7 @@ def explained_target(
 ):
     "The `Target` of a classifier. A TypeError for learners that classify nothing."
     model = our_model(learn)
-    if isinstance(model, (TransformerLM,Seq2SeqTransformer)):
+    if isinstance(model, (TransformerLM,TransformerMLM,Seq2SeqTransformer)):
         raise TypeError(f'{type(model).__name__} decides nothing about a text: '
                         'only classifiers can be explained')
     return Target.of(learn.dls)
@@ -221,8 +224,8 @@ def explain(self:Learner,
     tol:float=0.02, # how far the sum may be off, as a part of the scores' difference (or of 1)
 ): # `Explanation`
     """What each word of a text contributes to a classifier's decision (Sundararajan et al. 2017).
-    A TypeError for other learners, a ValueError for an unknown `target` or `baseline` and for a
-    model with `bigrams`, a warning where `steps` are too few."""
+    A TypeError for other learners, a ValueError for a text without tokens, an unknown `target` or
+    `baseline` and for a model with `bigrams`, a warning where `steps` are too few."""
     asked = explained_target(self)
     if baseline not in BASELINES: raise ValueError(f'{baseline=} is not one of {list(BASELINES)}')
     if steps is not None and steps < 1: raise ValueError(f'{steps=}: at least 1 point')
