@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from hypothesis import given, HealthCheck, settings, strategies as st
-from fastai.text.all import accuracy, BalancedAccuracy, BaseTokenizer, CrossEntropyLossFlat, defaults, lowercase
+from fastai.text.all import accuracy, BalancedAccuracy, BCEWithLogitsLossFlat, BaseTokenizer, CrossEntropyLossFlat, defaults, lowercase
 import fastai.text.core as core
 from fastai_txf.all import (
     baseline, BPETokenizer, CharTokenizer, FastSpacyTokenizer, learner_from, LMDataLoaders, load_published, PredictorPool, PRESETS,
@@ -420,6 +420,25 @@ def test_existing(made, tmp_path):
     assert load_published(tmp_path/'b').labels['kind'] == 'multi'
     assert sorted(o.name for o in tmp_path.iterdir()) == ['b','mine']
 
+@pytest.mark.parametrize('own', ['thesis.txt','.git/HEAD','README.md/x'])
+def test_own_files(made, tmp_path, own):
+    "A published model with a file or folder of somebody's own is not replaced, and what it is gets named"
+    learn,folder = made('one')
+    folder = shutil.copytree(folder, tmp_path/'b')
+    if own.startswith('README'): (folder/'README.md').unlink()
+    (folder/own).parent.mkdir(exist_ok=True)
+    (folder/own).write_text('mine')
+    with pytest.raises(FileExistsError, match=f"b holds '{own.partition('/')[0]}' beside.*move this elsewhere"): learn.publish(folder, replace=True, trained=True)
+    assert (folder/own).read_text() == 'mine'
+
+def test_foreign_model_is_kept(made, tmp_path):
+    "A model of another library has config.json and model.safetensors, too, and is not replaced"
+    for config in ('{"model_type": "gpt2"}', '{"kind": ["lm"]}', '[]', '', '['*100_000):
+        (tmp_path/'gpt').mkdir(exist_ok=True)
+        for name,text in {'config.json':config, 'model.safetensors':'weights'}.items(): (tmp_path/'gpt'/name).write_text(text)
+        with pytest.raises(FileExistsError, match='gpt is no published model'): made('one')[0].publish(tmp_path/'gpt', replace=True, trained=True)
+        assert (tmp_path/'gpt'/'model.safetensors').read_text() == 'weights'
+
 def test_full_disk(made, tmp_path):
     "Where there is no space left, the old bundle stays whole and nothing lies beside it"
     learn,old = made('one')[0], made('many')[0].publish(tmp_path/'b', trained=True)
@@ -449,9 +468,29 @@ def test_killed(made, tmp_path):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         if not (tmp_path/'b').exists(): # between the two renamings: the old one lies beside it, whole
-            old = [o for o in tmp_path.glob('.b.*.old') if (o/'config.json').exists()]
-            os.rename(max(old, key=lambda o: o.stat().st_ctime), tmp_path/'b')
+            with pytest.raises(FileExistsError, match='replace=True'): write_folder(tmp_path/'b', files[0])
         assert load_published(tmp_path/'b').labels['kind'] in ('category','multi')
+
+def test_after_a_kill(made, tmp_path, monkeypatch):
+    "A kill between the two renamings: the old model comes back, and what kills have left goes when it is an hour old"
+    learn,files = made('one')[0], bundle_files(made('many')[0])
+    write_folder(tmp_path/'b', files)
+    pid = os.fork()
+    if pid == 0:
+        rename = os.rename
+        os.rename = lambda a, b: (rename(a, b), os.kill(os.getpid(), signal.SIGKILL))
+        write_folder(tmp_path/'b', files, replace=True)
+    os.waitpid(pid, 0)
+    assert not (tmp_path/'b').exists()
+    for name in ('.b.12345678.tmp','.b.12345678.old','.b.c.12345678.tmp','.b.mine.tmp'): (tmp_path/name).mkdir()
+    (tmp_path/'.b.12345679.tmp').mkdir()
+    (tmp_path/'.b.12345679.tmp'/'thesis.txt').write_text('mine')
+    with pytest.raises(FileExistsError, match='replace=True'): learn.publish(tmp_path/'b', trained=True)
+    assert load_published(tmp_path/'b').labels['kind'] == 'multi' and len(list(tmp_path.glob('.b.*'))) == 6
+    for o in tmp_path.glob('.b.*'): os.utime(o, (0,0))
+    learn.publish(tmp_path/'b', trained=True, replace=True)
+    assert load_published(tmp_path/'b').labels['kind'] == 'category'
+    assert sorted(o.name for o in tmp_path.glob('.*')) == ['.b.12345679.tmp','.b.c.12345678.tmp','.b.mine.tmp']
 
 # The card, and training on
 
@@ -498,6 +537,32 @@ def test_learner_from(made, task):
     before = again.model.state_dict()['encoder.emb.weight'].clone()
     again.fit(1, 1e-3)
     assert not again.model.state_dict()['encoder.emb.weight'].equal(before)
+
+def test_learner_from_threshold(tmp_path):
+    "The threshold comes along, and other learners with the same loaders keep theirs"
+    learn = stirred(tasks['many'](loss_func=BCEWithLogitsLossFlat(thresh=0.9)))
+    folder = learn.publish(tmp_path/'b', trained=True)
+    dls = clf_dls('characters', label_col='tags', label_delim=';')
+    own,again = clf(dls), quiet(learner_from(folder, dls))
+    assert again.predict(list(DF.text))[0] == load_published(folder).predict(list(DF.text)) == learn.predict(list(DF.text))[0]
+    assert own.loss_func.thresh == 0.5
+    assert learner_from(folder, dls, loss_func=BCEWithLogitsLossFlat(thresh=0.2)).loss_func.thresh == 0.2
+
+def test_learner_from_other_parts(tmp_path):
+    "The longest translation and the mask token come along"
+    learn,dls = stirred(s2s(pairs())), pairs()
+    learn.ratio = 7.
+    assert learner_from(learn.publish(tmp_path/'s', trained=True), dls).ratio == 7.
+    hide = stirred(mlm(clf_dls(), mask_tok='film'))
+    again = learner_from(hide.publish(tmp_path/'m', trained=True), clf_dls()).mask_tokens
+    assert again.mask_idx == hide.mask_tokens.mask_idx and again.ordinary.equal(hide.mask_tokens.ordinary)
+
+@pytest.mark.parametrize('task', ['one','lm','pairs'])
+@pytest.mark.parametrize('max_len', [1, 3])
+def test_few_positions(tmp_path, task, max_len):
+    "A model with fewer learned positions than the probe has tokens"
+    learn = stirred(tasks[task](positions='learned', max_len=max_len))
+    assert load_published(learn.publish(tmp_path/'b', trained=True)).model.config.max_len == max_len
 
 def test_learner_from_others(made):
     "Loaders that number or cut otherwise are refused"
