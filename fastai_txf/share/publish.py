@@ -6,7 +6,7 @@
 __all__ = ['learner_from']
 
 # %% ../../nbs/8_share/05_publish.ipynb #04f83f26
-import copy, dataclasses, json, os, platform, shutil, tempfile, time, torch
+import copy, dataclasses, json, os, platform, re, shutil, tempfile, time, torch
 from glob import escape
 from importlib.metadata import version
 from pathlib import Path
@@ -187,6 +187,12 @@ def _about_scores(learn, baseline):
             for row in baseline.itertuples(index=False)]
     return f'{text}\n\nBaselines on the same validation set:\n\n{_table(rows, *baseline.columns)}'
 
+def _in_line(label):
+    "A label as code, in one line of Markdown."
+    text = repr(str(label))[1:-1]
+    ticks = '`'*(1 + max(map(len, re.findall('`*', text))))
+    return f'{ticks} {text} {ticks}' if '`' in text else f'`{text or " "}`'
+
 def model_card(
     learn, # a learner
     kind:str, # a key of `MODELS`
@@ -200,7 +206,7 @@ def model_card(
     fields = [(f.name, getattr(c, f.name)) for f in dataclasses.fields(c)
               if getattr(c, f.name) != getattr(default, f.name)]
     names = labels.get('names')
-    shown = '' if names is None else f'\nLabels: {", ".join(map(str, names[:20]))}' \
+    shown = '' if names is None else f'\nLabels: {", ".join(map(_in_line, names[:20]))}' \
         + (f' and {len(names)-20} more' if len(names) > 20 else '') + '.\n'
     parts = [
         f'---\nlibrary_name: fastai_txf\npipeline_tag: {_tasks[kind]}\ntags:\n- fastai_txf\n---',
