@@ -888,6 +888,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'fastai_txf/learn/transfer.py'),
                                            'fastai_txf.learn.transfer.load_head': ( '5_learn/transfer.html#load_head',
                                                                                     'fastai_txf/learn/transfer.py'),
+                                           'fastai_txf.learn.transfer.load_named': ( '5_learn/transfer.html#load_named',
+                                                                                     'fastai_txf/learn/transfer.py'),
                                            'fastai_txf.learn.transfer.model_encoder': ( '5_learn/transfer.html#model_encoder',
                                                                                         'fastai_txf/learn/transfer.py'),
                                            'fastai_txf.learn.transfer.read_encoder': ( '5_learn/transfer.html#read_encoder',

@@ -30,8 +30,9 @@ MODELS = dict(classifier=TransformerClassifier, lm=TransformerLM, mlm=Transforme
 def json_text(data):
     "`data` as the only text that a bundle may have for it."
     def _dump(ascii):
-        return json.dumps(data, indent=1, ensure_ascii=ascii, sort_keys=True, allow_nan=False) + '\n'
-    return _dump(False) if is_unicode(_dump(False)) else _dump(True)
+        return json.dumps(data, indent=1, ensure_ascii=ascii, sort_keys=True, allow_nan=False)
+    res = _dump(False)
+    return (res if is_unicode(res) else _dump(True)) + '\n'
 
 def _digest(data): return hashlib.sha256(data).hexdigest()
 
