@@ -391,6 +391,20 @@ def test_bad_batch_size_for_validation(tmp_path, make):
     assert make(tmp_path, val_bs=None).valid.bs in (2, 4)
 
 
+@pytest.mark.parametrize('col', ['text','label'])
+def test_half_signs(col):
+    "A lone surrogate is found before any work is done; the remedy mends it"
+    df = texts_df(20)
+    df[col] = df[col].where(df.index != 3, df[col]+' \ud83d')
+    kw = dict(text_col='text', valid_col='is_valid', tok_tfm=BaseTokenizer())
+    with pytest.raises(ValueError, match=rf"column '{col}' holds half of a sign.*1 of 20 rows \(index 3\).*str.encode"):
+        TransformerDataLoaders.from_df(df, label_col='label', **kw)
+    if col == 'label': return
+    for make in (LMDataLoaders.from_df, partial(Seq2SeqDataLoaders.from_df, src_col='text', tgt_col='label')):
+        with pytest.raises(ValueError, match='half of a sign.*index 3'): make(df, **{k:v for k,v in kw.items() if k != 'text_col' or make == LMDataLoaders.from_df})
+    df[col] = df[col].str.encode('utf-8', 'replace').str.decode('utf-8')
+    check_df(df, 'text', 'label')
+
 def test_labels_of_two_types():
     mixed = frame(label=[1 if i%2 else 'neg' for i in range(20)])
     with pytest.raises(ValueError, match=r"'label' mixes labels of different types \(int, str\): convert it with df\['label'\].astype\(str\)"): check(mixed)

@@ -429,3 +429,16 @@ def test_foreign_files(encoder, what, monkeypatch):
     assert not (path/'exploded').exists()
     (path/'text.pth').write_text('no archive at all')
     with pytest.raises(ValueError, match='text.pth'): learn.load_encoder(path/'text.pth')
+
+def test_weights_that_were_cut_off(dls, tmp_path):
+    "`load` names a file that lost its end, or is another's; other errors stay fastai's"
+    learn = quiet(transformer_classifier_learner(dls, path=tmp_path, **SMALL))
+    file = learn.save('w')
+    whole = file.read_bytes()
+    for data in (b'', whole[:100], whole[:len(whole)//2], whole[:-1], b'a text '*50):
+        file.write_bytes(data)
+        with pytest.raises(ValueError, match='w.pth cannot be read .*copy it again'): learn.load('w')
+    file.write_bytes(whole)
+    learn.load('w')
+    with pytest.raises(FileNotFoundError, match='none.pth'): learn.load('none')
+    with pytest.raises(RuntimeError, match='size mismatch'): transformer_classifier_learner(dls, path=tmp_path, **{**SMALL, 'd_model':8}).load('w')

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from hypothesis import given, HealthCheck, settings, strategies as st
-from fastai.text.all import accuracy, BalancedAccuracy, BaseTokenizer, CrossEntropyLossFlat, defaults, lowercase
+from fastai.text.all import accuracy, BalancedAccuracy, BaseTokenizer, BCEWithLogitsLossFlat, CategoryBlock, CrossEntropyLossFlat, defaults, lowercase
 import fastai.text.core as core
 from fastai_txf.all import (
     baseline, BPETokenizer, CharTokenizer, FastSpacyTokenizer, learner_from, LMDataLoaders, load_published, PredictorPool, PRESETS,
@@ -152,6 +152,15 @@ def test_wide(tmp_path):
     again = learner_from(tmp_path/'b', learn.dls)
     assert again.predict('warm film')[2].allclose(learn.predict('warm film')[2], atol=1e-6)
 
+@pytest.mark.parametrize('labels', [[1,3], [False,True]], ids=['numbers','booleans'])
+def test_classes_that_are_no_strings(tmp_path, labels):
+    "Learner and published model name a class as the data do"
+    df = DF.assign(label=[labels[i%2] for i in range(60)])
+    learn = stirred(clf(TransformerDataLoaders.from_df(df, **KW)))
+    p = load_published(learn.publish(tmp_path/'b', trained=True))
+    got = learn.predict(df)[0]
+    assert got == p.predict(df) and {*got} <= {*df.label} and type(learn.predict('warm')[0]) is type(p.predict('warm')) is type(labels[0])
+
 def test_given(made):
     "Texts as strings, rows, dictionaries, lists, series and frames"
     learn,folder = made('columns')
@@ -160,12 +169,43 @@ def test_given(made):
     assert want == learn.predict(two)[0]
     assert want == p.predict(two.to_dict('records')) == p.predict([row for _,row in two.iterrows()])
     assert want[0] == p.predict(two.iloc[0]) == p.predict(dict(two.iloc[0])) == learn.predict(two.iloc[0])[0]
+    assert p.predict(r for r in two.to_dict('records')) == want
     for bad,why in ((['a film'], 'does not say where'), ([], 'no text'), (3, 'is a int'), ([3], 'number 0 is 3'), ({'text':'a'}, "'title'"),
                     ({'title':None, 'text':'a'}, 'holds None')):
         with pytest.raises((ValueError,TypeError), match=why): p.predict(bad)
     one = load_published(made('one')[1])
     assert one.predict(DF.text) == one.predict(DF.text.tolist()) == one.predict(DF)
     assert one.predict(DF.rename(columns=dict(text='review')), text_col='review') == one.predict(DF)
+
+@pytest.mark.parametrize('task', ['one','lm','mlm','pairs'])
+def test_generator(made, task):
+    "Texts that can be read only once, as with the learner"
+    learn,folder = made(task)
+    texts,kw = ['a ___ film','warm ___'] if task == 'mlm' else ['a film','warm'], dict(n_tokens=4, seed=1) if task in ('lm','pairs') else {}
+    p = load_published(folder)
+    want = p.predict(texts, **kw)
+    assert p.predict((t for t in texts), **kw) == p.predict(iter(texts), **kw) == want
+    if task == 'lm': assert learn.predict((t for t in texts), no_bar=True, **kw) == want
+    if task == 'one':
+        assert learn.predict(t for t in texts)[0] == want
+        with PredictorPool(folder, 1) as pool: assert pool.predict(t for t in texts) == want
+
+@pytest.mark.parametrize('task', ['one','lm','mlm','pairs'])
+def test_half_signs(made, task):
+    "A text with half an emoji is named, by the learner and by the published model"
+    learn,folder = made(task)
+    for o in (learn, load_published(folder)):
+        for texts in (['a ___', '\ud83d ___'], pd.DataFrame(dict(text=['a ___', '\ud83d ___']))):
+            col = dict(text_col='text') if task == 'pairs' and not isinstance(texts, list) else {}
+            with pytest.raises(ValueError, match='(?s)(number 1|index 1).*half of a sign|half of a sign.*index 1'): o.predict(texts, **col)
+
+def test_half_signs_in_vocabularies(tmp_path):
+    "Tokens and labels with lone surrogates are published, and read as they were"
+    dls = clf_dls(text_vocab=['xxunk','xxpad','xxbos','\ud83d','warm'], y_block=CategoryBlock(vocab=['neg','pos','\ude00']))
+    learn = stirred(clf(dls))
+    p = load_published(learn.publish(tmp_path/'b', trained=True))
+    assert p.codec.vocab == learn.codec.vocab and p.labels['names'] == ['neg','pos','\ude00'] and '\ud83d' in p.codec.vocab
+    same_logits(learn, p, odd_texts(12, 50))
 
 @pytest.mark.parametrize('task', ['lm','lm_words'])
 @pytest.mark.parametrize('preset', ['default','bloem'])
@@ -420,6 +460,25 @@ def test_existing(made, tmp_path):
     assert load_published(tmp_path/'b').labels['kind'] == 'multi'
     assert sorted(o.name for o in tmp_path.iterdir()) == ['b','mine']
 
+@pytest.mark.parametrize('own', ['thesis.txt','.git/HEAD','README.md/x'])
+def test_own_files(made, tmp_path, own):
+    "A published model with a file or folder of somebody's own is not replaced, and what it is gets named"
+    learn,folder = made('one')
+    folder = shutil.copytree(folder, tmp_path/'b')
+    if own.startswith('README'): (folder/'README.md').unlink()
+    (folder/own).parent.mkdir(exist_ok=True)
+    (folder/own).write_text('mine')
+    with pytest.raises(FileExistsError, match=f"b holds '{own.partition('/')[0]}' beside.*move this elsewhere"): learn.publish(folder, replace=True, trained=True)
+    assert (folder/own).read_text() == 'mine'
+
+def test_foreign_model_is_kept(made, tmp_path):
+    "A model of another library has config.json and model.safetensors, too, and is not replaced"
+    for config in ('{"model_type": "gpt2"}', '{"kind": ["lm"]}', '[]', '', '['*100_000):
+        (tmp_path/'gpt').mkdir(exist_ok=True)
+        for name,text in {'config.json':config, 'model.safetensors':'weights'}.items(): (tmp_path/'gpt'/name).write_text(text)
+        with pytest.raises(FileExistsError, match='gpt is no published model'): made('one')[0].publish(tmp_path/'gpt', replace=True, trained=True)
+        assert (tmp_path/'gpt'/'model.safetensors').read_text() == 'weights'
+
 def test_full_disk(made, tmp_path):
     "Where there is no space left, the old bundle stays whole and nothing lies beside it"
     learn,old = made('one')[0], made('many')[0].publish(tmp_path/'b', trained=True)
@@ -449,9 +508,29 @@ def test_killed(made, tmp_path):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         if not (tmp_path/'b').exists(): # between the two renamings: the old one lies beside it, whole
-            old = [o for o in tmp_path.glob('.b.*.old') if (o/'config.json').exists()]
-            os.rename(max(old, key=lambda o: o.stat().st_ctime), tmp_path/'b')
+            with pytest.raises(FileExistsError, match='replace=True'): write_folder(tmp_path/'b', files[0])
         assert load_published(tmp_path/'b').labels['kind'] in ('category','multi')
+
+def test_after_a_kill(made, tmp_path, monkeypatch):
+    "A kill between the two renamings: the old model comes back, and what kills have left goes when it is an hour old"
+    learn,files = made('one')[0], bundle_files(made('many')[0])
+    write_folder(tmp_path/'b', files)
+    pid = os.fork()
+    if pid == 0:
+        rename = os.rename
+        os.rename = lambda a, b: (rename(a, b), os.kill(os.getpid(), signal.SIGKILL))
+        write_folder(tmp_path/'b', files, replace=True)
+    os.waitpid(pid, 0)
+    assert not (tmp_path/'b').exists()
+    for name in ('.b.12345678.tmp','.b.12345678.old','.b.c.12345678.tmp','.b.mine.tmp'): (tmp_path/name).mkdir()
+    (tmp_path/'.b.12345679.tmp').mkdir()
+    (tmp_path/'.b.12345679.tmp'/'thesis.txt').write_text('mine')
+    with pytest.raises(FileExistsError, match='replace=True'): learn.publish(tmp_path/'b', trained=True)
+    assert load_published(tmp_path/'b').labels['kind'] == 'multi' and len(list(tmp_path.glob('.b.*'))) == 6
+    for o in tmp_path.glob('.b.*'): os.utime(o, (0,0))
+    learn.publish(tmp_path/'b', trained=True, replace=True)
+    assert load_published(tmp_path/'b').labels['kind'] == 'category'
+    assert sorted(o.name for o in tmp_path.glob('.*')) == ['.b.12345679.tmp','.b.c.12345678.tmp','.b.mine.tmp']
 
 # The card, and training on
 
@@ -462,7 +541,7 @@ def test_card(tmp_path):
     table = baseline(learn.dls)
     text = (learn.publish(tmp_path/'b', baseline=table)/'README.md').read_text()
     loss = learn.recorder.values[-1][1]
-    for part in ('48', '12', f'{loss:.4f}', 'After 2 epochs', 'neg, pos', 'load_published', 'd_model', torch.__version__, f'{table.accuracy[1]:.4f}'):
+    for part in ('48', '12', f'{loss:.4f}', 'After 2 epochs', '`neg`, `pos`', 'load_published', 'd_model', torch.__version__, f'{table.accuracy[1]:.4f}'):
         assert part in text, part
 
 @pytest.mark.parametrize('look', ['validate','get_preds','show_results','predict','lr_find','fit'])
@@ -482,6 +561,15 @@ def test_card_after_a_look(tmp_path, look):
     assert 'After 2 epochs' in before
     for name,v in zip(('train_loss','valid_loss','accuracy','balanced_accuracy_score'), row): assert f'| {name} | {v:.4f} |' in before
 
+def test_card_of_odd_labels(tmp_path):
+    "A label stays one line of code, whatever it holds"
+    names = ['a\n# Head','**b** `c`','d']
+    df = DF.assign(label=[names[i%3] for i in range(60)])
+    learn = stirred(clf(TransformerDataLoaders.from_df(df, **KW)))
+    text = (learn.publish(tmp_path/'b', trained=True)/'README.md').read_text()
+    assert 'Labels: `` **b** `c` ``, `a\\n# Head`, `d`.\n' in text and '\n# Head' not in text
+    assert load_published(tmp_path/'b').labels['names'] == sorted(names)
+
 def test_card_without_validation(tmp_path):
     "Where there are no texts to validate on, the card has the loss of training alone"
     learn = quiet(lm(LMDataLoaders.from_texts(list(DF.text), tok_tfm=CharTokenizer(), bs=2, seq_len=16), metrics=accuracy))
@@ -498,6 +586,32 @@ def test_learner_from(made, task):
     before = again.model.state_dict()['encoder.emb.weight'].clone()
     again.fit(1, 1e-3)
     assert not again.model.state_dict()['encoder.emb.weight'].equal(before)
+
+def test_learner_from_threshold(tmp_path):
+    "The threshold comes along, and other learners with the same loaders keep theirs"
+    learn = stirred(tasks['many'](loss_func=BCEWithLogitsLossFlat(thresh=0.9)))
+    folder = learn.publish(tmp_path/'b', trained=True)
+    dls = clf_dls('characters', label_col='tags', label_delim=';')
+    own,again = clf(dls), quiet(learner_from(folder, dls))
+    assert again.predict(list(DF.text))[0] == load_published(folder).predict(list(DF.text)) == learn.predict(list(DF.text))[0]
+    assert own.loss_func.thresh == 0.5
+    assert learner_from(folder, dls, loss_func=BCEWithLogitsLossFlat(thresh=0.2)).loss_func.thresh == 0.2
+
+def test_learner_from_other_parts(tmp_path):
+    "The longest translation and the mask token come along"
+    learn,dls = stirred(s2s(pairs())), pairs()
+    learn.ratio = 7.
+    assert learner_from(learn.publish(tmp_path/'s', trained=True), dls).ratio == 7.
+    hide = stirred(mlm(clf_dls(), mask_tok='film'))
+    again = learner_from(hide.publish(tmp_path/'m', trained=True), clf_dls()).mask_tokens
+    assert again.mask_idx == hide.mask_tokens.mask_idx and again.ordinary.equal(hide.mask_tokens.ordinary)
+
+@pytest.mark.parametrize('task', ['one','lm','pairs'])
+@pytest.mark.parametrize('max_len', [1, 3])
+def test_few_positions(tmp_path, task, max_len):
+    "A model with fewer learned positions than the probe has tokens"
+    learn = stirred(tasks[task](positions='learned', max_len=max_len))
+    assert load_published(learn.publish(tmp_path/'b', trained=True)).model.config.max_len == max_len
 
 def test_learner_from_others(made):
     "Loaders that number or cut otherwise are refused"

@@ -155,7 +155,8 @@ def test_csv_and_frames(tmp_path):
     with pytest.raises(ValueError, match="no column 'My text' among .*'label'"): a.test_dl(df[['label']])
     with pytest.raises(TypeError, match='delimeter'): LMDataLoaders.from_csv(tmp_path, delimeter=';')
 
-bad = {'no string':(lambda: LMDataLoaders.from_texts(['a', 3], tok_tfm=CharTokenizer()), TypeError, 'text number 1 is 3'),
+bad = {'half a sign':(lambda: LMDataLoaders.from_texts(['a', 'b \ud83d'], tok_tfm=CharTokenizer()), ValueError, 'text number 1 holds .*half of a sign'),
+       'no string':(lambda: LMDataLoaders.from_texts(['a', 3], tok_tfm=CharTokenizer()), TypeError, 'text number 1 is 3'),
        'missing':(lambda: LMDataLoaders.from_df(pd.DataFrame(dict(text=['a', None])), tok_tfm=CharTokenizer(), seed=0), ValueError, 'no text'),
        'once':(lambda: LMDataLoaders.from_texts(iter(['a']), tok_tfm=BPETokenizer(300)), ValueError, 'only once'),
        'too few':(lambda: LMDataLoaders.from_texts(['abc'], tok_tfm=CharTokenizer()), ValueError, '4 tokens, fewer than 65'),

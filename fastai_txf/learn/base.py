@@ -33,7 +33,7 @@ from ..train.compile import compile_for_training
 from ..train.rates import RatedLearner
 from .transfer import (
     adopted_fields, check_same_scale, check_same_shape, encoder_state, fit_weights, load_head,
-    model_encoder, read_encoder)
+    load_named, model_encoder, read_encoder)
 import fastai_txf.train.schedule # it gives learners their `fit_minutes`
 
 # %% ../../nbs/5_learn/03_base.ipynb #2e8f7282
@@ -73,6 +73,7 @@ def by_token(metric):
 # %% ../../nbs/5_learn/03_base.ipynb #8b3590a5
 class TransformerLearner(RatedLearner):
     "A `Learner` around a transformer: what classifiers and language models share."
+    load = load_named
     def __call__(self, event_name):
         """As in `Learner`, without a call for each callback that has nothing to do;
         losses of models in 16 bits are computed in fp32."""

@@ -9,7 +9,7 @@ __all__ = ['TransformerClassifierLearner', 'transformer_classifier_learner', 'sh
 import fastai.text.learner # its `show_results` for texts is registered before ours, in any order
 import dataclasses, math, numpy as np, pandas as pd, torch, torch.nn.functional as F, warnings
 from fastai.callback.core import Callback
-from fastai.data.transforms import get_c
+from fastai.data.transforms import Category, get_c
 from fastai.data.core import Datasets
 from fastai.learner import Learner
 from fastai.metrics import accuracy, accuracy_multi, error_rate, top_k_accuracy
@@ -284,9 +284,13 @@ class TransformerClassifierLearner(TransformerLearner):
     def label_of(self,
         decoded, # a decoded prediction, as `get_preds(with_decoded=True)` gives
     ): # a label, a list of labels, or a number
-        "What a prediction is called."
+        "What a prediction is called; a class that is no string as it stands in the data."
         ds = self.dls.valid_ds
-        return ds.tls[-1].decode(decoded) if isinstance(ds, Datasets) else decoded.tolist()
+        if not isinstance(ds, Datasets): return decoded.tolist()
+        res = ds.tls[-1].decode(decoded)
+        name = Target.of(self.dls).names[int(decoded)] if isinstance(res, Category) else res
+        if isinstance(name, str): return res
+        return name.item() if isinstance(name, np.generic) else name
 
     def outputs(self,
         ids, # list of token ids, `(n_tokens,)` each

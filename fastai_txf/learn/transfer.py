@@ -6,11 +6,13 @@
 __all__ = ['remap_rows']
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #62b0247b
-import dataclasses, math, torch
+import dataclasses, math, torch, zipfile
 from collections import Counter
+from fastai.learner import Learner
 from fastai.text.core import PAD
-from fastai.torch_core import to_cpu
+from fastai.torch_core import join_path_file, to_cpu
 from fastcore.basics import ifnone
+from fastcore.meta import delegates
 from ..base.files import load_tensors
 from ..model.config import PRESETS, TransformerConfig
 from ..model.models import TransformerLM, TransformerMLM
@@ -207,3 +209,21 @@ def load_head(
     left = [k for k,v in model.state_dict().items() if k in head and v.shape != head[k].shape]
     model.load_state_dict({k:v for k,v in head.items() if k not in left}, strict=False)
     if left: print(f'new, because of another shape: {", ".join(left)}')
+
+# %% ../../nbs/5_learn/02_transfer.ipynb #5c1d0b02
+@delegates(Learner.load)
+def load_named(
+    self, # a learner
+    file, # a name under `path/model_dir`, a path or an open file
+    device=None, # of the weights; default: that of the loaders
+    with_opt=True, # the optimizer's state too
+    **kwargs
+): # `self`
+    "As in `Learner`. A ValueError names a file that was cut off, or holds no weights."
+    try: return Learner.load(self, file, device, with_opt=with_opt, **kwargs)
+    except Exception as e:
+        if hasattr(file, 'read'): raise
+        path = join_path_file(file, self.path/self.model_dir, ext='.pth')
+        if not path.exists() or zipfile.is_zipfile(path): raise
+        raise ValueError(f'{path} cannot be read ({type(e).__name__}): it was cut off, or holds no '
+                         'weights, so copy it again or repeat learn.save') from e

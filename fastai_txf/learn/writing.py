@@ -14,6 +14,7 @@ from fastprogress.fastprogress import progress_bar
 from ..base.checks import check_spelling, check_values
 from ..model.models import Seq2SeqTransformer
 from ..text.special import decode_specials
+from ..text.plain import kept
 from ..generate.decode import stream_tokens, token_logprobs
 from .growth import by_prompt, continue_texts, grow_text
 from .base import codec_of
@@ -76,7 +77,7 @@ def predict(
     check_spelling(predict, kwargs)
     options = dict(temperature=temperature, min_p=min_p, n_samples=n_samples, **kwargs)
     check_values(num_beams=num_beams, length_penalty=length_penalty, **options)
-    codec = writing_codec(learn)
+    codec,text = writing_codec(learn), kept(text)
     prompts,one = _as_strings(codec.texts(text, text_col)), codec.is_one(text, text_col)
     how = dict(no_unk=no_unk, decoder=decoder)
     if stream:

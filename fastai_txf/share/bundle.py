@@ -16,6 +16,7 @@ from ..model.config import TransformerConfig
 from ..model.models import (
     Seq2SeqTransformer, TransformerClassifier, TransformerLM, TransformerMLM)
 from ..model.int8 import to_int8
+from ..text.special import is_unicode
 from .text import check_labels, make_codecs
 from .predictor import (
     GapPredictor, LabelPredictor, PairPredictor, Predictor, TensorCodec, WritingPredictor)
@@ -28,7 +29,10 @@ MODELS = dict(classifier=TransformerClassifier, lm=TransformerLM, mlm=Transforme
 
 def json_text(data):
     "`data` as the only text that a bundle may have for it."
-    return json.dumps(data, indent=1, ensure_ascii=False, sort_keys=True, allow_nan=False) + '\n'
+    def _dump(ascii):
+        return json.dumps(data, indent=1, ensure_ascii=ascii, sort_keys=True, allow_nan=False)
+    res = _dump(False)
+    return (res if is_unicode(res) else _dump(True)) + '\n'
 
 def _digest(data): return hashlib.sha256(data).hexdigest()
 

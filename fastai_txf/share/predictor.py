@@ -13,7 +13,7 @@ from ..base.checks import check_spelling, check_values
 from ..base.plain import delegates, ifnone
 from ..base.shadow import kept_shadow
 from ..model.windows import masked_mean
-from ..text.plain import PlainCodec
+from ..text.plain import kept, PlainCodec
 from ..text.special import decode_specials
 from ..generate.decode import as_generator, stream_tokens
 from ..learn.growth import (
@@ -135,6 +135,7 @@ class WritingPredictor(Predictor):
         check_spelling(self.predict, kwargs)
         check_values(num_beams=num_beams, length_penalty=length_penalty, n_samples=n_samples,
                      **kwargs)
+        text = kept(text)
         prompts = [' '.join(r) for r in self.codec.rows(text, text_col)]
         options = {'temperature':1., 'min_p':None, **kwargs}
         res = continue_texts(

@@ -6,7 +6,8 @@
 __all__ = ['learner_from']
 
 # %% ../../nbs/8_share/05_publish.ipynb #04f83f26
-import copy, dataclasses, json, os, platform, shutil, tempfile, torch
+import copy, dataclasses, json, os, platform, re, shutil, tempfile, time, torch
+from glob import escape
 from importlib.metadata import version
 from pathlib import Path
 from fastai.data.transforms import ColReader
@@ -25,7 +26,7 @@ from ..learn.seq2seq import transformer_seq2seq_learner
 from .text import codec_data, make_codec
 from .predictor import ACTIVATIONS
 from .bundle import (
-    build_model, json_text, MODELS, parse_bundle, safetensors_torch, seal, unique_weights)
+    build_model, FILES, json_text, MODELS, parse_bundle, safetensors_torch, seal, unique_weights)
 
 # %% ../../nbs/8_share/05_publish.ipynb #67362208
 def _refuse(what, remedy): raise ValueError(f'{what}: {remedy}')
@@ -60,7 +61,7 @@ def _probe(model, kind, config):
     "What a model says of some ids, in evaluation mode."
     draw = torch.Generator().manual_seed(0)
     low = min(config.vocab_sz-1, 2)
-    x = torch.randint(low, config.vocab_sz, (2, 9), generator=draw)
+    x = torch.randint(low, config.vocab_sz, (2, min(9, config.max_len)), generator=draw)
     x[x == config.pad_idx] = config.vocab_sz-1 if config.pad_idx != config.vocab_sz-1 else 0
     tgt = (x % (config.tgt_vocab_sz or config.vocab_sz))[:,:4]
     with torch.no_grad(): return model(x, tgt) if kind == 'seq2seq' else model(x)
@@ -186,6 +187,12 @@ def _about_scores(learn, baseline):
             for row in baseline.itertuples(index=False)]
     return f'{text}\n\nBaselines on the same validation set:\n\n{_table(rows, *baseline.columns)}'
 
+def _in_line(label):
+    "A label as code, in one line of Markdown."
+    text = repr(str(label))[1:-1]
+    ticks = '`'*(1 + max(map(len, re.findall('`*', text))))
+    return f'{ticks} {text} {ticks}' if '`' in text else f'`{text or " "}`'
+
 def model_card(
     learn, # a learner
     kind:str, # a key of `MODELS`
@@ -199,7 +206,7 @@ def model_card(
     fields = [(f.name, getattr(c, f.name)) for f in dataclasses.fields(c)
               if getattr(c, f.name) != getattr(default, f.name)]
     names = labels.get('names')
-    shown = '' if names is None else f'\nLabels: {", ".join(map(str, names[:20]))}' \
+    shown = '' if names is None else f'\nLabels: {", ".join(map(_in_line, names[:20]))}' \
         + (f' and {len(names)-20} more' if len(names) > 20 else '') + '.\n'
     parts = [
         f'---\nlibrary_name: fastai_txf\npipeline_tag: {_tasks[kind]}\ntags:\n- fastai_txf\n---',
@@ -216,16 +223,45 @@ def model_card(
     return '\n\n'.join(parts) + '\n'
 
 # %% ../../nbs/8_share/05_publish.ipynb #2d2cde56
-def _check_target(folder, replace):
-    "A FileExistsError for a folder that may not be replaced."
-    if not (folder.exists() or folder.is_symlink()): return
+def _is_bundle(folder):
+    "Whether the `config.json` of a folder is that of a published model."
+    try: config = json.loads((folder/'config.json').read_bytes())
+    except (OSError,ValueError,RecursionError): return False
+    return isinstance(config, dict) and config.get('kind') in [*MODELS] \
+        and {'format','files','checksum'} <= config.keys()
+
+def _own_files(folder):
+    "The names of what is in a folder and in no published model."
+    return sorted(o.name for o in folder.iterdir()
+                  if o.name not in ('config.json',*FILES) or o.is_dir())
+
+def _undo_kill(folder):
+    """Give a published model that a kill has left under another name its own, and remove what
+    other kills have left there; what is younger than an hour may be another process's."""
+    left = [o for o in folder.parent.glob(f'.{escape(folder.name)}.{"?"*8}.*')
+            if o.suffix in ('.old','.tmp') and o.is_dir() and not _own_files(o)]
+    old = [o for o in left if o.suffix == '.old' and _is_bundle(o)]
+    if old and not os.path.lexists(folder):
+        os.rename(max(old, key=lambda o: o.stat().st_ctime), folder)
+    for o in left:
+        if o.exists() and time.time()-o.stat().st_mtime > 3600: shutil.rmtree(o, ignore_errors=True)
+
+def _target(folder, replace):
+    "The path to write to, mended. A FileExistsError for what may not be replaced."
+    folder = Path(os.path.abspath(folder))
+    _undo_kill(folder)
+    if not os.path.lexists(folder): return folder
     if not replace:
         raise FileExistsError(f'{folder} exists: give another folder, or replace=True')
     ours = folder.is_dir() and not folder.is_symlink() and \
-        ((folder/'config.json').is_file() and (folder/'model.safetensors').is_file()
-         or not any(folder.iterdir()))
-    if not ours: raise FileExistsError(f'{folder} is no published model, so it is not replaced: '
-                                       'give another folder')
+        (_is_bundle(folder) or not any(folder.iterdir()))
+    if not ours:
+        raise FileExistsError(f'{folder} is no published model, so it is not replaced: '
+                              'give another folder')
+    if not (own := _own_files(folder)): return folder
+    shown = ', '.join(map(repr, own[:5])) + ', …'*(len(own) > 5)
+    raise FileExistsError(f'{folder} holds {shown} beside a published model, so it is not '
+                          'replaced: move this elsewhere, or give another folder')
 
 def _write_synced(path, data):
     with open(path, 'wb') as f:
@@ -250,9 +286,7 @@ def write_folder(
     replace:bool=False, # an older one
 ):
     "Write `files` into a new folder, all or none of them."
-    folder = Path(os.path.abspath(folder))
-    _check_target(folder, replace)
-    tmp = None
+    folder,tmp = _target(folder, replace), None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         tmp = Path(tempfile.mkdtemp(prefix=f'.{folder.name}.', suffix='.tmp', dir=folder.parent))
@@ -311,7 +345,7 @@ def publish(self:TransformerLearner,
 ): # the folder's path
     """Write a model as plain files that `load_published` reads; nothing in them is code.
     A ValueError, TypeError or FileExistsError before anything is written where that cannot be."""
-    _check_target(Path(os.path.abspath(folder)), replace)
+    _target(folder, replace)
     if not (measured(self) if trained is None else trained):
         raise ValueError('this learner has recorded no epoch, so its weights are those of chance: '
                          'fit it first, or say trained=True where they were loaded')
@@ -338,6 +372,17 @@ def _check_same(learn, kind, codecs, labels, folder):
         _refuse(f"these loaders have the labels {str(own['names'])[:60]}, and {folder} has "
                 f"{str(labels['names'])[:60]}", 'make them with y_block=CategoryBlock(vocab=…)')
 
+def _take_labels(learn, kind, labels, given):
+    "Let a learner call things as `labels` do, unless `given` options say otherwise."
+    if kind == 'seq2seq': learn.ratio = max(learn.ratio, labels['ratio'])
+    if kind == 'mlm' and given.get('mask_tok') is None:
+        hide = learn.mask_tokens
+        hide.mask_idx,hide.ordinary = labels['mask_idx'], torch.ones_like(hide.ordinary)
+        hide.ordinary[labels['special']] = False
+    if labels.get('kind') == 'multi' and given.get('loss_func') is None:
+        learn.loss_func = copy.copy(learn.loss_func)             # other learners have the loaders'
+        learn.loss_func.thresh = labels['threshold']
+
 # %% ../../nbs/8_share/05_publish.ipynb #84013628
 def learner_from(
     folder, # of a published model
@@ -351,4 +396,5 @@ def learner_from(
     learn = _factories[kind](dls, config=model.config, **options, **kwargs)
     _check_same(learn, kind, codecs, labels, folder)
     learn.model.load_state_dict(model.state_dict())
+    _take_labels(learn, kind, labels, kwargs)
     return learn

@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from numbers import Integral
+from ..text.plain import kept
 from .bundle import answer_from, process_with
 
 # %% ../../nbs/8_share/13_workers.ipynb #7c0d1a09
@@ -48,7 +49,8 @@ class PredictorPool:
                 f'a process with {self.folder} has ended: close this PredictorPool and make a new '
                 "one (a script does so below `if __name__ == '__main__':`)") from e
 
-    def _ask(self, name, *args, **kwargs):
+    def _ask(self, name, item, *args, **kwargs):
+        args = kept(item), *args
         res, = self._results(1, answer_from, *self._model, name, args, kwargs)
         return torch.from_numpy(res) if isinstance(res, np.ndarray) else res
 

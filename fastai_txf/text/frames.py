@@ -13,6 +13,7 @@ from fastcore.foundation import L
 from fastcore.xtras import is_listy
 from ..base.checks import check_share
 from ..base.files import read_text
+from .special import check_unicode, is_unicode
 
 # %% ../../nbs/2_text/02_frames.ipynb #fdcb8f18
 def as_frame(df):
@@ -66,6 +67,15 @@ def _check_strings(df, cols, why):
         raise ValueError(f'column {c!r} holds {o!r} ({type(o).__name__}) where {why}, '
                          f'in {_rows(df, bad)}: '
                          f'name another column or convert it with df[{c!r}].astype(str)')
+
+def _check_unicode(df, cols):
+    "No string in `cols` that holds half of a sign"
+    for c in cols:
+        bad = df[c].map(lambda o: isinstance(o, str) and not is_unicode(o)).to_numpy(dtype=bool)
+        if not bad.any(): continue
+        raise ValueError(f'column {c!r} holds half of a sign (a lone surrogate), which no file can '
+                         f"hold, in {_rows(df, bad)}: mend it with df[{c!r}] = df[{c!r}]"
+                         ".str.encode('utf-8', 'replace').str.decode('utf-8')")
 
 # %% ../../nbs/2_text/02_frames.ipynb #74d6597d
 def _mask_series(df, mask):
@@ -176,6 +186,7 @@ def check_df(
     texts = column_names(df, text_col)
     _check_missing(df, texts, 'text')
     _check_strings(df, texts, 'a text is needed')
+    _check_unicode(df, texts)
     valid = None if valid_col is None else valid_mask(df, valid_col)
     if valid is not None:
         _check_split(valid)
@@ -186,6 +197,7 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok):
     "Labels of one kind, none missing, and those of validation rows known from training"
     labels = column_names(df, label_col)
     _check_missing(df, labels, 'label')
+    _check_unicode(df, labels)
     if label_delim is not None: _check_strings(df, labels, f'{label_delim=} splits strings')
     kind = label_kind(df, labels, label_delim)
     if kind=='category': _check_one_kind(df, labels[0])
@@ -309,8 +321,9 @@ def as_texts(
                         'give a text, a list of texts or a data frame') from e
     if not texts: raise ValueError('there is no text to predict: the list or data frame is empty')
     for i,t in enumerate(texts):
-        if isinstance(t, str): continue
-        raise TypeError(f'text number {i} is {t!r}: a {type(t).__name__}, not a str')
+        if not isinstance(t, str):
+            raise TypeError(f'text number {i} is {t!r}: a {type(t).__name__}, not a str')
+        check_unicode(t, i)
     return texts
 
 # %% ../../nbs/2_text/02_frames.ipynb #cb17828f

@@ -8,12 +8,14 @@ __all__ = []
 # %% ../../nbs/2_text/03_plain.ipynb #0f8fc439
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cached_property
 from itertools import accumulate
 from os.path import commonprefix
 from ..base.plain import first, ifnone, is_listy
-from .special import (
-    BARRED, BOS, decode_specials, EOS, FILLERS, FLD, PAD, pad_index, STOPS, token_places)
+from fastai_txf.text.special import (
+    BARRED, BOS, check_unicode, decode_specials, EOS, FILLERS, FLD, PAD, pad_index, STOPS,
+    token_places)
 from .tokens import CharTokenizer, token_lists
 
 # %% ../../nbs/2_text/03_plain.ipynb #a049f5cc
@@ -33,6 +35,12 @@ def is_pandas(item, name):
     return any(c.__name__ == name and c.__module__.partition('.')[0] == 'pandas'
                for c in type(item).__mro__)
 
+def kept(
+    item, # as in `PlainCodec.rows`
+): # the same; of what can be read only once, a list
+    "What is given, to be read more than once."
+    return list(item) if isinstance(item, Iterator) else item
+
 def _records(item, cols):
     "`item` as a list of strings, dictionaries or lists of tokens."
     if is_pandas(item, 'DataFrame'): return item.rename(columns=str).to_dict('records')
@@ -51,7 +59,7 @@ def has_columns(row, cols):
 
 def _fields(record, cols, i):
     "The texts in the columns `cols` of a row, or the one that it is."
-    if isinstance(record, str): return (record,)
+    if isinstance(record, str): return (check_unicode(record, i),)
     if not isinstance(record, dict):
         raise TypeError(f'text number {i} is {record!r}: a {type(record).__name__}, not a str')
     names = [*record]
@@ -61,7 +69,7 @@ def _fields(record, cols, i):
         if isinstance(record.get(c), str): continue
         have = f'holds {record[c]!r}' if c in record else f'is not among {names}'
         raise ValueError(f'column {c!r} of text number {i} {have}: a text is needed')
-    return tuple(record[c] for c in cols)
+    return tuple(check_unicode(record[c], i) for c in cols)
 
 # %% ../../nbs/2_text/03_plain.ipynb #ff84a654
 class PlainCodec:
@@ -163,6 +171,7 @@ class PlainCodec:
             if not marked or len(row) != len(self.text_cols): return ' '.join(row)
             if len(row) == 1 and row[0].startswith(f'{FLD} 1 '): return row[0]
             return ' '.join(f'{FLD} {i} {t}' for i,t in enumerate(row, 1))
+        item = kept(item)
         is_text = isinstance(item, str) or is_listy(item) and isinstance(first(item), str)
         rows = self.rows(item, text_col)
         return self.check_marks([' '.join(r) if is_text else _joined(r) for r in rows])
@@ -191,6 +200,7 @@ class PlainCodec:
         text_col:str=None, # as in `rows`
     )->list: # a list of tokens for each text
         "Cut texts as those of training were."
+        item = kept(item)
         if is_listy(item) and len(item) and all(map(is_listy, item)): return list(item)
         self.check_tokenizer()
         return list(token_lists(self.texts(item, text_col), self.tok, self.rules))

@@ -189,3 +189,23 @@ def plain_rule(
 def default_rules():
     "fastai's rules, as functions of this page where they are fastai's."
     return [*map(plain_rule, fastais_default('text_proc_rules', RULES.values()))]
+
+# %% ../../nbs/2_text/00_special.ipynb #d83d0002
+def is_unicode(
+    text:str, # of any length
+)->bool:
+    "Whether a text can be written to a file: it holds no lone surrogate."
+    if text.isascii(): return True
+    try: text.encode()
+    except UnicodeEncodeError: return False
+    return True
+
+def check_unicode(
+    text:str, # of any length
+    i:int, # its number among those that are given
+)->str: # the same
+    "A ValueError for a text that holds a lone surrogate."
+    if is_unicode(text): return text
+    half = next(c for c in text if not is_unicode(c))
+    raise ValueError(f'text number {i} holds {half!r}, half of a sign, which no file can hold: '
+                     "mend it with text.encode('utf-8', 'replace').decode('utf-8')")

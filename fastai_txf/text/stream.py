@@ -18,6 +18,7 @@ from fastcore.basics import ifnone, maps, patch, store_attr
 from fastcore.meta import delegates
 from ..base.checks import check_batch_size, check_spelling, check_values
 from ..base.ids import FlatIds, flat_ids, open_ids
+from .special import check_unicode
 from .tokens import as_tokenizer, token_lists
 from .frames import (
     FileTexts, as_frame, as_texts, check_df, one_column, random_mask, refuse_keys, valid_mask)
@@ -175,7 +176,7 @@ def _only_texts(texts):
         if i == 0 and len(t) < 256 and '\0' not in t and Path(t).is_file():
             warnings.warn(f'{t!r} is taken as a text, and there is a file of this name: '
                           'from_files reads files')
-        yield t
+        yield check_unicode(t, i)
 
 def _begun(lists, bos):
     "Each text as an array, with `bos` before it unless it begins with that."
