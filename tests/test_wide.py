@@ -12,8 +12,9 @@ from fastai_txf.text.target import Target
 from fastai_txf.train.counting import count_features, fit_linear, idf_weights, nb_weights, usual_shares
 from fastai_txf.learn.classifier import auto_fields, fitting_scale, labelled_ids, transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
+from fastai_txf.share.bundle import load_published
 from fastai_txf.share.tables import feature_rows
-import fastai_txf.explain.attribution
+import fastai_txf.explain.attribution, fastai_txf.share.publish
 from hypothesis import given, settings, strategies as st
 
 odd = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
@@ -399,3 +400,16 @@ def test_learners_do_not_count_unknown_words():
     wide = learn.count_wide().model.wide
     with torch.no_grad(): a,b = (wide(torch.tensor([[vocab.index('good'), *[0]*n, vocab.index('film')]])) for n in (1,50))
     torch.testing.assert_close(a, b)
+
+def test_bounds_hold(tmp_path):
+    "With `y_range` no text leads out of it, published or not, and the explanation adds up; shares that lead out are refused"
+    learn = transformer_classifier_learner(loaders('number'), 'auto', d_model=32, y_range=(0,10)).count_wide()
+    with torch.no_grad(): learn.model.wide.table.mul_(20)
+    texts = ['red', 'black', 'red blue', 'gold gold black', '']
+    vals,free = learn.predict(texts)[2], learn.model.wide(learn.dls.valid.one_batch()[0])
+    assert free.min() < 0 and free.max() > 10 and 0 <= vals.min() and vals.max() <= 10
+    torch.testing.assert_close(load_published(learn.publish(tmp_path/'p', trained=True)).predict(texts)[2], vals)
+    for t in texts[:4]:
+        e = learn.explain(t)
+        assert abs(e.gap) <= 0.02*max(1, abs(e.score-e.base))
+    with pytest.raises(ValueError, match=r'share=\(1, 1\) with y_range=.*add up to 1'): learn.count_wide(share=(1,1))

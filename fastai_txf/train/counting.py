@@ -141,6 +141,12 @@ def set_weights(
     wide.by_length.fill_(by_length)
     wide.shares.copy_(torch.tensor(share))
 
+def _check_bounded(wide, share):
+    "A ValueError for shares whose sum leaves the bounds of the outputs."
+    if share is None or wide.bounds is None or abs(sum(share)-1) < 1e-6: return
+    raise ValueError(f'{share=} with y_range={wide.bounds}: give two shares that add up to 1, '
+                     'so that the outputs stay in the range')
+
 def count_features(
     wide:WidePath, # its weights are set
     texts, # token ids of each text
@@ -154,6 +160,7 @@ def count_features(
     `share` out of range."""
     check_values(C=C, power=power, share=share)
     if not len(texts): raise ValueError('there are no texts to count in')
+    _check_bounded(wide, share)
     x,used = feature_matrix(wide, texts)
     w,b = fit_linear(x, np.asarray(targets), len(wide.bias), kind, C, power)
     if share is None: share = usual_shares(kind, len(texts))
