@@ -345,11 +345,15 @@ def test_a_share_comes_back():
     humble(learn)
     assert fitted(learn, 0.) == pytest.approx([0.4,0.6])
 
-def test_numbers_keep_their_shares():
-    learn = transformer_classifier_learner(loaders('number'), d_model=32, config='auto').count_wide()
-    before = learn.model.wide.shares.tolist()
+def test_what_numbers_do_not_say_is_counted():
+    "A transformer that is worse than the mean leaves its share to the counted words, and has it again when it is not"
+    learn = transformer_classifier_learner(loaders('number'), d_model=32, config='auto').count_wide(share=(0.6,0.4))
     wild(learn)
-    assert fitted(learn, 0.) == before
+    a,b = fitted(learn, 0.)
+    assert a <= 0.06 and a+b == pytest.approx(1)
+    humble(learn)
+    learn.model.head.bias.data.fill_(labelled_ids(learn.dls.train_ds)[1].mean())
+    assert fitted(learn, 0.) == pytest.approx([0.6,0.4])
 
 def test_fitting_scale():
     "1 where outputs are better than guessing, however sure; 0 for sure ones of chance; between them where they know a little"
@@ -364,6 +368,10 @@ def test_fitting_scale():
     for a in (5,10):
         assert abs(fitting_scale(a*logit, drawn, 'category') - 1/a) < 0.11
         assert abs(fitting_scale(a*p.logit()[:,None], drawn[:,None].float(), 'multi') - 1/a) < 0.11
+    y = 50 + torch.randn(2000)
+    assert fitting_scale(y[:,None] + z[:,:1]/2, y, 'regression') == fitting_scale(torch.full((2000,1), 50.), y, 'regression') == 1
+    assert fitting_scale(torch.zeros(2000, 1), y, 'regression') == fitting_scale(50 + 3*z[:,:1], y, 'regression') == 0
+    assert abs(fitting_scale(50 + 4*(y[:,None]-50), y, 'regression') - 1/4) < 0.11
 
 def test_many_classes_within_memory():
     "150 classes: the table is capped at 16 million numbers"
@@ -408,7 +416,8 @@ def test_bounds_hold(tmp_path):
     texts = ['red', 'black', 'red blue', 'gold gold black', '']
     vals,free = learn.predict(texts)[2], learn.model.wide(learn.dls.valid.one_batch()[0])
     assert free.min() < 0 and free.max() > 10 and 0 <= vals.min() and vals.max() <= 10
-    torch.testing.assert_close(load_published(learn.publish(tmp_path/'p', trained=True)).predict(texts)[2], vals)
+    published = load_published(learn.publish(tmp_path/'p', trained=True))
+    torch.testing.assert_close(torch.as_tensor(published.probs(texts)), vals)
     for t in texts[:4]:
         e = learn.explain(t)
         assert abs(e.gap) <= 0.02*max(1, abs(e.score-e.base))

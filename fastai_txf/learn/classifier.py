@@ -164,7 +164,8 @@ def wide_path(
     "The `WidePath` of a model, None if it has none."
     return getattr(getattr(model, 'module', model), 'wide', None)
 
-_losses = dict(category=F.cross_entropy, multi=F.binary_cross_entropy_with_logits)
+_losses = dict(category=F.cross_entropy, multi=F.binary_cross_entropy_with_logits,
+               regression=F.mse_loss)
 _scales = [i/10 for i in range(10, -1, -1)]
 _bad = 1.05 # times the loss of guessing: from here on outputs do harm
 _most_rows = 4000 # texts of an epoch that are looked at, of which the last half tells
@@ -172,10 +173,14 @@ _most_rows = 4000 # texts of an epoch that are looked at, of which the last half
 def fitting_scale(
     out, # outputs, `(n, n_out)`
     y, # targets
-    kind:str, # 'category' or 'multi'
+    kind:str, # 'category', 'multi' or 'regression'
 ): # a number from 0 to 1
     """1 for outputs whose loss is at most 5 % above that of guessing; else the factor, in tenths,
-    with which they fit best (Guo et al. 2017, section 4.2)."""
+    with which they fit best (Guo et al. 2017, section 4.2). The guess of numbers is their mean."""
+    if kind == 'regression':
+        if out.numel() != y.numel(): return 1.                      # a loss of one's own
+        y = y.float().view_as(out)
+        out,y = out-y.mean(0), y-y.mean(0)
     losses = [_losses[kind](a*out, y).item() for a in _scales]
     return 1. if losses[0] <= _bad*losses[-1] else _scales[int(np.argmin(losses))]
 
@@ -184,20 +189,20 @@ class CountWords(Callback):
     does worse on its training texts than guessing."""
     order = -50 # before lr_find saves the model
     def __init__(self):
-        self.full = self.now = None        # its share where it is sound, and now
+        self.full = self.now = None        # the shares where it is sound, and now
         self.kind,self.rows = None,[]
 
     def before_fit(self):
         wide = wide_path(self.learn.model)
         if wide is None: return
         if not wide.counted: self.learn.count_wide()
-        share = float(wide.shares[0])
-        if share != self.now: self.full = share
+        shares = wide.shares.tolist()
+        if shares != self.now: self.full = shares
         self.kind = Target.of(self.dls).kind if wide.shares[1] > 0 else None
 
     def before_train(self): self.rows = []
     def after_pred(self):
-        if not self.training or self.kind not in _losses or not len(self.yb): return
+        if not self.training or self.kind is None or not len(self.yb): return
         row = tuple(o.detach().as_subclass(torch.Tensor) for o in (self.pred, self.y))
         self.rows = [*self.rows, row][-max(2, _most_rows//len(row[1])):]
 
@@ -207,8 +212,10 @@ class CountWords(Callback):
         if wide is None or not rows: return
         out,y = (torch.cat(o) for o in zip(*rows))
         if self.kind == 'multi': y = y.float()
-        wide.shares[0] = self.full*fitting_scale(out.float(), y, self.kind)
-        self.now = float(wide.shares[0])
+        deep,counted = self.full
+        wide.shares[0] = deep*fitting_scale(out.float(), y, self.kind)
+        if self.kind == 'regression': wide.shares[1] = deep + counted - wide.shares[0]
+        self.now = wide.shares.tolist()
 
     def after_cancel_train(self): self.after_train()
 
