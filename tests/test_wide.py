@@ -8,9 +8,9 @@ from fastai_txf.model.models import classifier_splitter, TransformerClassifier
 from fastai_txf.model.wide import hash_ids, token_letters, WidePath
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
-from fastai_txf.text.target import Target
-from fastai_txf.train.counting import count_features, fit_linear, idf_weights, nb_weights, usual_shares
-from fastai_txf.learn.classifier import auto_fields, fitting_scale, labelled_ids, transformer_classifier_learner
+from fastai_txf.text.target import check_range, Target
+from fastai_txf.train.counting import count_features, fit_linear, fitting_scale, idf_weights, nb_weights, usual_shares
+from fastai_txf.learn.classifier import auto_fields, labelled_ids, transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.share.bundle import load_published
 from fastai_txf.share.tables import feature_rows
@@ -422,3 +422,32 @@ def test_bounds_hold(tmp_path):
         e = learn.explain(t)
         assert abs(e.gap) <= 0.02*max(1, abs(e.score-e.base))
     with pytest.raises(ValueError, match=r'share=\(1, 1\) with y_range=.*add up to 1'): learn.count_wide(share=(1,1))
+
+@pytest.mark.parametrize('kw', [{}, dict(y_range=(0,40)), dict(config='default', d_model=32, y_range=(0,40)), dict(config='auto', members=2)])
+def test_numbers_begin_at_their_mean(kw):
+    "An untrained model says about the mean of the training targets"
+    learn = transformer_classifier_learner(loaders('number'), **kw)
+    y = labelled_ids(learn.dls.train_ds)[1]
+    assert (learn.get_preds()[0].mean()-y.mean()).abs() < 0.5*y.std()
+    head = learn.model.range(learn.model.head.bias)
+    torch.testing.assert_close(head, torch.tensor([y.mean()]))
+
+def test_a_loss_of_ones_own_keeps_its_start():
+    "What a loss of one's own means by its outputs is not known"
+    loss = lambda out, y: torch.nn.functional.poisson_nll_loss(out[:,0], y)
+    assert not transformer_classifier_learner(loaders('number'), loss_func=loss).model.head.bias.any()
+
+def test_a_trained_head_is_kept():
+    "The head of a pretrained model is not set anew"
+    learn = transformer_classifier_learner(loaders('number'), d_model=32)
+    learn.model.head.bias.data.fill_(7)
+    learn.model.vocab = learn.dls.vocab
+    assert transformer_classifier_learner(learn.dls, pretrained=learn.model).model.head.bias.item() == 7
+
+def test_range_of_targets():
+    "A range that does not hold the targets is refused; one that leaves out a few is reported"
+    dls,make = loaders('number'), transformer_classifier_learner
+    with pytest.raises(ValueError, match=r'y_range=\(0, 1\), and .*% of the training targets lie outside: they reach from 0.5'): make(dls, y_range=(0,1))
+    top = torch.as_tensor(labelled_ids(dls.train_ds)[1]).max().item()
+    make(dls, y_range=(0.5,top))
+    with pytest.warns(UserWarning, match='No prediction will reach those'): check_range(torch.tensor([2.]*99+[9.]), 0, 5)

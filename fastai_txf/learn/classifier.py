@@ -7,7 +7,7 @@ __all__ = ['TransformerClassifierLearner', 'transformer_classifier_learner', 'sh
 
 # %% ../../nbs/5_learn/05_classifier.ipynb #6f0f4266
 import fastai.text.learner # its `show_results` for texts is registered before ours, in any order
-import dataclasses, math, numpy as np, pandas as pd, torch, torch.nn.functional as F, warnings
+import dataclasses, math, numpy as np, pandas as pd, torch, warnings
 from fastai.callback.core import Callback
 from fastai.data.transforms import get_c
 from fastai.data.core import Datasets
@@ -21,13 +21,13 @@ from fastcore.meta import delegates
 from plum import dispatch
 from ..base.checks import check_values
 from ..model.config import make_config, PRESETS, TransformerConfig
-from ..model.models import classifier_splitter, TransformerClassifier
+from ..model.models import classifier_splitter, SigmoidRange, TransformerClassifier
 from ..model.wide import token_letters
 from ..text.loaders import check_dls
 from ..text.special import text_vocab, UNK
-from ..text.target import Target
+from ..text.target import check_range, sample_numbers, Target
 from ..generate.sampling import DIVERGED
-from ..train.counting import count_features, usual_shares
+from ..train.counting import count_features, fitting_scale, usual_shares
 from ..train.rates import width_lr
 from .scoring import text_outputs
 from .base import (
@@ -83,14 +83,29 @@ def check_metrics(
     learn, # a classifier's learner
 ):
     "A ValueError for a metric of classes where the targets are numbers."
-    if not _has_labels(learn.dls): return                               # made by hand, perhaps
-    if not Target.of(learn.dls).is_number: return
+    if not _has_labels(learn.dls) or not Target.of(learn.dls).is_number: return
     for m in learn.metrics:
         func = getattr(m, 'func', None)
         if getattr(func, 'func', func) not in _of_classes: continue
         raise ValueError(f'{m.name} counts classes, and these targets are numbers: take '
                          'metrics=mse or mae, or make the loaders with classes (a label column of '
                          'strings or integers, y_block=CategoryBlock)')
+
+_of_numbers = torch.nn.MSELoss, torch.nn.L1Loss, torch.nn.SmoothL1Loss, torch.nn.HuberLoss
+
+def start_numbers(
+    learn, # a classifier's learner
+    keep:bool=False, # the head comes from elsewhere and stays as it is
+):
+    "Begin at the targets' mean. A ValueError or a warning for a range that does not hold them."
+    dls,model,loss = learn.dls, learn.model, learn.loss_func
+    if not isinstance(getattr(loss, 'func', loss), _of_numbers): return
+    if not _has_labels(dls) or not Target.of(dls).is_number or not len(dls.train_ds): return
+    y,bounded = sample_numbers(dls), isinstance(model.range, SigmoidRange)
+    if bounded: check_range(y, model.range.low, model.range.high)
+    start = model.range.inverse(y.mean(0)) if bounded else y.mean(0)
+    if keep or start.shape != model.head.bias.shape: return
+    for m in (model, *model.others): m.head.bias.data.copy_(start)
 
 # %% ../../nbs/5_learn/05_classifier.ipynb #5b1e7a02
 # fields that an encoder's weights, or what they mean, depend on
@@ -164,25 +179,7 @@ def wide_path(
     "The `WidePath` of a model, None if it has none."
     return getattr(getattr(model, 'module', model), 'wide', None)
 
-_losses = dict(category=F.cross_entropy, multi=F.binary_cross_entropy_with_logits,
-               regression=F.mse_loss)
-_scales = [i/10 for i in range(10, -1, -1)]
-_bad = 1.05 # times the loss of guessing: from here on outputs do harm
 _most_rows = 4000 # texts of an epoch that are looked at, of which the last half tells
-
-def fitting_scale(
-    out, # outputs, `(n, n_out)`
-    y, # targets
-    kind:str, # 'category', 'multi' or 'regression'
-): # a number from 0 to 1
-    """1 for outputs whose loss is at most 5 % above that of guessing; else the factor, in tenths,
-    with which they fit best (Guo et al. 2017, section 4.2). The guess of numbers is their mean."""
-    if kind == 'regression':
-        if out.numel() != y.numel(): return 1.                      # a loss of one's own
-        y = y.float().view_as(out)
-        out,y = out-y.mean(0), y-y.mean(0)
-    losses = [_losses[kind](a*out, y).item() for a in _scales]
-    return 1. if losses[0] <= _bad*losses[-1] else _scales[int(np.argmin(losses))]
 
 class CountWords(Callback):
     """Fit the wide path before the first fit; and give the transformer less to say as long as it
@@ -260,6 +257,7 @@ class TransformerClassifierLearner(TransformerLearner):
         if config == old.config: return
         self.model = TransformerClassifier(config).to(next(old.parameters()).device)
         self.model.range,self.model.wide = old.range,old.wide
+        self.model.head.bias = old.head.bias
 
     def _loader(self, ds_idx, dl=None, scored=True):
         """As in `TransformerLearner`, and what the texts ask of loss and,
@@ -372,6 +370,7 @@ def transformer_classifier_learner(
                          pretrained, drop_mult, compile, dict(block=block, y_range=y_range),
                          {**config_kw, 'n_out':n_out}, learner_kw)
     check_metrics(learn)
+    if own is None: start_numbers(learn, keep=isinstance(pretrained, torch.nn.Module))
     learn.automatic,wide = automatic,wide_path(learn.model)
     if wide is not None: read_vocab(wide, text_vocab(dls))
     return learn.add_cbs([OneClass(), CountWords()])
