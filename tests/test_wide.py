@@ -1,6 +1,7 @@
 "The wide path: hashed words and pairs beside the transformer, counted, joined, explained; and what is chosen where nothing is asked"
 import dataclasses, math, numpy as np, pandas as pd, pytest, torch
 from fastai.learner import load_learner
+from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat
 from fastai.metrics import accuracy
 from fastai_txf.base.checks import check_values
 from fastai_txf.model.config import make_config, PRESETS
@@ -9,12 +10,13 @@ from fastai_txf.model.wide import hash_ids, token_letters, WidePath
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fastai_txf.text.target import check_range, Target
-from fastai_txf.train.counting import count_features, fit_linear, fitting_scale, idf_weights, nb_weights, usual_shares
+from fastai_txf.train.counting import count_features, fit_linear, fitting_scale, idf_weights, loss_weights, nb_weights, usual_shares
 from fastai_txf.learn.classifier import auto_fields, labelled_ids, transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.share.bundle import load_published
 from fastai_txf.share.tables import feature_rows
 import fastai_txf.explain.attribution, fastai_txf.share.publish
+from scipy.sparse import csr_matrix
 from hypothesis import given, settings, strategies as st
 
 odd = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
@@ -148,7 +150,6 @@ def test_members_are_frozen_together():
 
 def test_linear_equals_scikit():
     "One class against the rest: the logistic regression on weighted features, as scikit-learn predicts it"
-    from scipy.sparse import csr_matrix
     from sklearn.linear_model import LogisticRegression
     rng = np.random.default_rng(0)
     x,y = csr_matrix(rng.random((200,50)) < 0.2, dtype=float), rng.integers(0, 3, 200)
@@ -161,7 +162,6 @@ def test_linear_equals_scikit():
 @pytest.mark.parametrize('C,power', [(3.,0.5),(0.3,0.),(1.,1.)])
 def test_power_of_the_ratios(C, power):
     "Features times the ratios to a power, by a loop; to the power of 0, the plain logistic regression"
-    from scipy.sparse import csr_matrix
     from sklearn.linear_model import LogisticRegression
     rng = np.random.default_rng(0)
     x,y = csr_matrix(rng.random((200,50)) < 0.2, dtype=float), rng.integers(0, 2, 200)
@@ -175,7 +175,6 @@ def test_power_of_the_ratios(C, power):
 
 def test_rarity():
     "tf–idf in vectors of length 1, against scikit-learn's weights and the plain logistic regression"
-    from scipy.sparse import csr_matrix
     from sklearn.feature_extraction.text import TfidfTransformer
     from sklearn.linear_model import LogisticRegression
     rng = np.random.default_rng(0)
@@ -451,3 +450,24 @@ def test_range_of_targets():
     top = torch.as_tensor(labelled_ids(dls.train_ds)[1]).max().item()
     make(dls, y_range=(0.5,top))
     with pytest.warns(UserWarning, match='No prediction will reach those'): check_range(torch.tensor([2.]*99+[9.]), 0, 5)
+
+@pytest.mark.parametrize('kind,make', [('category',lambda w: CrossEntropyLossFlat(weight=w)), ('multi',lambda w: BCEWithLogitsLossFlat(pos_weight=w))])
+def test_weights_of_the_loss_reach_the_counts(kind, make):
+    "A heavy weight makes a label likelier in what is counted; equal weights, and those of another shape, change nothing"
+    dls = loaders(kind)
+    rare = list(dls.vocab[1]).index('warm')
+    def probs(loss=None):
+        learn = transformer_classifier_learner(dls, loss_func=loss).count_wide(share=(0.,1.))
+        return learn.get_preds()[0][:,rare].mean().item()
+    heavy,light = torch.ones(2), torch.ones(2)
+    heavy[rare],light[rare] = 100., 0.01
+    plain = probs()
+    assert probs(make(torch.ones(2))) == pytest.approx(plain, abs=1e-3)
+    assert probs(make(heavy)) > plain + 0.1 and probs(make(light)) < plain - 0.1
+    assert loss_weights(make(torch.ones(7)), kind, 2) is None
+
+def test_a_weight_of_nothing():
+    "Texts of a class without weight count as if they were not there"
+    x,y = np.eye(4)[[0,1,0,1,2,3]], np.array([0,1,0,1,2,2])
+    w,b = fit_linear(csr_matrix(x), y, 3, weight=np.array([1.,1.,0.]))
+    assert (x@w + b)[:,2].max() < -5 and ((x@w + b).argmax(1) == y)[:4].all()

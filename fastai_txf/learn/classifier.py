@@ -27,7 +27,7 @@ from ..text.loaders import check_dls
 from ..text.special import text_vocab, UNK
 from ..text.target import check_range, sample_numbers, Target
 from ..generate.sampling import DIVERGED
-from ..train.counting import count_features, fitting_scale, usual_shares
+from ..train.counting import count_features, fitting_scale, loss_weights, usual_shares
 from ..train.rates import width_lr
 from .scoring import text_outputs
 from .base import (
@@ -233,7 +233,8 @@ class TransformerClassifierLearner(TransformerLearner):
                              'or with the number of its rows, wide=2**18')
         kind,(texts,targets) = Target.of(self.dls).kind, labelled_ids(self.dls.train_ds)
         if share is None and self.has_read: share = usual_shares(kind)
-        count_features(wide, texts, targets, kind, C, share, power)
+        weight = loss_weights(self.loss_func, kind, len(wide.bias))
+        count_features(wide, texts, targets, kind, C, share, power, weight)
         return self
 
     @delegates(TransformerLearner.load_encoder)
