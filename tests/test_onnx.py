@@ -177,15 +177,15 @@ def test_features(words):
         assert mine[mine >= 0].tolist() == rows[counts].tolist()
 
 @slow
-@pytest.mark.parametrize('by_length', [False,True])
-def test_wide(by_length):
-    "Several transformers and a wide path as one graph"
+@pytest.mark.parametrize('by_length,y_range', [(False,None),(True,None),(True,(-0.5,0.5))])
+def test_wide(by_length, y_range):
+    "Several transformers and a wide path as one graph, with bounds and without"
     ready()
     pytest.importorskip('fastai_txf.model.wide')
     import onnxruntime
     from fastai_txf.share.graphs import export_graphs
     torch.manual_seed(0)
-    model = TransformerClassifier(vocab_sz=30, d_model=16, n_heads=2, max_len=7, n_out=3, wide=101, wide_words=True, members=2).eval()
+    model = TransformerClassifier(y_range=y_range, vocab_sz=30, d_model=16, n_heads=2, max_len=7, n_out=3, wide=101, wide_words=True, members=2).eval()
     for k,v in dict(table=torch.randn(101, 3), bias=torch.randn(3), shares=torch.tensor([0.7,0.4]), by_length=torch.tensor(by_length), starts=torch.arange(30) % 2 == 0).items():
         getattr(model.wide, k).copy_(v)
     session = onnxruntime.InferenceSession(export_graphs(model)['model.onnx'])

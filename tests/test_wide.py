@@ -1,6 +1,7 @@
 "The wide path: hashed words and pairs beside the transformer, counted, joined, explained; and what is chosen where nothing is asked"
 import dataclasses, math, numpy as np, pandas as pd, pytest, torch
 from fastai.learner import load_learner
+from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat
 from fastai.metrics import accuracy
 from fastai_txf.base.checks import check_values
 from fastai_txf.model.config import make_config, PRESETS
@@ -8,12 +9,14 @@ from fastai_txf.model.models import classifier_splitter, TransformerClassifier
 from fastai_txf.model.wide import hash_ids, token_letters, WidePath
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
-from fastai_txf.text.target import Target
-from fastai_txf.train.counting import count_features, fit_linear, idf_weights, nb_weights, usual_shares
-from fastai_txf.learn.classifier import auto_fields, fitting_scale, labelled_ids, transformer_classifier_learner
+from fastai_txf.text.target import check_range, Target
+from fastai_txf.train.counting import count_features, fit_linear, fitting_scale, idf_weights, loss_weights, nb_weights, usual_shares
+from fastai_txf.learn.classifier import auto_fields, labelled_ids, transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
+from fastai_txf.share.bundle import load_published
 from fastai_txf.share.tables import feature_rows
-import fastai_txf.explain.attribution
+import fastai_txf.explain.attribution, fastai_txf.share.publish
+from scipy.sparse import csr_matrix
 from hypothesis import given, settings, strategies as st
 
 odd = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
@@ -147,7 +150,6 @@ def test_members_are_frozen_together():
 
 def test_linear_equals_scikit():
     "One class against the rest: the logistic regression on weighted features, as scikit-learn predicts it"
-    from scipy.sparse import csr_matrix
     from sklearn.linear_model import LogisticRegression
     rng = np.random.default_rng(0)
     x,y = csr_matrix(rng.random((200,50)) < 0.2, dtype=float), rng.integers(0, 3, 200)
@@ -160,7 +162,6 @@ def test_linear_equals_scikit():
 @pytest.mark.parametrize('C,power', [(3.,0.5),(0.3,0.),(1.,1.)])
 def test_power_of_the_ratios(C, power):
     "Features times the ratios to a power, by a loop; to the power of 0, the plain logistic regression"
-    from scipy.sparse import csr_matrix
     from sklearn.linear_model import LogisticRegression
     rng = np.random.default_rng(0)
     x,y = csr_matrix(rng.random((200,50)) < 0.2, dtype=float), rng.integers(0, 2, 200)
@@ -174,7 +175,6 @@ def test_power_of_the_ratios(C, power):
 
 def test_rarity():
     "tf–idf in vectors of length 1, against scikit-learn's weights and the plain logistic regression"
-    from scipy.sparse import csr_matrix
     from sklearn.feature_extraction.text import TfidfTransformer
     from sklearn.linear_model import LogisticRegression
     rng = np.random.default_rng(0)
@@ -344,11 +344,15 @@ def test_a_share_comes_back():
     humble(learn)
     assert fitted(learn, 0.) == pytest.approx([0.4,0.6])
 
-def test_numbers_keep_their_shares():
-    learn = transformer_classifier_learner(loaders('number'), d_model=32, config='auto').count_wide()
-    before = learn.model.wide.shares.tolist()
+def test_what_numbers_do_not_say_is_counted():
+    "A transformer that is worse than the mean leaves its share to the counted words, and has it again when it is not"
+    learn = transformer_classifier_learner(loaders('number'), d_model=32, config='auto').count_wide(share=(0.6,0.4))
     wild(learn)
-    assert fitted(learn, 0.) == before
+    a,b = fitted(learn, 0.)
+    assert a <= 0.06 and a+b == pytest.approx(1)
+    humble(learn)
+    learn.model.head.bias.data.fill_(labelled_ids(learn.dls.train_ds)[1].mean())
+    assert fitted(learn, 0.) == pytest.approx([0.6,0.4])
 
 def test_fitting_scale():
     "1 where outputs are better than guessing, however sure; 0 for sure ones of chance; between them where they know a little"
@@ -363,6 +367,10 @@ def test_fitting_scale():
     for a in (5,10):
         assert abs(fitting_scale(a*logit, drawn, 'category') - 1/a) < 0.11
         assert abs(fitting_scale(a*p.logit()[:,None], drawn[:,None].float(), 'multi') - 1/a) < 0.11
+    y = 50 + torch.randn(2000)
+    assert fitting_scale(y[:,None] + z[:,:1]/2, y, 'regression') == fitting_scale(torch.full((2000,1), 50.), y, 'regression') == 1
+    assert fitting_scale(torch.zeros(2000, 1), y, 'regression') == fitting_scale(50 + 3*z[:,:1], y, 'regression') == 0
+    assert abs(fitting_scale(50 + 4*(y[:,None]-50), y, 'regression') - 1/4) < 0.11
 
 def test_many_classes_within_memory():
     "150 classes: the table is capped at 16 million numbers"
@@ -399,3 +407,67 @@ def test_learners_do_not_count_unknown_words():
     wide = learn.count_wide().model.wide
     with torch.no_grad(): a,b = (wide(torch.tensor([[vocab.index('good'), *[0]*n, vocab.index('film')]])) for n in (1,50))
     torch.testing.assert_close(a, b)
+
+def test_bounds_hold(tmp_path):
+    "With `y_range` no text leads out of it, published or not, and the explanation adds up; shares that lead out are refused"
+    learn = transformer_classifier_learner(loaders('number'), 'auto', d_model=32, y_range=(0,10)).count_wide()
+    with torch.no_grad(): learn.model.wide.table.mul_(20)
+    texts = ['red', 'black', 'red blue', 'gold gold black', '']
+    vals,free = learn.predict(texts)[2], learn.model.wide(learn.dls.valid.one_batch()[0])
+    assert free.min() < 0 and free.max() > 10 and 0 <= vals.min() and vals.max() <= 10
+    published = load_published(learn.publish(tmp_path/'p', trained=True))
+    torch.testing.assert_close(torch.as_tensor(published.probs(texts)), vals)
+    for t in texts[:4]:
+        e = learn.explain(t)
+        assert abs(e.gap) <= 0.02*max(1, abs(e.score-e.base))
+    with pytest.raises(ValueError, match=r'share=\(1, 1\) with y_range=.*add up to 1'): learn.count_wide(share=(1,1))
+
+@pytest.mark.parametrize('kw', [{}, dict(y_range=(0,40)), dict(config='default', d_model=32, y_range=(0,40)), dict(config='auto', members=2)])
+def test_numbers_begin_at_their_mean(kw):
+    "An untrained model says about the mean of the training targets"
+    learn = transformer_classifier_learner(loaders('number'), **kw)
+    y = labelled_ids(learn.dls.train_ds)[1]
+    assert (learn.get_preds()[0].mean()-y.mean()).abs() < 0.5*y.std()
+    head = learn.model.range(learn.model.head.bias)
+    torch.testing.assert_close(head, torch.tensor([y.mean()]))
+
+def test_a_loss_of_ones_own_keeps_its_start():
+    "What a loss of one's own means by its outputs is not known"
+    loss = lambda out, y: torch.nn.functional.poisson_nll_loss(out[:,0], y)
+    assert not transformer_classifier_learner(loaders('number'), loss_func=loss).model.head.bias.any()
+
+def test_a_trained_head_is_kept():
+    "The head of a pretrained model is not set anew"
+    learn = transformer_classifier_learner(loaders('number'), d_model=32)
+    learn.model.head.bias.data.fill_(7)
+    learn.model.vocab = learn.dls.vocab
+    assert transformer_classifier_learner(learn.dls, pretrained=learn.model).model.head.bias.item() == 7
+
+def test_range_of_targets():
+    "A range that does not hold the targets is refused; one that leaves out a few is reported"
+    dls,make = loaders('number'), transformer_classifier_learner
+    with pytest.raises(ValueError, match=r'y_range=\(0, 1\), and .*% of the training targets lie outside: they reach from 0.5'): make(dls, y_range=(0,1))
+    top = torch.as_tensor(labelled_ids(dls.train_ds)[1]).max().item()
+    make(dls, y_range=(0.5,top))
+    with pytest.warns(UserWarning, match='No prediction will reach those'): check_range(torch.tensor([2.]*99+[9.]), 0, 5)
+
+@pytest.mark.parametrize('kind,make', [('category',lambda w: CrossEntropyLossFlat(weight=w)), ('multi',lambda w: BCEWithLogitsLossFlat(pos_weight=w))])
+def test_weights_of_the_loss_reach_the_counts(kind, make):
+    "A heavy weight makes a label likelier in what is counted; equal weights, and those of another shape, change nothing"
+    dls = loaders(kind)
+    rare = list(dls.vocab[1]).index('warm')
+    def probs(loss=None):
+        learn = transformer_classifier_learner(dls, loss_func=loss).count_wide(share=(0.,1.))
+        return learn.get_preds()[0][:,rare].mean().item()
+    heavy,light = torch.ones(2), torch.ones(2)
+    heavy[rare],light[rare] = 100., 0.01
+    plain = probs()
+    assert probs(make(torch.ones(2))) == pytest.approx(plain, abs=1e-3)
+    assert probs(make(heavy)) > plain + 0.1 and probs(make(light)) < plain - 0.1
+    assert loss_weights(make(torch.ones(7)), kind, 2) is None
+
+def test_a_weight_of_nothing():
+    "Texts of a class without weight count as if they were not there"
+    x,y = np.eye(4)[[0,1,0,1,2,3]], np.array([0,1,0,1,2,2])
+    w,b = fit_linear(csr_matrix(x), y, 3, weight=np.array([1.,1.,0.]))
+    assert (x@w + b)[:,2].max() < -5 and ((x@w + b).argmax(1) == y)[:4].all()

@@ -7,7 +7,7 @@ __all__ = ['TransformerClassifierLearner', 'transformer_classifier_learner', 'sh
 
 # %% ../../nbs/5_learn/05_classifier.ipynb #6f0f4266
 import fastai.text.learner # its `show_results` for texts is registered before ours, in any order
-import dataclasses, math, numpy as np, pandas as pd, torch, torch.nn.functional as F, warnings
+import dataclasses, math, numpy as np, pandas as pd, torch, warnings
 from fastai.callback.core import Callback
 from fastai.data.transforms import Category, get_c
 from fastai.data.core import Datasets
@@ -21,13 +21,13 @@ from fastcore.meta import delegates
 from plum import dispatch
 from ..base.checks import check_values
 from ..model.config import make_config, PRESETS, TransformerConfig
-from ..model.models import classifier_splitter, TransformerClassifier
+from ..model.models import classifier_splitter, SigmoidRange, TransformerClassifier
 from ..model.wide import token_letters
 from ..text.loaders import check_dls
 from ..text.special import text_vocab, UNK
-from ..text.target import Target
+from ..text.target import check_range, sample_numbers, Target
 from ..generate.sampling import DIVERGED
-from ..train.counting import count_features, usual_shares
+from ..train.counting import count_features, fitting_scale, loss_weights, usual_shares
 from ..train.rates import width_lr
 from .scoring import text_outputs
 from .base import (
@@ -83,14 +83,29 @@ def check_metrics(
     learn, # a classifier's learner
 ):
     "A ValueError for a metric of classes where the targets are numbers."
-    if not _has_labels(learn.dls): return                               # made by hand, perhaps
-    if not Target.of(learn.dls).is_number: return
+    if not _has_labels(learn.dls) or not Target.of(learn.dls).is_number: return
     for m in learn.metrics:
         func = getattr(m, 'func', None)
         if getattr(func, 'func', func) not in _of_classes: continue
         raise ValueError(f'{m.name} counts classes, and these targets are numbers: take '
                          'metrics=mse or mae, or make the loaders with classes (a label column of '
                          'strings or integers, y_block=CategoryBlock)')
+
+_of_numbers = torch.nn.MSELoss, torch.nn.L1Loss, torch.nn.SmoothL1Loss, torch.nn.HuberLoss
+
+def start_numbers(
+    learn, # a classifier's learner
+    keep:bool=False, # the head comes from elsewhere and stays as it is
+):
+    "Begin at the targets' mean. A ValueError or a warning for a range that does not hold them."
+    dls,model,loss = learn.dls, learn.model, learn.loss_func
+    if not isinstance(getattr(loss, 'func', loss), _of_numbers): return
+    if not _has_labels(dls) or not Target.of(dls).is_number or not len(dls.train_ds): return
+    y,bounded = sample_numbers(dls), isinstance(model.range, SigmoidRange)
+    if bounded: check_range(y, model.range.low, model.range.high)
+    start = model.range.inverse(y.mean(0)) if bounded else y.mean(0)
+    if keep or start.shape != model.head.bias.shape: return
+    for m in (model, *model.others): m.head.bias.data.copy_(start)
 
 # %% ../../nbs/5_learn/05_classifier.ipynb #5b1e7a02
 # fields that an encoder's weights, or what they mean, depend on
@@ -164,40 +179,27 @@ def wide_path(
     "The `WidePath` of a model, None if it has none."
     return getattr(getattr(model, 'module', model), 'wide', None)
 
-_losses = dict(category=F.cross_entropy, multi=F.binary_cross_entropy_with_logits)
-_scales = [i/10 for i in range(10, -1, -1)]
-_bad = 1.05 # times the loss of guessing: from here on outputs do harm
 _most_rows = 4000 # texts of an epoch that are looked at, of which the last half tells
-
-def fitting_scale(
-    out, # outputs, `(n, n_out)`
-    y, # targets
-    kind:str, # 'category' or 'multi'
-): # a number from 0 to 1
-    """1 for outputs whose loss is at most 5 % above that of guessing; else the factor, in tenths,
-    with which they fit best (Guo et al. 2017, section 4.2)."""
-    losses = [_losses[kind](a*out, y).item() for a in _scales]
-    return 1. if losses[0] <= _bad*losses[-1] else _scales[int(np.argmin(losses))]
 
 class CountWords(Callback):
     """Fit the wide path before the first fit; and give the transformer less to say as long as it
     does worse on its training texts than guessing."""
     order = -50 # before lr_find saves the model
     def __init__(self):
-        self.full = self.now = None        # its share where it is sound, and now
+        self.full = self.now = None        # the shares where it is sound, and now
         self.kind,self.rows = None,[]
 
     def before_fit(self):
         wide = wide_path(self.learn.model)
         if wide is None: return
         if not wide.counted: self.learn.count_wide()
-        share = float(wide.shares[0])
-        if share != self.now: self.full = share
+        shares = wide.shares.tolist()
+        if shares != self.now: self.full = shares
         self.kind = Target.of(self.dls).kind if wide.shares[1] > 0 else None
 
     def before_train(self): self.rows = []
     def after_pred(self):
-        if not self.training or self.kind not in _losses or not len(self.yb): return
+        if not self.training or self.kind is None or not len(self.yb): return
         row = tuple(o.detach().as_subclass(torch.Tensor) for o in (self.pred, self.y))
         self.rows = [*self.rows, row][-max(2, _most_rows//len(row[1])):]
 
@@ -207,8 +209,10 @@ class CountWords(Callback):
         if wide is None or not rows: return
         out,y = (torch.cat(o) for o in zip(*rows))
         if self.kind == 'multi': y = y.float()
-        wide.shares[0] = self.full*fitting_scale(out.float(), y, self.kind)
-        self.now = float(wide.shares[0])
+        deep,counted = self.full
+        wide.shares[0] = deep*fitting_scale(out.float(), y, self.kind)
+        if self.kind == 'regression': wide.shares[1] = deep + counted - wide.shares[0]
+        self.now = wide.shares.tolist()
 
     def after_cancel_train(self): self.after_train()
 
@@ -229,7 +233,8 @@ class TransformerClassifierLearner(TransformerLearner):
                              'or with the number of its rows, wide=2**18')
         kind,(texts,targets) = Target.of(self.dls).kind, labelled_ids(self.dls.train_ds)
         if share is None and self.has_read: share = usual_shares(kind)
-        count_features(wide, texts, targets, kind, C, share, power)
+        weight = loss_weights(self.loss_func, kind, len(wide.bias))
+        count_features(wide, texts, targets, kind, C, share, power, weight)
         return self
 
     @delegates(TransformerLearner.load_encoder)
@@ -253,6 +258,7 @@ class TransformerClassifierLearner(TransformerLearner):
         if config == old.config: return
         self.model = TransformerClassifier(config).to(next(old.parameters()).device)
         self.model.range,self.model.wide = old.range,old.wide
+        self.model.head.bias = old.head.bias
 
     def _loader(self, ds_idx, dl=None, scored=True):
         """As in `TransformerLearner`, and what the texts ask of loss and,
@@ -369,6 +375,7 @@ def transformer_classifier_learner(
                          pretrained, drop_mult, compile, dict(block=block, y_range=y_range),
                          {**config_kw, 'n_out':n_out}, learner_kw)
     check_metrics(learn)
+    if own is None: start_numbers(learn, keep=isinstance(pretrained, torch.nn.Module))
     learn.automatic,wide = automatic,wide_path(learn.model)
     if wide is not None: read_vocab(wide, text_vocab(dls))
     return learn.add_cbs([OneClass(), CountWords()])

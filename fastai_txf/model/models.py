@@ -102,6 +102,9 @@ class SigmoidRange(Module):
     "A sigmoid between `low` and `high`."
     def __init__(self, low, high): self.low,self.high = low,high
     def forward(self, x): return torch.sigmoid(x)*(self.high-self.low) + self.low
+    def inverse(self, y):
+        "What becomes `y`, or what is nearest to it a hundredth of the way from the ends."
+        return ((y-self.low)/(self.high-self.low)).clamp(0.01, 0.99).logit()
 
 # %% ../../nbs/1_model/07_models.ipynb #ddc5ecf4
 def _bounds(y_range):
@@ -113,6 +116,13 @@ def _bounds(y_range):
         raise ValueError(f'{y_range=}: two numbers are needed, both finite')
     if not low < high: raise ValueError(f'{y_range=}: the first must be below the second')
     return low,high
+
+def _wide_path(c, y_range):
+    "What counts words beside the transformer, None where the configuration asks for none."
+    if not c.wide: return None
+    bounds = None if y_range is None else _bounds(y_range)
+    features = c.wide_words, c.wide_letters
+    return WidePath(c.wide, c.n_out, c.vocab_sz, c.pad_idx, *features, bounds)
 
 class TransformerClassifier(Module):
     "Whole texts to logits: one label, many labels or regression."
@@ -131,10 +141,7 @@ class TransformerClassifier(Module):
         self.drop = nn.Dropout(c.head_p)
         self.head = nn.Linear(c.d_model if c.pooler else width, c.n_out)
         self.range = nn.Identity() if y_range is None else SigmoidRange(*_bounds(y_range))
-        self.wide = None
-        if c.wide:
-            features = c.wide_words, c.wide_letters
-            self.wide = WidePath(c.wide, c.n_out, c.vocab_sz, c.pad_idx, *features)
+        self.wide = _wide_path(c, y_range)
         one = dataclasses.replace(c, wide=None, members=1)
         more = [TransformerClassifier(one, block, y_range) for _ in range(c.members-1)]
         self.others = nn.ModuleList(more)

@@ -100,6 +100,7 @@ def _halves(v):
 
 class WidePath(Module):
     "The weights of hashed features, added up; nothing until they are counted (`count_wide`)."
+    bounds = None                                # of one that was pickled without them
     def __init__(self,
         n_rows:int, # of the table
         n_out:int, # outputs
@@ -107,9 +108,10 @@ class WidePath(Module):
         pad_idx:int=1, # id of the padding token
         words:bool=False, # tokens are pieces of words: words are features, too
         letters:bool=False, # runs of four letters are features, too
+        bounds=None, # (low, high), within which the sums are joined to the transformer's numbers
     ):
         self.n_rows,self.pad_idx = n_rows,pad_idx
-        self.words = words
+        self.words,self.bounds = words,bounds
         table = torch.zeros(vocab_sz, 1+LETTERS, dtype=torch.int32) if letters else None
         self.register_buffer('letters', table)                   # of each token: `token_letters`
         self.register_buffer('table', torch.zeros(n_rows, n_out))
@@ -189,4 +191,13 @@ class WidePath(Module):
         x, # token ids, `(bs, sl)`, padding anywhere
     ): # `(bs, n_out)`
         "Both, by their shares."
-        return self.shares[0]*deep + self.shares[1]*self(x).to(deep.dtype)
+        return self.mix(deep, self(x))
+
+    def mix(self,
+        deep, # outputs of the transformer, `(bs, n_out)`
+        counted, # sums of weights, of the same shape
+    ): # `(bs, n_out)`
+        "Both, by their shares, the sums kept within `bounds`."
+        counted = counted.to(deep.dtype)
+        if self.bounds is not None: counted = counted.clamp(*self.bounds)
+        return self.shares[0]*deep + self.shares[1]*counted

@@ -57,7 +57,7 @@ class TextGraph(WindowGraph):
         counts = (rows >= 0).to(deep.dtype)
         if self.by_length: counts = counts/counts.sum(1, keepdim=True).clamp(min=1).sqrt()
         added = (wide.table[rows.clamp(min=0)]*counts[...,None]).sum(1) + wide.bias
-        return wide.shares[0]*deep + wide.shares[1]*added
+        return wide.mix(deep, added)
 
 class GapGraph(WindowGraph):
     "A masked language model; `places` are those that are asked for, `(n,)`."

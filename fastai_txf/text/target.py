@@ -6,6 +6,7 @@
 __all__ = ['Target']
 
 # %% ../../nbs/2_text/05_target.ipynb #92577ecd
+import numpy as np, torch, warnings
 from dataclasses import dataclass
 from fastai.data.core import TfmdLists
 from fastai.data.transforms import (
@@ -71,3 +72,29 @@ class Target:
 def _width(setup, dls):
     "How many numbers a text has."
     return int(get_c(dls) if setup is None or setup.c is None else setup.c)
+
+# %% ../../nbs/2_text/05_target.ipynb #b2a40007
+_most_outside = 0.05 # of the targets
+
+def sample_numbers(
+    dls, # `DataLoaders` of texts with numbers
+    most:int=1000, # texts to look at
+): # `(n, n_out)`
+    "What a sample of the training texts is labelled with."
+    tl = dls.train_ds.tls[-1]
+    at = np.linspace(0, len(tl)-1, min(most, len(tl))).astype(int)
+    y = [torch.as_tensor(tl[int(i)]).as_subclass(torch.Tensor) for i in at]
+    return torch.stack(y).float().view(len(y), -1)
+
+def check_range(
+    y, # numbers that are to be learned
+    low, # end of the range
+    high, # likewise
+):
+    "A ValueError where many of `y` lie outside of a range, a warning where few do."
+    out = ((y < low) | (y > high)).float().mean().item()
+    if not out: return
+    what = (f'y_range=({low:g}, {high:g}), and {out:.1%} of the training targets lie outside: '
+            f'they reach from {y.min():g} to {y.max():g}')
+    if out > _most_outside: raise ValueError(f'{what}. Give a range that holds all of them')
+    warnings.warn(f'{what}. No prediction will reach those')
