@@ -354,6 +354,18 @@ def test_what_numbers_do_not_say_is_counted():
     learn.model.head.bias.data.fill_(labelled_ids(learn.dls.train_ds)[1].mean())
     assert fitted(learn, 0.) == pytest.approx([0.6,0.4])
 
+class Shifted(torch.nn.Module):
+    "Other numbers in evaluation mode"
+    def forward(self, x): return x if self.training else x + 100
+
+def test_numbers_are_judged_as_they_are_predicted():
+    "What a transformer says in training, where tokens are left out, is not what counts"
+    learn = transformer_classifier_learner(loaders('number'), d_model=32, config='auto').count_wide()
+    torch.nn.init.zeros_(learn.model.head.weight)
+    assert fitted(learn, 0.) == [0.5,0.5]
+    learn.model.range = Shifted()
+    assert fitted(learn, 0.) == [0.,1.]
+
 def test_fitting_scale():
     "1 where outputs are better than guessing, however sure; 0 for sure ones of chance; between them where they know a little"
     torch.manual_seed(0)

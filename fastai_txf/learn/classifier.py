@@ -25,9 +25,10 @@ from ..model.models import classifier_splitter, SigmoidRange, TransformerClassif
 from ..model.wide import token_letters
 from ..text.loaders import check_dls
 from ..text.special import text_vocab, UNK
-from ..text.target import check_range, sample_numbers, Target
+from ..text.target import check_range, labelled_ids, sample_numbers, Target
 from ..generate.sampling import DIVERGED
-from ..train.counting import count_features, fitting_scale, loss_weights, usual_shares
+from ..train.counting import (
+    count_features, deep_outputs, fitting_scale, loss_weights, usual_shares)
 from ..train.rates import width_lr
 from .scoring import text_outputs
 from .base import (
@@ -116,14 +117,6 @@ _word_starts = 'Ġ','▁','xx' # byte pairs, sentencepiece and characters; speci
 _min_rows,_max_rows = 2**12, 2**21
 _max_cells = 2**24 # numbers in the table
 
-def labelled_ids(
-    ds, # `Datasets` of texts with targets
-): # list of arrays of token ids, and targets as an array
-    "The token ids of each text of `ds`, and the targets."
-    ids = [np.asarray(o) for o in ds.tls[0]]
-    targets = [torch.as_tensor(o).as_subclass(torch.Tensor) for o in ds.tls[1]]
-    return ids, torch.stack(targets).numpy()
-
 def _lengths(ds):
     "The numbers of tokens of a sample of the texts."
     n = len(ds)
@@ -200,17 +193,19 @@ class CountWords(Callback):
     def before_train(self): self.rows = []
     def after_pred(self):
         if not self.training or self.kind is None or not len(self.yb): return
-        row = tuple(o.detach().as_subclass(torch.Tensor) for o in (self.pred, self.y))
+        seen = self.x if self.kind == 'regression' else self.pred
+        row = tuple(o.detach().as_subclass(torch.Tensor) for o in (seen, self.y))
         self.rows = [*self.rows, row][-max(2, _most_rows//len(row[1])):]
 
     def after_train(self):
         wide,rows = wide_path(self.learn.model), self.rows[len(self.rows)//2:]
         self.rows = []
         if wide is None or not rows: return
-        out,y = (torch.cat(o) for o in zip(*rows))
-        if self.kind == 'multi': y = y.float()
+        out,y = zip(*rows)
+        if self.kind == 'regression': out = deep_outputs(self.learn.model, wide, out)
+        out,y = torch.cat(out), torch.cat(y)
         deep,counted = self.full
-        wide.shares[0] = deep*fitting_scale(out.float(), y, self.kind)
+        wide.shares[0] = deep*fitting_scale(out, y, self.kind)
         if self.kind == 'regression': wide.shares[1] = deep + counted - wide.shares[0]
         self.now = wide.shares.tolist()
 

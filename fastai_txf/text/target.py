@@ -74,6 +74,14 @@ def _width(setup, dls):
     return int(get_c(dls) if setup is None or setup.c is None else setup.c)
 
 # %% ../../nbs/2_text/05_target.ipynb #b2a40007
+def labelled_ids(
+    ds, # `Datasets` of texts with targets
+): # list of arrays of token ids, and targets as an array
+    "The token ids of each text of `ds`, and the targets."
+    ids = [np.asarray(o) for o in ds.tls[0]]
+    targets = [torch.as_tensor(o).as_subclass(torch.Tensor) for o in ds.tls[1]]
+    return ids, torch.stack(targets).numpy()
+
 _most_outside = 0.05 # of the targets
 
 def sample_numbers(

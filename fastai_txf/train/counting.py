@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['nb_weights', 'idf_weights', 'unit_rows', 'loss_weights', 'is_by_length', 'fit_linear', 'usual_shares',
-           'fitting_scale', 'feature_matrix', 'set_weights', 'count_features']
+           'fitting_scale', 'deep_outputs', 'feature_matrix', 'set_weights', 'count_features']
 
 # %% ../../nbs/4_train/08_counting.ipynb #5475810b
 import numpy as np, torch, torch.nn.functional as F
@@ -140,12 +140,29 @@ def fitting_scale(
 ): # a number from 0 to 1
     """1 for outputs whose loss is at most 5 % above that of guessing; else the factor, in tenths,
     with which they fit best (Guo et al. 2017, section 4.2). The guess of numbers is their mean."""
+    out,y = out.float(), y if kind == 'category' else y.float()
     if kind == 'regression':
         if out.numel() != y.numel(): return 1.                      # a loss of one's own
-        y = y.float().view_as(out)
+        y = y.view_as(out)
         out,y = out-y.mean(0), y-y.mean(0)
     losses = [_losses[kind](a*out, y).item() for a in _scales]
     return 1. if losses[0] <= _bad*losses[-1] else _scales[int(np.argmin(losses))]
+
+@torch.no_grad()
+def deep_outputs(
+    model, # a classifier in training mode, as it is afterwards
+    wide:WidePath, # its wide path
+    xs, # batches of token ids
+): # outputs of each batch
+    "What the transformer says alone in evaluation mode, where no token is left out."
+    shares = wide.shares.tolist()
+    try:
+        wide.shares.copy_(torch.tensor([1.,0.]))
+        model.eval()
+        return [model(x) for x in xs]
+    finally:
+        wide.shares.copy_(torch.tensor(shares))
+        model.train()
 
 def feature_matrix(
     wide, # a `WidePath`
