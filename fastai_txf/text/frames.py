@@ -252,7 +252,10 @@ def _check_whole(df, cols):
                      f'where one was missing: for classes, convert them, df[{c!r}].astype(int); '
                      'for numbers, say so, y_block=RegressionBlock()')
 
-def check_numbers(df, cols):
+def check_numbers(
+    df, # a row for each text
+    cols, # names of the columns with targets
+):
     "A ValueError for a column of targets that are no numbers"
     for c in cols:
         if pd.api.types.is_numeric_dtype(df[c]): continue

@@ -295,7 +295,8 @@ class ResumeCallback(Callback):
         saved = load_tensors(self._path, 'file of ResumeCallback',
                              'give another name, or delete it to start anew', _in_file)
         runs = [*saved.get('earlier', ()), saved['run']]
-        self._check_run(runs[min(len(self._runs), saved['fit'])] if saved['fit'] < len(runs) else {})
+        run = runs[min(len(self._runs), saved['fit'])] if saved['fit'] < len(runs) else {}
+        self._check_run(run)
         return saved
 
     def _check_run(self, run):
