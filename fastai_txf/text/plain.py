@@ -13,9 +13,9 @@ from functools import cached_property
 from itertools import accumulate
 from os.path import commonprefix
 from ..base.plain import first, ifnone, is_listy
-from fastai_txf.text.special import (
-    BARRED, BOS, check_unicode, decode_specials, EOS, FILLERS, FLD, PAD, pad_index, STOPS,
-    token_places)
+from .special import (
+    BARRED, BOS, check_unicode, decode_specials, EOS, FILLERS,
+    FLD, PAD, pad_index, STOPS, token_places)
 from .tokens import CharTokenizer, token_lists
 
 # %% ../../nbs/2_text/03_plain.ipynb #a049f5cc
