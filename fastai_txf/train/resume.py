@@ -372,7 +372,8 @@ class ResumeCallback(Callback):
     def _contents(self):
         "What goes into the file."
         return dict(run=self._run, fit=len(self._runs), earlier=self._runs,
-                    epoch=self.epoch, iter=self._iter, start=self._start, rows=_plain(self.recorder.values),
+                    epoch=self.epoch, iter=self._iter, start=self._start,
+                    rows=_plain(self.recorder.values),
                     state=_state(self.learn, self._others, self._given))
 
     def _restore(self):
