@@ -99,8 +99,8 @@ def start_numbers(
     keep:bool=False, # the head comes from elsewhere and stays as it is
 ):
     "Begin at the targets' mean. A ValueError or a warning for a range that does not hold them."
-    dls,model,loss = learn.dls, learn.model, learn.loss_func
-    if not isinstance(getattr(loss, 'func', loss), _of_numbers): return
+    dls,model = learn.dls, learn.model
+    if not isinstance(getattr(learn.loss_func, 'func', learn.loss_func), _of_numbers): return
     if not _has_labels(dls) or not Target.of(dls).is_number or not len(dls.train_ds): return
     y,bounded = sample_numbers(dls), isinstance(model.range, SigmoidRange)
     if bounded: check_range(y, model.range.low, model.range.high)
