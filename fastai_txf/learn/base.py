@@ -144,7 +144,7 @@ class TransformerLearner(RatedLearner):
     def _loader(self, ds_idx, dl=None, scored=True):
         """`dl`, or the loader number `ds_idx`.
         A ValueError if that has no batch, or other numbers for its tokens."""
-        if isinstance(dl, (str,list,tuple,pd.DataFrame)):
+        if isinstance(dl, (str,pd.DataFrame,pd.Series)):
             raise TypeError(f'dl is a {type(dl).__name__}: '
                             'give a loader, dl=learn.dls.test_dl(df, with_labels=True)')
         self.check_vocabs(dl)
