@@ -43,7 +43,7 @@ def test_classes_as_integers_and_one_rare():
     df['label'] = (df.label == 'warm').astype(int)
     df.loc[:1, 'label'] = 2                                              # one class with 1 %
     learn = quick(df)
-    assert learn.predict('red red red red')[0] == '1' and len(learn.dls.vocab[1]) == 3
+    assert learn.predict('red red red red')[0] == 1 and len(learn.dls.vocab[1]) == 3
 
 def test_several_labels_and_numbers():
     df = frame()
