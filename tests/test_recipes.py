@@ -177,6 +177,8 @@ def test_rule_for_language_models(df, speed):
         s = suggest_config(dls, minutes=1)
         assert (s.config['d_model'], s.config['n_layers']) == (fit[-1] if fit else SIZES[0])
         assert ('even 64' in s.reasons[2]) == (not fit)
+        by_heart = any('by heart' in o for o in s.reasons)
+        assert ('more minutes' in s.reasons[2]) == (not fit and not by_heart)
 
 @pytest.mark.parametrize('loaders', ['dls','dls_lm','dls_multi','dls_reg'])
 def test_suggestion_can_be_followed(request, loaders, tmp_path):

@@ -117,8 +117,8 @@ def _needed(data):
     if not data.is_lm: return f'{data.passes():.3g} passes'
     return '20 tokens for each weight of its blocks, repeated ones counted four times at most'
 
-def _found(data, dls, speeds, best, size):
-    "What was found, as sentences."
+def _found(data, dls, speeds, best, size, spare):
+    "What was found, as sentences; `spare`: there is more time than the text is worth."
     what = f'sequences of {data.length} tokens'
     if not data.is_lm:
         what = (f'{data.n:,} texts of {data.length} tokens on average, '
@@ -127,8 +127,9 @@ def _found(data, dls, speeds, best, size):
     chosen,need = f'{size[0]}×{size[1]}', _needed(data)
     enough = (f'{chosen} is the largest of {len(data.sizes())} sizes '
               f'for which the time is enough: {need}')
-    too_little = (f'even {chosen} does not get {need} in this time or from this text: '
-                  'allow more minutes, or find more text')
+    missing = 'from this text: find more' if spare else \
+        'in this time or from this text: allow more minutes, or find more text'
+    too_little = f'even {chosen} does not get {need} {missing}'
     return [f'the training set has {data.tokens:,} tokens in {what}, '
             f'the vocabulary {data.vocab_sz:,}',
             f'tokens a second on {dls.device}, width × blocks: {tried}',
@@ -166,6 +167,6 @@ def suggest_config(
     config = data.config(*size, p=0.1 if epochs <= 4 else 0.2)
     steps = epochs*data.tokens/data.length/1000
     bs = max([8] + [b for b in (16,32,64,128) if b <= steps])
-    reasons = _found(data, dls, speeds, best, size)
+    reasons = _found(data, dls, speeds, best, size, epochs < possible)
     reasons += _decided(data, config, bs, minutes, epochs, possible)
     return Suggestion(data.factory, config, bs, epochs, minutes*epochs/possible, reasons, speeds)
