@@ -151,7 +151,7 @@ class TransformerLearner(RatedLearner):
         if dl is not None: return dl
         if not len(self.dls[ds_idx]):
             raise ValueError(f'the loader number {ds_idx} has not one batch (an exported learner '
-                             'takes no texts along): give one, '
+                             'takes no texts along, best_classifier learns all of them): give one, '
                              'dl=learn.dls.test_dl(df, with_labels=True), or other loaders with '
                              'the same vocabulary, learn.dls = dls')
         return self.dls[ds_idx]
