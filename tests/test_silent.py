@@ -687,7 +687,10 @@ def test_loader_with_another_vocabulary(any_learner, df, kind):
     other = make_dls(df.assign(text=df.text.str.replace('film', 'movie')), **(dict(is_lm=True) if kind == 'lm' else {}))
     for call in (learn.validate, learn.get_preds, learn.show_results):
         with pytest.raises(ValueError, match='number tokens or labels otherwise'): call(dl=other.valid)
-    learn.validate(dl=learn.dls.valid)
+    own,learn.dls = learn.dls, other
+    learn.validate(dl=own.valid)                                        # whatever else the learner holds
+    with pytest.raises(ValueError, match='number tokens or labels otherwise'): learn.validate()
+    learn.dls = own
     if kind == 'lm': return
     learn.validate(dl=learn.dls.test_dl(df, with_labels=True))
     learn.get_preds(dl=learn.dls.test_dl(df.text))

@@ -177,3 +177,11 @@ def read_ids(
     """Ids from a file. FileNotFoundError, ValueError name it where it is missing or has changed,
     the latter also when changed ids of a large file are first read."""
     return open_ids(file, whole)[0]
+
+# %% ../../nbs/0_base/05_ids.ipynb #1d50e0f2
+def evenly_drawn(
+    n:int, # how many there are
+    most:int=1000, # how many to take
+)->list: # numbers below `n`, rising
+    "Up to `most` of `n`, at equal distances, the first and the last among them."
+    return np.linspace(0, n-1, min(most, n)).astype(int).tolist()

@@ -135,7 +135,7 @@ class TransformerLearner(RatedLearner):
         "A ValueError if `dls`, or `dl`, give tokens or labels other numbers than at the start."
         own = vocab_lists(self.dls)
         mine = vars(self).get('vocabs', own)
-        if own and mine != own or dl is not None and vocabs_differ(vocab_lists(dl), mine):
+        if (own and mine != own) if dl is None else vocabs_differ(vocab_lists(dl), mine):
             raise ValueError('these loaders number tokens or labels otherwise than those the '
                              'learner was made with, so the model would read other words: make '
                              'them with the same (text_vocab=, y_block=CategoryBlock(vocab=…)), '

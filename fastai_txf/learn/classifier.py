@@ -20,6 +20,7 @@ from fastcore.imports import IN_NOTEBOOK
 from fastcore.meta import delegates
 from plum import dispatch
 from ..base.checks import check_values
+from ..base.ids import evenly_drawn
 from ..model.config import make_config, PRESETS, TransformerConfig
 from ..model.models import classifier_splitter, SigmoidRange, TransformerClassifier
 from ..model.wide import token_letters
@@ -119,8 +120,7 @@ _max_cells = 2**24 # numbers in the table
 
 def _lengths(ds):
     "The numbers of tokens of a sample of the texts."
-    n = len(ds)
-    return [len(ds[i][0]) for i in np.linspace(0, n-1, min(1000, n)).astype(int)]
+    return [len(ds[i][0]) for i in evenly_drawn(len(ds))]
 
 def wide_fields(
     dls, # `DataLoaders` of texts with labels, several labels or numbers

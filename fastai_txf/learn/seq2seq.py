@@ -17,6 +17,7 @@ from fastcore.basics import store_attr
 from fastcore.meta import delegates
 from torch.nn.utils.rnn import pad_sequence
 from ..base.checks import check_spelling, check_values
+from ..base.ids import evenly_drawn
 from ..base.plain import package
 from ..base.shadow import kept_shadow, shadow
 from ..model.attention import record_attention
@@ -53,7 +54,7 @@ class TeacherForcing(Callback):
 def _longest_ratio(ds, n=500):
     """How many target tokens come to one of the source, in all but the longest hundredth of `n`
     pairs of `ds`, evenly drawn."""
-    pairs = [ds[i] for i in np.linspace(0, len(ds)-1, min(n, len(ds))).astype(int)]
+    pairs = [ds[i] for i in evenly_drawn(len(ds), n)]
     return float(np.quantile([len(t)/len(s) for s,t in pairs], 0.99))
 
 @dataclass

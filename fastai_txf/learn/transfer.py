@@ -8,12 +8,13 @@ __all__ = ['remap_rows']
 # %% ../../nbs/5_learn/02_transfer.ipynb #62b0247b
 import dataclasses, math, torch, zipfile
 from collections import Counter
+from contextlib import nullcontext
 from fastai.learner import Learner
 from fastai.text.core import PAD
 from fastai.torch_core import join_path_file, to_cpu
 from fastcore.basics import ifnone
 from fastcore.meta import delegates
-from ..base.files import load_tensors
+from ..base.files import load_tensors, naming
 from ..model.config import PRESETS, TransformerConfig
 from ..model.models import TransformerLM, TransformerMLM
 
@@ -220,10 +221,9 @@ def load_named(
     **kwargs
 ): # `self`
     "As in `Learner`. A ValueError names a file that was cut off, or holds no weights."
-    try: return Learner.load(self, file, device, with_opt=with_opt, **kwargs)
-    except Exception as e:
-        if hasattr(file, 'read'): raise
+    whole = hasattr(file, 'read')
+    if not whole:
         path = join_path_file(file, self.path/self.model_dir, ext='.pth')
-        if not path.exists() or zipfile.is_zipfile(path): raise
-        raise ValueError(f'{path} cannot be read ({type(e).__name__}): it was cut off, or holds no '
-                         'weights, so copy it again or repeat learn.save') from e
+        whole = not path.exists() or zipfile.is_zipfile(path)
+    with nullcontext() if whole else naming(path, 'weights', 'copy it again or repeat learn.save'):
+        return Learner.load(self, file, device, with_opt=with_opt, **kwargs)

@@ -117,10 +117,9 @@ def _bounds(y_range):
     if not low < high: raise ValueError(f'{y_range=}: the first must be below the second')
     return low,high
 
-def _wide_path(c, y_range):
+def _wide_path(c, bounds):
     "What counts words beside the transformer, None where the configuration asks for none."
     if not c.wide: return None
-    bounds = None if y_range is None else _bounds(y_range)
     features = c.wide_words, c.wide_letters
     return WidePath(c.wide, c.n_out, c.vocab_sz, c.pad_idx, *features, bounds)
 
@@ -140,8 +139,9 @@ class TransformerClassifier(Module):
         if c.pooler: self.pooler = nn.Sequential(nn.Linear(width, c.d_model), act())
         self.drop = nn.Dropout(c.head_p)
         self.head = nn.Linear(c.d_model if c.pooler else width, c.n_out)
-        self.range = nn.Identity() if y_range is None else SigmoidRange(*_bounds(y_range))
-        self.wide = _wide_path(c, y_range)
+        bounds = None if y_range is None else _bounds(y_range)
+        self.range = nn.Identity() if bounds is None else SigmoidRange(*bounds)
+        self.wide = _wide_path(c, bounds)
         one = dataclasses.replace(c, wide=None, members=1)
         more = [TransformerClassifier(one, block, y_range) for _ in range(c.members-1)]
         self.others = nn.ModuleList(more)

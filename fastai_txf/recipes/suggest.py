@@ -10,6 +10,7 @@ import math, numpy as np, time, torch
 from dataclasses import dataclass
 from fastcore.basics import ifnone
 from ..base.checks import check_values
+from ..base.ids import evenly_drawn
 from ..text.special import text_vocab
 from ..text.loaders import check_dls
 from ..train.rates import width_lr
@@ -62,7 +63,7 @@ class _Data:
             sl = dl.seq_len
             return cls(True, 0, len(dl)*dl.bs*sl, sl, sl, vocab_sz, dl.bs)
         ds,n = dls.train_ds, len(dls.train_ds)
-        lens = [len(ds[i][0]) for i in np.linspace(0, n-1, min(1000, n)).astype(int)]
+        lens = [len(ds[i][0]) for i in evenly_drawn(n)]
         mean,longest = np.mean(lens), int(np.quantile(lens, 0.95))
         return cls(False, n, int(mean*n), max(1, int(mean)), longest, vocab_sz, dl.bs)
 

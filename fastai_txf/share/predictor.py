@@ -156,6 +156,15 @@ class WritingPredictor(Predictor):
         return grow_text(self.model, self.codec, text, n_words, **kwargs)
 
 # %% ../../nbs/8_share/03_predictor.ipynb #e11ef164
+def ordinary_of(
+    special:list, # ids of tokens that stand for no text
+    n:int, # tokens of the vocabulary
+): # boolean, `(n,)`
+    "Which tokens may be chosen and drawn."
+    res = torch.ones(n, dtype=torch.bool)
+    res[special] = False
+    return res
+
 class GapPredictor(GapAnswers, Predictor):
     "A published masked language model."
     def guesses(self,
@@ -163,8 +172,7 @@ class GapPredictor(GapAnswers, Predictor):
         n:int, # for each gap
     )->list: # as `fill` gives them for one text
         "The likeliest tokens for the gaps of one text."
-        ordinary = torch.ones(len(self.codec.vocab), dtype=torch.bool)
-        ordinary[self.labels['special']] = False
+        ordinary = ordinary_of(self.labels['special'], len(self.codec.vocab))
         return fill_gaps(self.model, self.codec, ordinary, self.labels['mask_idx'], text, n)
 
 class PairPredictor(Predictor):

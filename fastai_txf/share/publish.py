@@ -24,7 +24,7 @@ from ..learn.lm import transformer_lm_learner
 from ..learn.mlm import transformer_mlm_learner
 from ..learn.seq2seq import transformer_seq2seq_learner
 from .text import codec_data, make_codec
-from .predictor import ACTIVATIONS
+from .predictor import ACTIVATIONS, ordinary_of
 from .bundle import (
     build_model, FILES, json_text, MODELS, parse_bundle, safetensors_torch, seal, unique_weights)
 
@@ -377,8 +377,8 @@ def _take_labels(learn, kind, labels, given):
     if kind == 'seq2seq': learn.ratio = max(learn.ratio, labels['ratio'])
     if kind == 'mlm' and given.get('mask_tok') is None:
         hide = learn.mask_tokens
-        hide.mask_idx,hide.ordinary = labels['mask_idx'], torch.ones_like(hide.ordinary)
-        hide.ordinary[labels['special']] = False
+        hide.mask_idx = labels['mask_idx']
+        hide.ordinary = ordinary_of(labels['special'], len(hide.ordinary))
     if labels.get('kind') == 'multi' and given.get('loss_func') is None:
         learn.loss_func = copy.copy(learn.loss_func)             # other learners have the loaders'
         learn.loss_func.thresh = labels['threshold']

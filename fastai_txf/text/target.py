@@ -13,6 +13,7 @@ from fastai.data.transforms import (
     Categorize, EncodedMultiCategorize, get_c, MultiCategorize, RegressionSetup)
 from fastai.metrics import accuracy, accuracy_multi, mse
 from fastcore.basics import first
+from ..base.ids import evenly_drawn
 
 # %% ../../nbs/2_text/05_target.ipynb #f7ff243f
 _metrics = dict(category=accuracy, multi=accuracy_multi, regression=mse)
@@ -86,12 +87,10 @@ _most_outside = 0.05 # of the targets
 
 def sample_numbers(
     dls, # `DataLoaders` of texts with numbers
-    most:int=1000, # texts to look at
 ): # `(n, n_out)`
     "What a sample of the training texts is labelled with."
     tl = dls.train_ds.tls[-1]
-    at = np.linspace(0, len(tl)-1, min(most, len(tl))).astype(int)
-    y = [torch.as_tensor(tl[int(i)]).as_subclass(torch.Tensor) for i in at]
+    y = [torch.as_tensor(tl[i]).as_subclass(torch.Tensor) for i in evenly_drawn(len(tl))]
     return torch.stack(y).float().view(len(y), -1)
 
 def check_range(

@@ -23,6 +23,7 @@ from fastai.torch_core import (
 from fastcore.basics import GetAttr, store_attr
 from fastcore.foundation import CollBase, L
 from ..base.files import load_tensors, save_tensors
+from ..base.ids import evenly_drawn
 from .schedule import TimeBudget
 
 # %% ../../nbs/4_train/05_resume.ipynb #25d57545
@@ -159,11 +160,10 @@ def _items(dl):
 
 _cuts = 'bs','seq_len','windows','epoch_len','shuffle','drop_last' # what shapes a loader's batches
 
-def _about_items(dl, most=1000):
-    "The number of a loader's items and a checksum of up to `most`, evenly drawn."
+def _about_items(dl):
+    "The number of a loader's items, and a checksum of some of them."
     n,item = _items(dl)
-    drawn = np.linspace(0, n-1, min(most, n)).astype(int).tolist()
-    with no_random(): crc = _crc([item(i) for i in drawn])
+    with no_random(): crc = _crc([item(i) for i in evenly_drawn(n)])
     return dict(items=n, checksum=f'{crc:08x}')
 
 def _about_data(dls):
