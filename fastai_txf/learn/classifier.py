@@ -202,7 +202,7 @@ class CountWords(Callback):
         self.rows = []
         if wide is None or not rows: return
         out,y = zip(*rows)
-        if self.kind == 'regression': out = deep_outputs(self.learn.model, wide, out)
+        if self.kind == 'regression': out = deep_outputs(self.learn.model, out)
         out,y = torch.cat(out), torch.cat(y)
         deep,counted = self.full
         wide.shares[0] = deep*fitting_scale(out, y, self.kind)

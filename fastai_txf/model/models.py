@@ -169,12 +169,18 @@ class TransformerClassifier(Module):
         x, # token ids, `(bs, sl)`, padding anywhere
     ): # `(bs, n_out)`
         "Raw logits (or, with `y_range`, values); in evaluation mode joined by the wide path's."
-        deep = self._deep(x)
-        if len(self.others): deep = torch.stack([deep, *[m(x) for m in self.others]]).mean(0)
+        deep = self.deep(x)
         return deep if self.wide is None or self.training else self.wide.join(deep, x)
 
-    def _deep(self, x):
-        "The outputs of the transformer."
+    def deep(self,
+        x, # token ids, `(bs, sl)`, padding anywhere
+    ): # `(bs, n_out)`
+        "What the transformers say without the wide path, on average of the members."
+        out = self._alone(x)
+        return torch.stack([out, *[m(x) for m in self.others]]).mean(0) if len(self.others) else out
+
+    def _alone(self, x):
+        "The outputs of the first member."
         h,mask = self.hidden(x)
         score = lambda h: self.head(self.drop(self.pooler(h)))
         if self.config.pool == 'max_logits': return self.range(masked_max(score(h), mask))

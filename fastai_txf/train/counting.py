@@ -8,8 +8,10 @@ __all__ = ['nb_weights', 'idf_weights', 'unit_rows', 'is_by_length', 'fit_linear
 
 # %% ../../nbs/4_train/08_counting.ipynb #5475810b
 import numpy as np, torch, torch.nn.functional as F
+from fastai.torch_core import get_model
 from torch.nn.utils.rnn import pad_sequence
 from ..base.checks import check_values
+from ..base.compat import call_whole
 from ..base.plain import package
 from ..model.wide import WidePath
 
@@ -214,16 +216,10 @@ def fitting_scale(
 
 @torch.no_grad()
 def deep_outputs(
-    model, # a classifier in training mode, as it is afterwards
-    wide:WidePath, # its wide path
+    model, # a classifier in training mode, as it is afterwards, perhaps distributed
     xs, # batches of token ids
 ): # outputs of each batch
     "What the transformer says alone in evaluation mode, where no token is left out."
-    shares = wide.shares.tolist()
-    try:
-        wide.shares.copy_(torch.tensor([1.,0.]))
-        model.eval()
-        return [model(x) for x in xs]
-    finally:
-        wide.shares.copy_(torch.tensor(shares))
-        model.train()
+    model.eval()
+    try: return [call_whole(model, get_model(model).deep, x) for x in xs]
+    finally: model.train()
