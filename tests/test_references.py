@@ -347,6 +347,31 @@ def test_rotary(base):
     loop = lambda: by_head(attn, x, lambda h: fused_weights(attn, h, 4), lambda h: slice(None), turn=lambda t: turned(t, pos, base))
     same(lambda: attn(x), loop, x, *attn.parameters())
 
+def kept(f):
+    "Bytes of all memory that the backward pass of `f()` holds"
+    held = {}
+    def note(t):
+        held[t.untyped_storage().data_ptr()] = t.untyped_storage() # held, so that no address is used twice
+        return t
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t): f()
+    return sum(s.nbytes() for s in held.values())
+
+def test_rotary_memory():
+    "What was turned is not kept beside what it was turned to: training holds no more than without positions, but for a number per pair"
+    x,attn = torch.randn(2, 64, 32), [SelfAttention(32, 4, causal=True, positions=o) for o in (None, RotaryPositions(8))]
+    bare,rotary = [kept(lambda: a(x)) for a in attn]
+    assert rotary == bare + 64*4*8
+
+@pytest.mark.parametrize('view', [lambda q: q[...,1:7], lambda q: q[...,::2], lambda q: q.transpose(1, 3)[:,:,:,:6], lambda q: q.half()[...,1:7], lambda q: q.transpose(-1,-2).contiguous().transpose(-1,-2)[...,:6]], ids=['offset','steps','across','half','columns'])
+def test_rotary_views(view):
+    "Numbers that lie anyhow in memory"
+    x = view(torch.randn(2, 12, 5, 13)[...,:12])
+    pos = torch.arange(x.shape[2])
+    close(rotate_pairs(x, pos), rotate_pairs(x.contiguous(), pos))
+    q,k = RotaryPositions(6).rotate(x, x[:,:1], pos)
+    close(q, rotate_pairs(x, pos))
+    close(k, q[:,:1])
+
 def paper_slopes(n):
     "A geometric sequence that starts at 2^(-8/n), also its ratio; if n is no power of two, the next lower power's and every second of the next higher's"
     if n & (n-1) == 0:

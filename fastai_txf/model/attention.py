@@ -264,6 +264,10 @@ def _normed(norm, x):
     w = getattr(norm, 'weight', None)
     return norm(x if w is None else x.to(w.dtype))
 
+def _trains():
+    "Whether what is computed now is kept for a backward pass, by no compiler."
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
 class SelfAttention(_Heads):
     "Multi-head self-attention with one fused map to queries, keys and values."
     def __init__(self,
@@ -304,8 +308,11 @@ class SelfAttention(_Heads):
         "Attend from every token to every token: those of `x`, and those in `cache`."
         if pos is None: pos = torch.arange(x.shape[1], device=x.device)
         q,k,v = split_heads(self.qkv(x), sum(self.heads)).split(self.heads, 1)
-        q,k = _normed(self.q_norm, q), _normed(self.k_norm, k)
-        q,k = self.positions.rotate(q, k, pos)
+        normed = _normed(self.q_norm, q), _normed(self.k_norm, k)
+        turned = self.positions.rotate(*normed, pos)
+        if normed[0] is q and turned[0] is not q and _trains():
+            v = v.contiguous()                                    # the product can go
+        q,k = turned
         if cache is not None: k,v = cache.append(self, k, v)      # (bs, n_kv_heads, k_len, d_head)
         k_pos = pos if cache is None else cache.k_pos
         return self.mix(q, k, v, mask, self.positions.bias(pos, k_pos), need_weights)

@@ -75,20 +75,35 @@ class SinusoidalPositions(AbsolutePositions):
         return x + sinusoids(pos, self.d_model, self.base).to(x.dtype)
 
 # %% ../../nbs/1_model/01_positions.ipynb #d247ac5b
+def _turns(pos, d, base, dtype):
+    "A complex number for each pair of `d` dimensions, `(sl, 1, d/2)` or `(bs, sl, 1, d/2)`."
+    a = _angles(pos, d, base).to(torch.promote_types(dtype, torch.float32))[...,None,:]
+    return torch.polar(torch.ones_like(a), a)
+
+def _turned(x, turns):
+    "`x`, `(bs, n_heads, sl, d_head)`, with each pair turned; in memory, token by token."
+    pairs = x.to(turns.real.dtype).transpose(1, 2).unflatten(-1, (-1,2))
+    *steps,last = pairs.stride()
+    odd = any(n % 2 for n in (*steps, pairs.storage_offset()))  # no places of complex numbers
+    if odd or last != 1: pairs = pairs.contiguous()
+    turned = torch.view_as_real(torch.view_as_complex(pairs) * turns)
+    return turned.flatten(-2).transpose(1, 2).to(x.dtype)
+
+def _by_complex(x):
+    "Whether complex numbers are the fast way to turn `x`."
+    return x.shape[-2] > 1 and not torch.compiler.is_compiling()
+
 def rotate_pairs(
     x, # queries or keys, `(bs, n_heads, sl, d_head)`, `d_head` even
     pos, # positions, `(sl,)` or `(bs, sl)`
     base:float=10_000., # N: the slowest pair turns once in 2πN tokens
 ): # the shape of `x`
     "Rotary position embedding (Su et al. 2021, eq. 34)."
+    if _by_complex(x): return _turned(x, _turns(pos, x.shape[-1], base, x.dtype))
     a = _angles(pos, x.shape[-1], base)                   # (sl, d_head/2) or (bs, sl, d_head/2)
     a = a.to(torch.promote_types(x.dtype, torch.float32))
     if pos.ndim == 2: a = a[:,None]                       # one for all heads
     full = x.to(a.dtype)
-    if x.shape[-2] > 1 and not torch.compiler.is_compiling():
-        pairs = torch.view_as_complex(full.unflatten(-1, (-1,2)).contiguous()) # x1 + i*x2
-        turned = torch.view_as_real(pairs * torch.polar(torch.ones_like(a), a))
-        return turned.flatten(-2).to(x.dtype)
     cos,sin = a.cos(), a.sin()
     x1,x2 = full[...,0::2], full[...,1::2]
     return torch.stack([x1*cos - x2*sin, x1*sin + x2*cos], -1).flatten(-2).to(x.dtype)
@@ -105,6 +120,9 @@ class RotaryPositions(NoPositions):
 
     def rotate(self, q, k, pos):
         "`q` and `k`, both turned by `pos`."
+        if _by_complex(q):
+            turns = _turns(pos, q.shape[-1], self.base, q.dtype)
+            return _turned(q, turns), _turned(k, turns)
         both = rotate_pairs(torch.cat([q, k], 1), pos, self.base)
         return both.split((q.shape[1],k.shape[1]), 1)
 
