@@ -11,6 +11,7 @@ from fastai_txf.model.attention import (
 from fastai_txf.generate.cache import KVCache
 from fastai_txf.share.torch import from_former, from_torch
 from fastai_txf.model.layers import FEED_FORWARDS, NORMS, PostNorm, PreNorm, TransformerBlock
+from fastai_txf.train.losses import chunked_cross_entropy
 from fastai_txf.model.models import Seq2SeqTransformer, TransformerClassifier, TransformerLM
 from fastai_txf.model.positions import (
     alibi_slopes, ALiBiPositions, LearnedPositions, RotaryPositions, rotate_pairs,
@@ -502,6 +503,22 @@ def test_products_by_onednn(kind, monkeypatch):
     with torch.autocast('cpu', torch.bfloat16): assert step(True)[1] == 0
     with torch.no_grad(): model(x)
     assert not calls
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason='a torch without oneDNN')
+def test_loss_by_onednn(monkeypatch):
+    "The loss without logits takes two of its three products by oneDNN, and they change nothing but the rounding"
+    calls,real = [],products.onednn_linear
+    monkeypatch.setattr(products, 'onednn_linear', lambda *args: calls.append(1) or real(*args))
+    monkeypatch.setattr(products, '_least', 1)
+    torch.manual_seed(0)
+    h,w,b,targ = leaf(50,16), leaf(300,16), leaf(300), torch.randint(300, (50,))
+    def step(faster):
+        monkeypatch.setattr(products, 'mkl_misses_avx512', lambda: faster)
+        return run(lambda: chunked_cross_entropy(h, w, targ, b, chunk=20), [h,w,b])
+    (loss,grads),(theirs,expected) = step(True), step(False)
+    assert len(calls) == 2*3                                    # 50 rows in chunks of 20
+    close(loss, theirs)
+    for x,y in zip(grads, expected): close(x, y)
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason='a torch without oneDNN')
 @pytest.mark.parametrize('shape', [(6,8), (2,3,8), (2,1,3,8)])

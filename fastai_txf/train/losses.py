@@ -14,6 +14,7 @@ from fastai.torch_core import get_model
 from fastcore.basics import store_attr
 from torch.autograd.function import once_differentiable
 from ..base.compat import apply_gradients, call_whole
+from ..base.products import fast_mm
 from ..base.shadow import shadow
 from ..generate.decode import target_logprobs
 
@@ -85,13 +86,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         room = None if dw is None or dw.dtype == dtype else torch.empty_like(w)
         for i in range(0, len(h), chunk):
             rows = slice(i, i+chunk)
-            z = logits[:len(low[rows])]
-            torch.mm(low[rows], w.T, out=z)
+            z = fast_mm(low[rows], w, logits[:len(low[rows])])
             loss,factor = _losses_in_place(z, bias, targ[rows], real[rows], smoothing, exact)
             total += loss
             factor /= early
             if db is not None: db += (z.T @ factor.to(dtype))[:,0]
-            if dh is not None: dh[rows] = factor*(z @ w)
+            if dh is not None: dh[rows] = factor*fast_mm(z, w.T)
             if dw is not None: _add_product(dw, z.T, (factor*low[rows]).to(dtype), room)
         ctx.save_for_backward(*out)
         ctx.dtypes = [None if o is None else o.dtype for o in (h, weight, bias)]
