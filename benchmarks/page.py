@@ -298,17 +298,30 @@ STEPS = dict(
     nano_bf16="nanoGPT's arrangement in bfloat16", nano_bf16_compiled='the same, compiled',
     x_bf16_compiled='x-transformers in bfloat16, compiled', hf_bf16_compiled='GPT-2 of Hugging Face in bfloat16, compiled')
 
+def step_row(candidate, units=True):
+    "The row of a candidate on a processor with units for bfloat16, or on one without."
+    row, = [r for r in rows('train', candidate=candidate) if ('amx_bf16' in r['machine']) == units]
+    return row
+
 def step():
-    rs = {k:one('train', candidate=k) for k in STEPS}
+    rs = {k:step_row(k) for k in STEPS}
     lines = [(n, f"{rs[k]['ratio']:.2f}", f"{rs[k]['mb']['2048']:,}" if 'mb' in rs[k] else '') for k,n in STEPS.items()]
     return block("time of a training step, times that of TransformerLM", 'step', table(['model','time','MB'], lines),
                  ['train.py --threads 1 --clock processor'], list(rs.values()), 'train')
 
-def speed_in_bf16(): return f"{one('train', candidate='learner_bf16')['speed']:.2f}"
+def speed_in_bf16(): return f"{step_row('learner_bf16')['speed']:.2f}"
+
+def without_units():
+    "The figures of a processor that has no units for bfloat16."
+    got = {k:step_row(k, False) for k in ('learner','learner_same','learner_bf16','nano','nano_bf16')}
+    speeds = {k:f"{got[k]['speed']:.2f}" for k in ('learner','learner_same','learner_bf16')}
+    mb = {k:r['mb']['2048'] for k,r in got.items()}
+    return (f"On an {got['nano']['machine'].split(',')[0].replace(' (', ', no units for bfloat16 (')} it takes {speeds['learner']} steps of fp32 in that time, with learned positions {speeds['learner_same']}, "
+            f"in {mb['learner']} and {mb['learner_same']} MB beside {mb['nano']} of nanoGPT's arrangement, the leanest peer; in bfloat16 {speeds['learner_bf16']}, in {mb['learner_bf16']} MB beside {mb['nano_bf16']}.")
 
 def compiled_peers():
     names = dict(nano="nanoGPT's arrangement", hf='Hugging Face', x='x-transformers')
-    return ', '.join(f"{n} {one('train', candidate=f'{k}_compiled')['ratio_compiled']:.2f}" for k,n in names.items())
+    return ', '.join(f"{n} {step_row(f'{k}_compiled')['ratio_compiled']:.2f}" for k,n in names.items())
 
 GENERATORS = dict(
     ours='`generate`, learned positions', rotary='`generate`, rotary positions',
@@ -485,7 +498,7 @@ def draw_step(ax):
     short = dict(ours='TransformerLM', chunked='without logits', ours_compiled='compiled', learner='a learner, as it comes',
                  learner_bf16='a learner, bfloat16', nano_bf16='nanoGPT, bfloat16', nano="nanoGPT's arrangement",
                  x='x-transformers', hf='Hugging Face', torch='nn.TransformerEncoder', workshop="the workshop's")
-    ratios = {n:one('train', candidate=k)['ratio'] for k,n in short.items()}
+    ratios = {n:step_row(k)['ratio'] for k,n in short.items()}
     bars(ax, ratios, list(ratios)[:5], "times TransformerLM's time (less is better)", '{:.2f}')
 
 def draw_generation(ax):
@@ -541,7 +554,7 @@ def summary():
     def loss(k): return f"{mean(rows('shakespeare', candidate=k), 'loss'):.2f}"
     def rate(k, bs): return f"{speed(k, bs)['tokens_per_s']:,}"
     def texts(k): return f"{mean(tokenized(k), 'texts_per_s'):.0f}"
-    def step(k): return f"{one('train', candidate=k)['ratio']/one('train', candidate='nano')['ratio']:.2f}"
+    def step(k): return f"{step_row(k)['ratio']/step_row('nano')['ratio']:.2f}"
     lines = [
         ('IMDB, 25,000 labels and the unlabelled reviews', f'{taught(25_000)} %',
          f"{acc(rows('imdb', candidate='bigram'))}, linear model of word pairs", 'unlabelled.py --labels 25000 --seeds 0 1 2 --students 0', 'imdb.py --only bigram'),
@@ -587,7 +600,7 @@ def kept():
 
 def page():
     "benchmarks/README.md."
-    put = {f.__name__:f for f in QUESTIONS} | {'compiled peers':compiled_peers, 'speed in bf16':speed_in_bf16, 'packing':packing, 'deeper':deeper, 'first compiled call':first_compiled_call}
+    put = {f.__name__:f for f in QUESTIONS} | {'compiled peers':compiled_peers, 'speed in bf16':speed_in_bf16, 'without units':without_units, 'packing':packing, 'deeper':deeper, 'first compiled call':first_compiled_call}
     txt = re.sub(r'\{([a-z0-9 ]+)\}', lambda m: put[m[1]](), TEMPLATE.read_text(encoding='utf-8'))
     more = kept()
     def mark(m): return f"<!-- more: {m[1]} -->\n{more.get(m[1], '')}<!-- /more -->"

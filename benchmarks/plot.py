@@ -8,7 +8,10 @@ OURS,PEER = 'tab:blue','tab:gray'
 LABELS = dict(ours='ours', rotary='ours, rotary', nano='nanoGPT', hf='Hugging Face', torch='torch.nn', x='x-transformers', workshop='workshop', learner='learner', learner_same='learner, learned', compiled='ours, compiled', bf16='ours, bf16',
               full='ours, all logits', chunked='ours, ChunkedLoss', twice='ours, checkpoint', both='ours, both', fastai='fastai', spacy='ours, spaCy', bpe_trained='ours, byte pairs', chars='ours, characters')
 
-def rows(name): return read_rows(HERE/'results'/f'{name}.jsonl')
+def rows(name):
+    "The rows of a script; of a training step, which is measured on several processors, those of the last."
+    rs = read_rows(HERE/'results'/f'{name}.jsonl')
+    return [r for r in rs if r['machine'] == rs[-1]['machine']] if name == 'train' else rs
 def label(k): return f"{LABELS[k[:-9]]}, compiled" if k.endswith('_compiled') else LABELS[k]
 
 def bars(ax, values, title, unit, ours):

@@ -3,7 +3,8 @@
 One shape for all (see `peers.py`), no dropout, batches of 8 × 256 tokens, fused AdamW, fp32 or bfloat16 by autocast. Times: the candidates take turns, each in a process of its own as a user's would be (in one process they share a heap, and what one leaves there decides how fast another gets its memory), medians over the rounds, ratios of the rounds.
 `learner` is what `transformer_lm_learner` takes for a step with the preset `default` and `adamw`, in a `fit` of four steps with all that fastai does around them; the peers' steps stand in plain loops.
 Compiled are our blocks, by `compile_for_training` for all lengths, and the peers' whole models, by `torch.compile` for the one length that they see.
-Memory: a fresh process for each candidate and length, the largest resident set of four steps above that after the imports (Linux only)."""
+Memory: a fresh process for each candidate and length, the largest resident set of four steps above that after the imports (Linux only); at 2,048 tokens the median of three.
+The results of other processors are kept."""
 import tempfile
 from contextlib import nullcontext, redirect_stdout
 from functools import partial
@@ -16,7 +17,7 @@ from peers import *
 NAMES = {'ours':'`TransformerLM`, learned positions', 'rotary':'`TransformerLM`, rotary positions', 'chunked':'`TransformerLM`, learned positions, `chunked_cross_entropy`', 'nano':"nanoGPT's arrangement", 'hf':'Hugging Face GPT-2', 'torch':'`nn.TransformerEncoder`', 'x':'x-transformers', 'workshop':"the workshop's model"}
 MAKE = dict(ours=lambda n: ours(n, None, positions='learned', bias=False, p=0., emb_p=0.), rotary=lambda n: ours(n, None, positions='rotary', bias=False, p=0., emb_p=0.), nano=nano, chunked=lambda n: MAKE['ours'](n),
             hf=lambda n: hugging_face(n, embd_pdrop=0., attn_pdrop=0., resid_pdrop=0.), torch=TorchLM, x=x_transformers, workshop=workshop)
-LENGTHS = 512,1024,2048,4096 # tokens in one text, for memory
+LENGTHS = {512:1, 1024:1, 2048:3, 4096:1} # tokens in one text, for memory: how often it is measured
 
 COMPILED = {f'{k}_compiled':k for k in ('ours','rotary','nano','hf','torch','x')}
 NAMES |= {k:f'{NAMES[o]}, compiled' for k,o in COMPILED.items()}
@@ -27,6 +28,7 @@ LEARNERS = dict(learner=dict(), learner_same=SAME, learner_bf16=dict(half=True, 
 NAMES |= dict(learner='`transformer_lm_learner`, rotary positions', learner_same='`transformer_lm_learner`, learned positions', learner_bf16='`transformer_lm_learner`, learned positions, `to_bf16`',
               learner_bf16_compiled='`transformer_lm_learner`, learned positions, `to_bf16`, `compile=True`')
 FIT = 4 # steps of a fit
+RESULTS = HERE/'results'/'train.jsonl'
 
 def make(name, sl):
     "A candidate's model."
@@ -114,8 +116,8 @@ def race(args):
                    tokens_per_s=round(8*256/statistics.median(ts)), params=runs[k].about['params'], rounds=args.rounds, clock=args.clock, **about(args.threads, 'transformers', 'x-transformers'))
 
 def memory(name, sl, args):
-    "Peak MB of a candidate's steps on one text of `sl` tokens, in a fresh process."
-    return int(from_child('--child', name, sl, '--threads', args.threads))
+    "Peak MB of a candidate's steps on one text of `sl` tokens, in fresh processes."
+    return round(statistics.median(int(from_child('--child', name, sl, '--threads', args.threads)) for _ in range(LENGTHS[sl])))
 
 def child(name, sl):
     "What `memory` runs."
@@ -123,17 +125,22 @@ def child(name, sl):
     for _ in range(4//step.steps): step()
     print(round(peak()-before))
 
-def render(rows):
-    "The results as markdown."
+def tables(rows):
+    "The results of one processor as markdown."
     cols = {'model':lambda r: NAMES[r['candidate']], 'seconds a step':lambda r: f"{r['seconds']:.3f}", 'tokens/s':'tokens_per_s', 'times `TransformerLM`':'ratio'}
     memory = {'parameters':'params', **{f'MB at {n:,}':lambda r, n=n: r.get('mb', {}).get(str(n)) for n in LENGTHS}}
     first = {'times `TransformerLM`, compiled':'ratio_compiled', 'seconds of the first step':'first'}
     plain,compiled,half = ([r for r in rows if r['candidate'] in o] for o in ({*MAKE, 'learner', 'learner_same'}, COMPILED, [k for k in NAMES if 'bf16' in k]))
     speed = {"times the speed of the fastest peer in fp32":'speed'}
-    return f'# A training step\n\nWritten by `python benchmarks/train.py`. 4 layers, d_model {WIDTH}, {HEADS} heads, vocabulary {VOCAB:,}, fp32, fused AdamW. Seconds ({rows[0]["clock"]}): 8 × 256 tokens, medians of {rows[0]["rounds"]} rounds in turns, plain and compiled. ' \
-           f'MB: the peak above the imports, optimizer included, on one text of so many tokens.\n\n{table(plain, cols | speed | memory)}\n' \
+    return f'## {rows[0]["machine"]}\n\nSeconds ({rows[0]["clock"]}): medians of {rows[0]["rounds"]} rounds in turns, plain and compiled.\n\n{table(plain, cols | speed | memory)}\n' \
            f'Compiled: our blocks, for all lengths (`compile_for_training`); the peers whole, for this length (`torch.compile`).\n\n{table(compiled, cols | first)}\n' \
            f'In bfloat16: autocast with weights in fp32; compiled as above.\n\n{table(half, cols | speed | memory | first)}\n{ran_with(rows, env=None)}'
+
+def render(rows):
+    "The results as markdown, a part for each processor."
+    machines = dict.fromkeys(r['machine'] for r in rows)
+    return f'# A training step\n\nWritten by `python benchmarks/train.py`. 4 layers, d_model {WIDTH}, {HEADS} heads, vocabulary {VOCAB:,}, fp32, fused AdamW, 8 × 256 tokens. ' \
+           'MB: the peak above the imports, optimizer included, on one text of so many tokens.\n\n' + '\n'.join(tables([r for r in rows if r['machine'] == m]) for m in machines)
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -155,8 +162,9 @@ def main():
         if 'compiled' in r['candidate']: continue                             # the compiler itself would count
         r['mb'] = {str(n):memory(r['candidate'], n, args) for n in LENGTHS}
         print(r['candidate'], r['mb'], flush=True)
-    text = render(rows)
-    if len(rows) == len(NAMES): record('train', rows, text)
-    print(text)
+    if len(rows) == len(NAMES):
+        others = [r for r in read_rows(RESULTS) if r['machine'] != rows[0]['machine']]
+        record('train', others+rows, render(others+rows))
+    print(tables(rows))
 
 if __name__ == '__main__': main()
