@@ -2924,6 +2924,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'fastai_txf/train/rates.py'),
                                         'fastai_txf.train.rates._callers_level': ( '4_train/rates.html#_callers_level',
                                                                                    'fastai_txf/train/rates.py'),
+                                        'fastai_txf.train.rates._take_back': ('4_train/rates.html#_take_back', 'fastai_txf/train/rates.py'),
                                         'fastai_txf.train.rates._top_rates': ('4_train/rates.html#_top_rates', 'fastai_txf/train/rates.py'),
                                         'fastai_txf.train.rates.check_callbacks': ( '4_train/rates.html#check_callbacks',
                                                                                     'fastai_txf/train/rates.py'),

@@ -1,5 +1,6 @@
 "What a fastai user does with a text learner, done with ours: predicting, showing, saving, freezing, and being told what is wrong"
 import dataclasses, inspect, subprocess, sys, warnings
+from copy import deepcopy
 import numpy as np, pandas as pd, pytest, torch
 from functools import partial
 from torch import nn
@@ -771,6 +772,28 @@ def test_rate_beyond_the_width(make):
         learn = make(); learn.freeze(); learn.fit_one_cycle(1, 0.1)
         make().lr_find(num_it=5, show_plot=False)
         make(opt_func=SGD).fit(1, 0.1)
+
+@pytest.mark.parametrize('at,error', [(0,KeyboardInterrupt), (25,KeyboardInterrupt), (25,RuntimeError)])
+def test_a_search_that_is_broken_off(make, tmp_path, at, error):
+    "Weights, optimizer and files are as they were before `lr_find`"
+    class Break(Callback):
+        order = -60 # at the start of the search: before it has saved anything
+        def before_fit(self):
+            if not at: raise error('now')
+        def after_step(self):
+            if self.learn.train_iter == at: raise error('now')
+    learn = make(path=tmp_path)
+    learn.fit(1, 1e-3)
+    def state(): return deepcopy([learn.model.state_dict(), learn.opt.state_dict()])
+    old,files = state(),{*(tmp_path/'models').rglob('*')}
+    with learn.added_cbs(Break()), pytest.raises(error): learn.lr_find(num_it=50, show_plot=False)
+    def pairs(a, b):
+        if isinstance(a, dict): return [p for k in a | b for p in pairs(a[k], b[k])]
+        return [p for x,y in zip(a, b, strict=True) for p in pairs(x, y)] if isinstance(a, (list,tuple)) else [(a,b)]
+    for a,b in pairs(old, state()): assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+    assert {*(tmp_path/'models').rglob('*')} == files
+    assert learn.validate()[0] == learn.validate()[0]
+    learn.fit(1, 1e-3)
 
 def test_fine_tune(make):
     "Rates by the width; lower groups a tenth"

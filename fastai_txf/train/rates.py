@@ -75,6 +75,15 @@ def check_callbacks(
                              'which leave tokens out, for a classifier')
 
 # %% ../../nbs/4_train/07_rates.ipynb #c40f7a92
+def _take_back(
+    learn, # whose fit was broken off
+    cb, # a callback of it
+):
+    "What a search for a rate has changed, if `cb` is one that had begun."
+    if not isinstance(cb, LRFinder) or not hasattr(cb, 'best_loss'): return
+    cb.learn = learn
+    cb.after_fit()
+
 class RatedLearner(Learner):
     """A `Learner` that looks at learning rates before it works with them;
     `last_fit` has the number of epochs of the last fit, and what the last of them measured."""
@@ -90,7 +99,8 @@ class RatedLearner(Learner):
     ):
         """As in `Learner`, without gradients that an earlier fit has left.
         A ValueError for a rate or a decay that is none, and for callbacks that mix inputs;
-        a warning for a rate that is far too high."""
+        a warning for a rate that is far too high. What `lr_find` changed is put back
+        even if it is broken off."""
         cbs = L(cbs)
         check_callbacks([*self.cbs, *cbs])
         self.check_rates(lr)
@@ -99,6 +109,9 @@ class RatedLearner(Learner):
         self.model.zero_grad()
         before = self._rows()
         try: super().fit(n_epoch, lr, wd, cbs, **kwargs)
+        except BaseException:
+            for cb in cbs: _take_back(self, cb)
+            raise
         finally:
             search = any(isinstance(cb, LRFinder) for cb in cbs)
             if not search and self._rows() is not before: self._remember_fit()
