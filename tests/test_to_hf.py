@@ -240,7 +240,7 @@ def own_block(**kw): return partial(TransformerBlock, **kw)
 refused = {
     'positions':(lambda: lm('gpt2', positions='alibi'), "positions='alibi', not 'learned'"), 'norm':(lambda: lm('gpt2', norm='rms'), "norm='rms', not 'layer'"), 'wiring':(lambda: lm('gpt2', wiring='post'), "wiring='post', not 'pre'"),
     'ff':(lambda: lm('llama', ff='gelu'), "LlamaForCausalLM comes nearest, but for ff='gelu', not 'swiglu'"), 'mode':(lambda: lm('gpt2', mode='wide'), "mode='wide'"), 'narrow':(lambda: lm('gpt2', mode='narrow'), "mode='narrow'"),
-    'conv':(lambda: TransformerLM('reviews', **{**small, 'n_layers':1}), "positions='conv'"), 'default':(lambda: TransformerLM(**small), 'comes nearest, but for'), 'groups':(lambda: lm('gpt2', n_kv_heads=2), 'n_kv_heads=2'),
+    'conv':(lambda: TransformerLM('reviews', **{**small, 'n_layers':1}), "positions='conv'"), 'default':(lambda: TransformerLM(**small), "comes nearest, but for.*config='(gpt2|llama)' can go there"), 'groups':(lambda: lm('gpt2', n_kv_heads=2), 'n_kv_heads=2'),
     'd_head':(lambda: lm('gpt2', d_head=8), 'd_head=8'), 'emb_norm':(lambda: lm('llama', emb_norm=True), 'emb_norm=True, not False'), 'pool':(lambda: TransformerClassifier('bert', pool='mean', **small), "pool='mean', not 'first'"),
     'pooler':(lambda: TransformerClassifier('bert', pooler=False, **small), 'pooler=False, not True'), 'relu pooler':(lambda: TransformerClassifier('bert', pooler='relu', **small), "pooler='relu', not True"),
     'wide':(lambda: TransformerClassifier('bert', wide=64, **small), 'wide=64'),

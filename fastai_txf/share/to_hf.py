@@ -80,8 +80,10 @@ def architecture_of(
     if odd[name]:
         told = '; '.join(f'{f}={v!r}' + ('' if w is None else f', not {w!r}')
                          for f,v,w in odd[name])
-        raise ValueError(f'{" or ".join(odd)} is what a {type(model).__name__} can become, and '
-                         f'{name} comes nearest, but for {told}')
+        preset = MODELS[name].family.config.removesuffix('Config').lower()
+        raise ValueError(f'transformers has no architecture with the parts of this '
+                         f'{type(model).__name__}. {name} comes nearest, but for {told}: '
+                         f'a model made with config={preset!r} can go there')
     _refuse_own(model)
     return name
 
