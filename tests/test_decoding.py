@@ -554,6 +554,9 @@ def test_predict_beams(learners, kind):
     learn = learners[kind]
     want = [predict(learn, t, n_tokens=6, num_beams=3) for t in prompts]
     assert predict(learn, prompts, n_tokens=6, num_beams=3) == want and all(w.startswith(t) for w,t in zip(want, prompts))
+    for beams in (1,3): # the end is likeliest for a model that only knows it
+        ends = scripted(learn.dls, 'xxbos xxmaj it xxbos xxbos xxbos xxbos')
+        assert predict(ends, 'It', n_tokens=5, num_beams=beams) == 'It' and len(predict(ends, 'It', n_tokens=5, num_beams=beams, min_tokens=5, no_unk=False, decoder=' '.join)) > 9
     words = predict(learn, 'It', 3, num_beams=3, length_penalty=0.5, max_len=6, cache=False, rep_penalty=1.2)
     assert words.startswith('It') and len([w for w in words.split() if any(map(str.isalnum, w))]) <= 4
     bad = dict(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, rel_min_p=0.1, seed=1, n_samples=2)

@@ -186,6 +186,26 @@ def test_stop():
     assert generate(Rows(), x, 9, stop_idx=4).tolist() == [[0,1,2,3,4], [0,2,4,4,4]]
     assert generate(model, x, 0).tolist() == x.tolist()
 
+@pytest.mark.parametrize('barred', [None, [3], torch.tensor([3,4])], ids=['none','list','tensor'])
+def test_min_tokens(barred):
+    "No end before so many new tokens, and as without them from then on; `n` is still the most"
+    class Ends(nn.Module):
+        def forward(self, x): # the end is likeliest, then 3, 4 and 5
+            return torch.tensor([0.,0,0,7,6,5,9]).expand(*x.shape, 7)
+    x,model = torch.zeros(2, 1, dtype=torch.long), Ends()
+    best = 3 if barred is None else 5 if torch.is_tensor(barred) else 4
+    for least in (0,1,4):
+        for opts in (dict(temperature=0), dict(top_k=1)):
+            assert generate(model, x, 9, stop_idx=6, min_tokens=least, barred=barred, **opts).tolist() == [[0]+[best]*least+[6]]*2
+        found = beam_search(model, x[:1], 9, num_beams=2, stop_idx=[6,2], min_tokens=least, barred=barred)[0]
+        assert all(6 in row[1+least:] and 6 not in row[1:1+least] for row in found.tolist())
+    assert generate(model, x, 3, stop_idx=6, min_tokens=5, temperature=0).tolist() == [[0,3,3,3]]*2
+    assert generate(model, x, 3, min_tokens=2, temperature=0).tolist() == [[0,6,6,6]]*2         # nothing ends it
+    with pytest.raises(ValueError, match='all 7 tokens'): generate(model, x, 3, stop_idx=6, min_tokens=1, barred=range(6))
+    for bad in (-1, 1.5, None, 'two'):
+        for f in (partial(generate, idxs=x), partial(beam_search, idxs=x[:1])):
+            with pytest.raises(ValueError, match=f'min_tokens={bad!r}'): f(model, n=3, stop_idx=6, min_tokens=bad)
+
 def test_leaves_no_trace():
     "Modes, gradients and torch's random numbers are as before, even if the stream is abandoned"
     model,x = tiny(p=0.5).train(), torch.randint(0, 30, (2,3))

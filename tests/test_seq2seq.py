@@ -555,6 +555,10 @@ def test_length_follows_the_data(tmp_path):
     learn = quiet(transformer_seq2seq_learner(dls, **SMALL))
     learn.fit(25, 1e-2)
     assert learn.predict('eins zwei drei') == 'abcdefghij'*9
+    for beams in (1,3):
+        longer = learn.predict(['eins zwei drei']*2, n_tokens=97, min_tokens=95, num_beams=beams)
+        assert all(95 <= len(o) <= 97 for o in longer)
+    assert learn.predict('eins zwei drei', n_tokens=5, min_tokens=50) == 'abcde'
 
 def test_freeze(make):
     "Frozen groups stay; thawed ones learn"

@@ -26,6 +26,7 @@ _settings = dict(
         '1 changes nothing, 1.2 is usual, below 1 invites repetition'),
     max_len=(_whole(1), 'a whole number of tokens from 1, or None for what the model says'),
     n=(_whole(0), 'a number of tokens, 0 or more'),
+    min_tokens=(_whole(0), 'a number of tokens before which no text ends, 0 or more'),
     n_samples=(_whole(1), 'a number of texts for each prompt, 1 or more'),
     num_beams=(_whole(1), 'a whole number from 1 (no search)'),
     length_penalty=(math.isfinite,
@@ -56,8 +57,8 @@ _settings = dict(
     seed=(lambda v: isinstance(v, (Integral,torch.Generator)),
           'a whole number, a torch.Generator, or None for another sample each time'))
 
-_needed = {'temperature','n','n_samples','num_beams','length_penalty','minutes','seq_len',
-           'max_vocab','turns','label_smoothing','backwards','is_lm'}
+_needed = {'temperature','n','min_tokens','n_samples','num_beams','length_penalty','minutes',
+           'seq_len','max_vocab','turns','label_smoothing','backwards','is_lm'}
 
 def check_values(**values):
     "A ValueError for the first value out of its range; names that are not known pass."

@@ -9,7 +9,7 @@ __all__ = ['beam_search']
 import math, torch
 from ..base.plain import listify
 from ..base.checks import check_values
-from .sampling import checked_logits, filter_logits
+from .sampling import checked_logits, filter_logits, without_ends
 from .decode import check_known, make_reader
 
 # %% ../../nbs/3_generate/04_beam.ipynb #a768439f
@@ -48,13 +48,13 @@ def _score(logp, n, length_penalty):
     "The score of a text of `n` tokens."
     return logp * math.exp(min(-length_penalty*math.log(max(n, 1)), 700))
 
-def _search(reader, n, num_beams, length_penalty, stop, judge, opts):
-    "Ended texts as (score, ids)."
+def _search(reader, n, num_beams, length_penalty, stop, judge, options):
+    "Ended texts as (score, ids); `options` gives those of the filter for each token."
     live,ended = torch.zeros(1, device=reader.idxs.device),[]
     n_prompt = reader.idxs.shape[1]
     for i in range(1, n+1):
         logits = checked_logits(reader.next() if i > 1 else reader.prefill())
-        total = live[:,None] + filter_logits(logits, reader.idxs, **opts).log_softmax(-1)
+        total = live[:,None] + filter_logits(logits, reader.idxs, **options(i)).log_softmax(-1)
         scores,rows,texts,done,go_on = _candidates(total, reader.idxs, stop, judge, num_beams)
         ended += [(_score(scores[j].item(), i, length_penalty), texts[j]) for j in done]
         if not go_on: break                                             # ended, or dropped
@@ -85,11 +85,13 @@ def beam_search(
     cache:bool=True, # as in `stream_tokens`
     rep_penalty:float=1., # as in `filter_logits`
     barred=None, # ids of tokens that must not come
+    min_tokens:int=0, # as in `stream_tokens`
 ): # ids `(num_beams, sl+n)` or smaller, best first (after an end its token is repeated), and scores
     """The likeliest continuations that a search over `num_beams` beginnings finds.
     A ValueError for several texts, settings out of range, unknown ids and NaN."""
     opts = dict(rep_penalty=rep_penalty, barred=barred)
-    check_values(n=n, num_beams=num_beams, length_penalty=length_penalty, max_len=max_len, **opts)
+    check_values(n=n, num_beams=num_beams, length_penalty=length_penalty, max_len=max_len,
+                 min_tokens=min_tokens, **opts)
     check_known(model, stop_idx=stop_idx, barred=barred)
     reader = make_reader(model, idxs, max_len, cache, n=n, src=src, n_samples=num_beams, alone=True)
     if len(reader.idxs) != 1:
@@ -99,7 +101,9 @@ def beam_search(
         new = text[n_prompt:]
         if drop is not None and drop(new): return 'dropped'
         return 'ended' if new[-1] in stop or is_end is not None and is_end(new) else 'live'
-    ended = _search(reader, n, num_beams, length_penalty, stop, judge, opts)
+    early = without_ends(opts, [*stop])
+    def options(i): return early if i <= min_tokens else opts
+    ended = _search(reader, n, num_beams, length_penalty, stop, judge, options)
     scores,texts = zip(*sorted(ended, key=lambda o: -o[0])[:num_beams])
     width = max(map(len, texts))
     texts = [torch.cat([t, t[-1:].expand(width-len(t))]) for t in texts]

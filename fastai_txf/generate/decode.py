@@ -15,7 +15,7 @@ from ..base.checks import check_ids, check_values
 from ..base.shadow import kept_shadow, shadow
 from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
 from .sampling import (
-    check_options, checked_logits, filter_logits, sample, take_best)
+    check_options, checked_logits, filter_logits, sample, take_best, without_ends)
 from .cache import KVCache
 try: from fastai_txf.generate.faststep import faster
 except ImportError: faster = None
@@ -274,14 +274,15 @@ def _prefill(reader, n_samples):
     return logits[rows]
 
 @torch.no_grad()
-def _tokens(reader, n, n_samples, stop, generator, opts):
+def _tokens(reader, n, n_samples, stop, generator, min_tokens, opts):
     "The loop."
     device = reader.idxs.device
     done = torch.zeros(len(reader.idxs)*n_samples, dtype=torch.bool, device=device)
+    early = without_ends(opts, stop) if min_tokens else opts
     pick = take_best if opts.get('temperature') == 0 else partial(sample, generator=generator)
     for i in range(n):
         logits = reader.next() if i else _prefill(reader, n_samples)
-        new = pick(filter_logits(logits, reader.idxs, **opts))
+        new = pick(filter_logits(logits, reader.idxs, **(early if i < min_tokens else opts)))
         if len(stop): new = torch.where(done, reader.idxs[:,-1], new)
         reader.append(new)
         yield new
@@ -300,15 +301,16 @@ def check_known(
         _check_known(model, ids, what=f'{k}: id')
 
 def new_tokens(model, idxs, n, alone=True, src=None, n_samples=1, stop_idx=None, max_len=None,
-               cache=True, compile=False, seed=None, **kwargs):
+               cache=True, compile=False, seed=None, min_tokens=0, **kwargs):
     "`stream_tokens`; `alone`: nobody trains the model between two tokens."
     check_options(stream_tokens, **kwargs)
-    check_values(n=n, n_samples=n_samples, max_len=max_len, **kwargs)
+    check_values(n=n, n_samples=n_samples, max_len=max_len, min_tokens=min_tokens, **kwargs)
     check_known(model, stop_idx=stop_idx, barred=kwargs.get('barred'))
     reader = make_reader(model, idxs, max_len, cache, compile, n, src, n_samples, alone)
     device = reader.idxs.device
     stop = torch.as_tensor(listify(stop_idx), dtype=torch.long, device=device)
-    return _tokens(reader, n, n_samples, stop, as_generator(seed, device), kwargs)
+    generator = as_generator(seed, device)
+    return _tokens(reader, n, n_samples, stop, generator, min_tokens, kwargs)
 
 # %% ../../nbs/3_generate/03_decode.ipynb #5e0c7d11
 @delegates(filter_logits)
@@ -324,11 +326,12 @@ def stream_tokens(
     cache:bool=True, # read each token once, where the model can
     compile:bool=False, # machine code: takes seconds, once for a number of texts
     seed=None, # a number, or a `torch.Generator`, for a repeatable sample
+    min_tokens:int=0, # new tokens before which no `stop_idx` comes
     **kwargs
 ): # yields token ids, `(bs*n_samples,)`, until `n` or until every text has ended
     """Generate token by token. Before the first one, a ValueError for settings out of range,
     unknown ids and wrong shapes, a TypeError for unknown options; later, a ValueError for NaN."""
-    options = n_samples, stop_idx, max_len, cache, compile, seed
+    options = n_samples, stop_idx, max_len, cache, compile, seed, min_tokens
     return new_tokens(model, idxs, n, False, src, *options, **kwargs)
 
 # %% ../../nbs/3_generate/03_decode.ipynb #52052c5f

@@ -9,6 +9,7 @@ __all__ = ['apply_temperature', 'filter_top_k', 'filter_top_p', 'filter_min_p', 
 # %% ../../nbs/3_generate/00_sampling.ipynb #15649d4a
 import inspect, math, torch
 from ..base.checks import check_ids, check_values, nearest_words
+from ..base.plain import ifnone
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #bcf4aa77
 def apply_temperature(
@@ -109,6 +110,15 @@ def filter_logits(
     for f,value in steps:
         if value is not None: logits = f(logits, value)
     return logits
+
+# %% ../../nbs/3_generate/00_sampling.ipynb #6a1f0c53
+def without_ends(
+    opts:dict, # of `filter_logits`
+    stop, # ids of tokens that end a text
+)->dict:
+    "`opts` of a text that must not end yet."
+    ids = [torch.as_tensor(ifnone(o, [])).flatten() for o in (opts.get('barred'), stop)]
+    return {**opts, 'barred':[int(i) for part in ids for i in part]}
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #5e0c7a12
 def check_options(f, **options):

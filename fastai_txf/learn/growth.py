@@ -103,7 +103,7 @@ def _searched(model, codec, ids, n, end, no_unk, decoder, lost=None, **options):
         yield text[:end(text)] if end else text
 
 # %% ../../nbs/5_learn/00_growth.ipynb #45a60ce8
-_of_search = 'max_len','cache','rep_penalty'
+_of_search = 'max_len','cache','rep_penalty','min_tokens'
 
 def beam_options(
     num_beams:int, # texts kept side by side
