@@ -93,6 +93,20 @@ def test_docstrings_options():
     assert not df.text.str.contains(_name_pattern(['numpy', 'fastai'])).any()
 
 
+@pytest.mark.parametrize('src', ['x = a' + '+a'*200_000, 'x = ' + '-'*200_000 + '1', 'x = (', b'x = "\xff"'], ids=['long','deep','syntax','bytes'])
+def test_docstrings_of_what_does_not_parse(src): assert docstrings(src) == []
+
+
+def test_docstrings_few_rows():
+    "Both sets get some; what cannot be is refused by name"
+    for n,share in ((2,0.2), (20,0.02), (4,0.9)):
+        df = docstrings_df(('numpy','fastai'), max_per_class=n, valid_pct=share, min_words=5)
+        assert df.groupby('label').is_valid.nunique().tolist() == [2,2] and len(df) <= 2*n
+    for kw,says in ((dict(max_per_class=1), 'max_per_class=1'), (dict(max_words=-1), 'max_words=-1'), (dict(max_words=0), 'max_words=0')):
+        with pytest.raises(ValueError, match=says): docstrings_df(('numpy','fastai'), **kw)
+    with pytest.raises(ValueError, match=r"only \['numpy'\]"): docstrings_df('numpy')
+
+
 def test_scarce_package_sets_the_number():
     df = docstrings_df(('fastcore', 'fastai'), max_per_class=5000, min_words=15)
     assert df.label.value_counts().nunique() == 1 and len(df) < 500
@@ -604,6 +618,27 @@ def test_kept_tokens_that_are_broken(tmp_path, harm):
     file.write_bytes(raw)
     with pytest.warns(UserWarning, match='tokens.pth.*made anew'): again = folders.FolderTokenizer(path, BaseTokenizer)
     assert again.kept == want == folders.FolderTokenizer(path, BaseTokenizer).kept
+
+
+@pytest.mark.parametrize('kind', [tuple, list, set, np.array], ids=['tuple','list','set','array'])
+def test_labels_in_containers(kind):
+    "Several labels of a text, whatever holds them"
+    df = pd.DataFrame(dict(text=['good film','bad plot']*20, label=[kind(['a','b']),kind(['a'])]*20))
+    dls = TransformerDataLoaders.from_df(df, bs=8)
+    assert [*dls.vocab[1]] == ['a','b'] and dls.one_batch()[1].shape == (8,2)
+    for (x,y),row in zip(dls.valid_ds, dls.valid_ds.items.itertuples()): assert y.tolist() == [1., float(len(row.label) == 2)]
+    learn = transformer_classifier_learner(dls, d_model=16, n_layers=1, n_heads=2)
+    with learn.no_bar(), learn.no_logging(): learn.fit(1)
+    assert {*learn.predict('good film')[0]} <= {'a','b'}
+
+
+def test_rules_of_ones_own(tmp_path, monkeypatch):
+    "A rule may change and keep its name, or have none: training and prediction get the same tokens each time"
+    path,theirs = text_folder(tmp_path/'texts'), folders.defaults.text_proc_rules
+    for rule in (lambda t: t.replace('text', 'loud'), lambda t: t.replace('text', 'louder'), partial(re.sub, 'text', 'x')):
+        monkeypatch.setattr(folders.defaults, 'text_proc_rules', [*theirs, rule])
+        dls = TransformerDataLoaders.from_folder(path, bs=1)
+        assert encode_text(dls, 'neg text 0').tolist() in [o.tolist() for o in dls.train_ds.tls[0]]
 
 
 def test_folder_that_cannot_be_kept(tmp_path):

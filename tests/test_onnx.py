@@ -246,7 +246,7 @@ def test_foreign_configurations(made, tmp_path, change):
     *_,at = made('one', max_len=8)
     config,files = read_onnx(at)
     folder = copied(at, tmp_path/'c')
-    for data in (seal({**{k:v for k,v in config.items() if k != 'checksum'}, **change}, files), b'{"format": 2}', b'[]', b'\xff'):
+    for data in (seal({**{k:v for k,v in config.items() if k != 'checksum'}, **change}, files), b'{"format": 2}', b'[]', b'\xff', b'['*100_000):
         (folder/'config.json').write_bytes(data)
         with pytest.raises(ValueError, match='config.json'): OnnxPredictor(folder)
 

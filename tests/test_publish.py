@@ -1,5 +1,5 @@
 "Published models: the learner's answers without fastai, nothing executed, nothing half-written"
-import builtins, hashlib, json, os, pickle, random, resource, shutil, signal, subprocess, sys, time
+import builtins, hashlib, json, os, pickle, random, resource, shutil, signal, subprocess, sys, time, warnings
 import pandas as pd, pytest, torch
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -543,6 +543,19 @@ def test_card(tmp_path):
     loss = learn.recorder.values[-1][1]
     for part in ('48', '12', f'{loss:.4f}', 'After 2 epochs', '`neg`, `pos`', 'load_published', 'd_model', torch.__version__, f'{table.accuracy[1]:.4f}'):
         assert part in text, part
+
+def test_columns_of_one_name(tmp_path):
+    "Refused by the learner and by what it published, where it matters"
+    learn = quiet(clf(clf_dls()))
+    name = learn.codec.text_cols[0]
+    frame = pd.DataFrame([['a warm film','dull acting',1,2]], columns=[name,name,'n','n'])
+    model = load_published(learn.publish(tmp_path/'a', trained=True))
+    for f in (learn.predict, model.predict):
+        with pytest.raises(ValueError, match=f"2 columns are called '{name}'"): f(frame)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        one = frame.iloc[:,1:]
+        assert model.predict(one) == [model.predict('dull acting')]
 
 @pytest.mark.parametrize('look', ['validate','get_preds','show_results','predict','lr_find','fit'])
 def test_card_after_a_look(tmp_path, look):

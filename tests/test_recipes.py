@@ -139,8 +139,10 @@ def test_count_vectors_refuses(d):
     with pytest.raises(ValueError, match=f'd={d}'): count_vectors([[1,2],[1]], V, d)
 
 def test_count_vectors_edges():
-    "A token beyond the vocabulary is refused; an empty text changes no more than the number of texts"
-    with pytest.raises(ValueError, match='token 7 with vocab_sz=5'): count_vectors([[1,7],[1]], V, 1)
+    "A token beyond the vocabulary or below 0 is refused; an empty text changes no more than the number of texts"
+    for bad in (7,-1):
+        for ids in ([bad,1], [1,bad]):
+            with pytest.raises(ValueError, match=f'token id {bad} is none of the 5 tokens'): count_vectors([[1,2],ids], V, 1)
     rows = count_vectors([[0,1],[],[2,1,1]], V, 2)
     np.testing.assert_allclose(rows.norm(dim=1), [1,1,1,0,0], atol=1e-5)
     assert not count_vectors([[],[]], V, 1).any()

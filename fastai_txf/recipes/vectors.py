@@ -7,14 +7,13 @@ __all__ = ['count_vectors']
 
 # %% ../../nbs/7_recipes/02_vectors.ipynb #ccefcf4d
 import numpy as np, torch
+from ..base.checks import check_ids
 
 # %% ../../nbs/7_recipes/02_vectors.ipynb #63c387d4
 def _tfidf(texts, vocab_sz):
     "Weighted counts of tokens, a sparse tensor `(n_texts, vocab_sz)` with rows of length 1."
     ids = torch.from_numpy(np.concatenate([np.asarray(o, dtype=np.int64) for o in texts]))
-    if len(ids) and int(ids.max()) >= vocab_sz:
-        raise ValueError(f'token {int(ids.max())} with {vocab_sz=}: '
-                         'give the size of the vocabulary that the texts were numbered with')
+    check_ids(ids, vocab_sz)
     row = torch.arange(len(texts)).repeat_interleave(torch.tensor([len(o) for o in texts]))
     pair,n = (row*vocab_sz + ids).unique(return_counts=True)
     row,col = pair//vocab_sz, pair%vocab_sz

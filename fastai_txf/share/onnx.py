@@ -46,7 +46,7 @@ def _read_config(folder):
     if not path.is_file(): raise FileNotFoundError(f'there is no file {path}: is {folder} a folder '
                                                    'that to_onnx has written?')
     try: res = json.loads(path.read_bytes().decode())
-    except ValueError as e: raise _why(path, f'it is no JSON ({e})') from e
+    except (ValueError,RecursionError) as e: raise _why(path, f'it is no JSON ({e})') from e
     if not isinstance(res, dict): raise _why(path, 'it holds no fields')
     want = {k:v for k,v in res.items() if k != 'checksum'}
     if res.get('format') != FORMAT: raise _why(path, f"its format is {res.get('format')!r}")

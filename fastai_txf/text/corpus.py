@@ -25,7 +25,7 @@ def docstrings(
     with warnings.catch_warnings():
         warnings.simplefilter('ignore') # invalid escapes in other people's strings
         try: return list(_walk(ast.parse(src)))
-        except (SyntaxError, ValueError): return []
+        except (SyntaxError, ValueError, RecursionError, MemoryError): return []
         finally:
             if gc_on: gc.enable()
 
@@ -75,13 +75,17 @@ def _new_texts(src, pat, min_words, max_words, seen):
         seen.add(words)
         yield text
 
+def _n_valid(n, share):
+    "How many of `n` rows are for validation: neither none nor all."
+    return min(max(1, round(n*share)), n-1)
+
 def _read_package(name, n, valid_pct, pat, min_words, max_words, seed, seen):
     """At least `n` rows from the files of `name`, where there are as many;
     texts in `seen` are passed over"""
     files = list(package_files(name).items())
     rng = random.Random(f'{name} {seed}')
     rng.shuffle(files)
-    quota = round(n*valid_pct)
+    quota = _n_valid(n, valid_pct)
     rows,n_valid = [], 0
     for source,path in files:
         if n_valid >= quota and len(rows)-n_valid >= n-quota: break
@@ -98,8 +102,8 @@ def _balance(df, n, valid_pct):
     "Equally many rows of each label, at most `n`, with a share of `valid_pct` for validation"
     by = df.groupby(['label', 'is_valid']).cumcount()
     n_train,n_valid = (df[df.is_valid==v].label.value_counts().min() for v in (False,True))
-    n = int(min(n, n_train/(1-valid_pct), n_valid/valid_pct))
-    n_valid = round(n*valid_pct)
+    n = max(2, int(min(n, n_train/(1-valid_pct), n_valid/valid_pct)))
+    n_valid = _n_valid(n, valid_pct)
     return df[by < np.where(df.is_valid, n_valid, n-n_valid)]
 
 # %% ../../nbs/2_text/10_corpus.ipynb #72e774be
@@ -116,6 +120,9 @@ def docstrings_df(
     no duplicates, no source file in both sets; known packages that are missing are skipped.
     ValueError for fewer than two packages, or too few docstrings of one"""
     if not 0 < valid_pct < 1: raise ValueError(f'{valid_pct=} is no share between 0 and 1')
+    if max_per_class < 2: raise ValueError(f'{max_per_class=}: at least 2, one to train on')
+    if max_words is not None and max_words < 1:
+        raise ValueError(f'{max_words=}: at least 1, or None for whole texts')
     names = _installed(packages)
     pat = _name_pattern(names) if mask_names else None
     seen = set()
@@ -130,6 +137,7 @@ def docstrings_df(
 
 def _installed(packages):
     "`packages` without the known ones that are missing; ValueError for fewer than two"
+    if isinstance(packages, str): packages = [packages]
     missing = [p for p in packages if p in _aliases and importlib.util.find_spec(p) is None]
     names = [p for p in dict.fromkeys(packages) if p not in missing]
     if missing: warnings.warn(f'not installed, left out: {missing}')

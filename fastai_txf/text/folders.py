@@ -25,9 +25,12 @@ def _stamp(file):
     stat = file.stat()
     return [stat.st_size, stat.st_mtime_ns]
 
+_known = 'fastai', 'fastai_txf', 'fastcore'
+
 def _made_by(tok, rules):
-    "Tokenizer and rules, in words."
+    "Tokenizer and rules in words, or None where a rule's name does not say what it does."
     inner = vars(tok).get('tok', tok)
+    if any(getattr(r, '__module__', '').split('.')[0] not in _known for r in rules): return None
     return [type(inner).__qualname__, *(f'{r.__module__}.{r.__qualname__}' for r in rules)]
 
 def _is_kept(v): return isinstance(v, list) and len(v) == 2 and isinstance(v[1], str)
@@ -35,7 +38,7 @@ def _is_kept(v): return isinstance(v, list) and len(v) == 2 and isinstance(v[1],
 def _read_cache(path, made_by):
     "Stamp and tokens of each file, as they were kept; nothing where another tokenizer made them."
     file = _cache_file(path)
-    if not file.exists(): return {}
+    if made_by is None or not file.exists(): return {}
     try: res = load_tensors(file, 'kept tokens', 'they are made anew', ['made_by','texts'])
     except (ValueError,OSError) as e:
         warnings.warn(str(e))
@@ -66,7 +69,7 @@ def folder_tokens(
     made = map(' '.join, token_lists(texts, tok, rules, workers))
     made = {k:[stamps[k],t] for k,t in zip(new, made)}
     res = {k:made[k] if k in made else kept[k] for k in files}
-    if made or len(kept) != len(res): _write_cache(path, made_by, res)
+    if made_by and (made or len(kept) != len(res)): _write_cache(path, made_by, res)
     return {k:t for k,(_,t) in res.items()}
 
 # %% ../../nbs/2_text/06_folders.ipynb #b2a50009

@@ -119,6 +119,8 @@ def _check_split(valid):
     raise ValueError(f'{share} of {len(valid)} rows are for validation: both sets need some')
 
 # %% ../../nbs/2_text/02_frames.ipynb #779500e1
+def _holds_several(o): return is_listy(o) or isinstance(o, np.ndarray)
+
 def label_kind(
     df:pd.DataFrame, # a row for each text
     label_col, # name or position of a column, or a list of them
@@ -129,7 +131,7 @@ def label_kind(
     cols = column_names(df, label_col)
     floats = all(pd.api.types.is_float_dtype(df[c]) for c in cols)
     if len(cols)==1:
-        if label_delim is not None or df[cols[0]].map(is_listy).any(): return 'multi'
+        if label_delim is not None or df[cols[0]].map(_holds_several).any(): return 'multi'
         return 'regression' if floats else 'category'
     if df[cols].isin([0,1]).all(axis=None): return 'encoded'
     if floats: return 'regression'
@@ -143,7 +145,7 @@ def each_label(s, label_delim=None):
     "One label per line, under the row's number; rows without labels drop out"
     s = s.reset_index(drop=True)
     if label_delim is not None: s = s[s!=''].str.split(label_delim, regex=False)
-    return s[s.map(len)>0].explode() if s.map(is_listy).any() else s
+    return s[s.map(len)>0].explode() if s.map(_holds_several).any() else s
 
 def _check_unseen(df, cols, each, valid):
     "Every label of a validation row is in some training row; `each` as of `each_label`"

@@ -156,6 +156,12 @@ def _text_block(tok, vocab, is_lm, seq_len, min_freq, max_vocab, **kwargs):
     return res
 
 # %% ../../nbs/2_text/07_loaders.ipynb #43ece146
+class _LabelReader(ColReader):
+    "Reads labels; several are a list: fastai would take those of a tuple or an array apart."
+    def _do_one(self, r, c):
+        o = super()._do_one(r, c)
+        return [*o] if isinstance(o, (tuple,np.ndarray)) else o
+
 def _target(df, label_col, label_delim, valid, y_block):
     "The target's blocks, derived from the label columns if `y_block` is None, and what reads them"
     y_blocks = L(_y_block(df, label_col, label_delim, valid) if y_block is None else y_block)
@@ -163,7 +169,7 @@ def _target(df, label_col, label_delim, valid, y_block):
     if any(isinstance(t, RegressionSetup) for b in y_blocks for t in L(b.type_tfms)):
         check_numbers(df, column_names(df, label_col))
     return dict(y_blocks=y_blocks,
-                get_y=ColReader(column_names(df, label_col), label_delim=label_delim))
+                get_y=_LabelReader(column_names(df, label_col), label_delim=label_delim))
 
 def _data_block(x_block, tok_text_col, valid, y_blocks=(), get_y=None):
     "Tokens, and targets where there are any, parted by the mask `valid`"

@@ -41,9 +41,19 @@ def kept(
     "What is given, to be read more than once."
     return list(item) if isinstance(item, Iterator) else item
 
+def _check_names(names, cols):
+    "A ValueError for a column that several of `names` may mean."
+    twice = [n for n in names if names.count(n) > 1]
+    odd = [n for n in twice if n in cols or any(isinstance(c, int) for c in cols)]
+    if not odd: return
+    raise ValueError(f'{names.count(odd[0])} columns are called {odd[0]!r}: rename all but one')
+
 def _records(item, cols):
     "`item` as a list of strings, dictionaries or lists of tokens."
-    if is_pandas(item, 'DataFrame'): return item.rename(columns=str).to_dict('records')
+    if is_pandas(item, 'DataFrame'):
+        item = item.rename(columns=str)
+        _check_names([*item.columns], cols)
+        return item.loc[:,~item.columns.duplicated()].to_dict('records')
     if is_pandas(item, 'Series') and has_columns(item, cols): return [item.to_dict()]
     if isinstance(item, (str,dict)): return [item]
     try: items = list(item)
