@@ -1447,6 +1447,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                               'fastai_txf/recipes/reading.py'),
                                             'fastai_txf.recipes.reading.LabelledText.wide': ( '7_recipes/reading.html#labelledtext.wide',
                                                                                               'fastai_txf/recipes/reading.py'),
+                                            'fastai_txf.recipes.reading.LabelledText.y_block': ( '7_recipes/reading.html#labelledtext.y_block',
+                                                                                                 'fastai_txf/recipes/reading.py'),
                                             'fastai_txf.recipes.reading._preferred': ( '7_recipes/reading.html#_preferred',
                                                                                        'fastai_txf/recipes/reading.py'),
                                             'fastai_txf.recipes.reading._ways': ( '7_recipes/reading.html#_ways',

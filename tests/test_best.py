@@ -54,6 +54,34 @@ def test_several_labels_and_numbers():
     learn = quick(df)
     assert 'mse' in learn.report.results and isinstance(learn.predict('red red')[1].item(), float)
 
+MORE = [f'a good plot {i}' for i in range(60)]
+
+def rare(kind):
+    "Forty texts with a label that one text has, which falls into the first fold; or all of them are of that kind"
+    df = pd.DataFrame(dict(text=[f'good film {i}' if i%2 else f'bad plot {i}' for i in range(40)], label=['a;b' if i%2 else 'a' for i in range(40)]))
+    if kind == 'each its own': return df.assign(label=range(40)), {}
+    df.loc[39, 'label'] = 'zz'
+    return df, dict(label_delim=';') if kind == 'several' else {}
+
+@pytest.mark.parametrize('unlabelled', [None,MORE])
+@pytest.mark.parametrize('kind,n', [('one',3), ('several',3), ('each its own',40)])
+def test_labels_of_one_text(kind, n, unlabelled):
+    "A learner knows the labels of all texts, those of the first fold alone, too"
+    df,kw = rare(kind)
+    learn = quick(df, unlabelled=unlabelled, **kw)
+    assert len(learn.dls.vocab[1]) == learn.predict('a bad film')[2].numel() == n
+
+@pytest.mark.parametrize('unlabelled', [None,MORE])
+def test_a_column_for_each_label(unlabelled):
+    "Columns of 0 and 1, in their order"
+    df = frame().assign(warm=lambda d: [int('red' in t) for t in d.text], gold=lambda d: ['gold' in t for t in d.text])
+    learn = quick(df, label_col=['warm','gold'], unlabelled=unlabelled)
+    assert list(learn.dls.vocab[1]) == ['warm','gold'] and {*learn.predict('red red red red')[0]} <= {'warm','gold'}
+    with learn.no_bar(): preds,targs = learn.get_preds(dl=learn.dls.test_dl(df, with_labels=True))
+    assert targs.tolist() == df[['warm','gold']].astype(float).values.tolist() and ((preds > 0.5) == targs).float().mean() > 0.7
+    r = learn.report.results
+    assert r.accuracy[1] > 0.6 and r.returned.sum() == 1
+
 def test_many_classes():
     df = pd.DataFrame(dict(text=[f'word{i%150} and word{i%7}' for i in range(600)], label=[f'c{i%150:03}' for i in range(600)]))
     learn = quick(df)
@@ -69,14 +97,25 @@ def test_one_word_texts():
 def test_refuses(df, error):
     with pytest.raises((ValueError,TypeError), match=error): quick(df)
 
+def test_copies_of_a_few(monkeypatch):
+    "Folds need five texts that differ: fewer are refused before any work"
+    def texts(n): return frame(40).assign(text=[words[i%n] for i in range(40)])
+    assert quick(texts(5)).predict('red')[2].numel() == 2
+    monkeypatch.setattr(best, 'choose_reading', None)
+    for df,n in ((texts(1),1), (texts(2),2), (texts(4),4), (frame(40).assign(text=''),1), (frame(40).assign(text=[' '*i for i in range(40)]),1)):
+        with pytest.raises(ValueError, match=f'40 labelled texts are copies of {n}, .*at least 5'): quick(df)
+
 def test_minutes_and_columns():
-    with pytest.raises(ValueError, match='minutes'): best_classifier(frame(), minutes=0)
+    for bad in (0, float('inf')):
+        with pytest.raises(ValueError, match='minutes'): best_classifier(frame(), minutes=bad)
+    with pytest.raises(ValueError, match='label_col=.* names no column'): quick(frame(), label_col=[])
     with pytest.raises((ValueError,KeyError), match='lable'): best_classifier(frame(), label_col='lable')
 
 def test_one_label_is_refused():
     "Texts that all have one label, as words and as numbers to predict"
     for o in ('warm', 0, 0.5):
         with pytest.raises(ValueError, match=f'{o}.*at least two'): quick(frame().assign(label=o))
+    with pytest.raises(ValueError, match='label 0, 1: at least two'): quick(frame().assign(a=0, b=1), label_col=['a','b'])
 
 def test_values_that_would_fail_late(tmp_path):
     (tmp_path/'f').write_text('')
@@ -300,6 +339,16 @@ def test_random_state_is_left_alone():
     torch.manual_seed(7); a = torch.rand(3)
     torch.manual_seed(7); quick(frame()); b = torch.rand(3)
     assert torch.equal(a, b)
+
+def test_seeds():
+    "Any kind of whole number; one that no generator takes is refused, and the random states stay as they were"
+    torch.manual_seed(7); np.random.seed(7)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    for bad in (-1, 2**32, np.int64(2**40)):
+        with pytest.raises(ValueError, match='seed=.*from 0 to'): quick(frame(), seed=bad)
+    a,b = (quick(frame(60), seed=s).predict('red gold')[2] for s in (np.uint8(3),3))
+    assert torch.equal(a, b)
+    assert torch.equal(torch.get_rng_state(), before[0]) and (np.random.get_state()[1] == before[1]).all()
 
 def test_never_below_the_counted_words_beyond_chance():
     y = torch.tensor([0,1]*200)

@@ -193,6 +193,7 @@ def test_wrong_columns():
     for kw in (dict(text='review'), dict(label='review'), dict(valid='review')):
         with pytest.raises(ValueError, match=r"no columns are called 'review'.*\['text', 'label', 'is_valid'\]"): check(frame(), **kw)
     with pytest.raises(ValueError, match='no columns are called 9'): check(frame(), text=9)
+    with pytest.raises(ValueError, match='label_col=.. names no column'): check(frame(), label=[])
     with pytest.raises(ValueError, match="2 columns are called 'text'"): check(pd.concat([frame(), frame()[['text']]], axis=1))
 
 

@@ -105,7 +105,8 @@ def test_baseline_one_label_everywhere(df):
 
 def test_baseline_is_in_vain(df, dls, dls_lm, monkeypatch):
     with pytest.raises(ValueError, match='no targets'): baseline(dls_lm)
-    with pytest.raises(ValueError, match='C=0'): baseline(dls, C=0)
+    for bad in (0, float('nan'), float('inf'), 'a', None):
+        with pytest.raises(ValueError, match=f'C={bad!r} .*above 0'): baseline(dls, C=bad)
     with pytest.raises(TypeError, match='no DataLoaders'): baseline(df)
     with pytest.raises(ValueError, match='validation set is empty'): baseline(make_dls(df, valid_col=None, valid_pct=0.))
     pairs = Seq2SeqDataLoaders.from_df(df, src_col='text', tgt_col='label', tok_tfm=BaseTokenizer(), valid_pct=0.2, bs=8)
@@ -197,7 +198,8 @@ def test_suggestion_can_be_followed(request, loaders, tmp_path):
 
 def test_no_suggestion(df, dls):
     with pytest.raises(ValueError, match='minutes=-1'): suggest_config(dls, minutes=-1)
-    with pytest.raises(ValueError, match='minutes=None'): suggest_config(dls, minutes=None)
+    for bad in (None, float('inf')):
+        with pytest.raises(ValueError, match=f'minutes={bad}'): suggest_config(dls, minutes=bad)
     with pytest.raises(TypeError, match='no DataLoaders'): suggest_config(df)
     pairs = Seq2SeqDataLoaders.from_df(df, src_col='text', tgt_col='label', tok_tfm=BaseTokenizer(), valid_pct=0.2, bs=8)
     with pytest.raises((TypeError,ValueError)): suggest_config(pairs)

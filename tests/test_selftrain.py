@@ -40,7 +40,8 @@ def test_guesses_are_the_mean_of_the_predictions(make, kind):
 def test_teachers_from_files(make, tmp_path):
     learn = make()
     learn.export('teacher.pkl')
-    assert torch.allclose(pseudo_labels([learn, load_learner(tmp_path/'teacher.pkl')], NEW), pseudo_labels(learn, NEW), atol=1e-6)
+    teachers,want = [learn, load_learner(tmp_path/'teacher.pkl')], pseudo_labels(learn, NEW)
+    for texts in (NEW, iter(NEW)): assert torch.allclose(pseudo_labels(teachers, texts), want, atol=1e-6)
 
 def test_guesses_of_nothing_or_of_strangers(make):
     with pytest.raises(ValueError, match='no learner'): pseudo_labels([], NEW)

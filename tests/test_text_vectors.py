@@ -83,7 +83,8 @@ def test_marks_and_unknown_words():
     assert vectors([t, []])[0].norm() == pytest.approx(1, abs=1e-5) and vectors([t]).isfinite().all()
 
 @pytest.mark.parametrize('kw,match', [(dict(d=1), 'd=1'), (dict(passes=0), 'passes=0'), (dict(min_freq=1000), 'min_freq=1000'), (dict(seed='x'), 'seed'),
-                                      (dict(d=8.5), 'd=8.5'), (dict(passes=1.5), 'passes=1.5'), (dict(min_freq=0), 'min_freq=0'), (dict(minutes=-1), 'minutes=-1'), (dict(minutes=math.nan), 'minutes=nan')])
+                                      (dict(d=8.5), 'd=8.5'), (dict(passes=1.5), 'passes=1.5'), (dict(min_freq=0), 'min_freq=0'), (dict(minutes=-1), 'minutes=-1'), (dict(minutes=math.nan), 'minutes=nan'),
+                                      *[(dict(max_features=n), f'max_features={n}: .*whole') for n in (-1, 0, 1, 1.5)]])
 def test_refuses(kw, match):
     with pytest.raises(ValueError, match=match): fit(make_texts()[0], **kw)
 

@@ -133,7 +133,7 @@ def test_fit_minutes_on_a_plain_learner():
     assert 0.5 <= timed(learn, 0.5, slice(1e-4, 1e-2), cbs=watch) < 1.5
     assert np.array(lrs).max(0) == pytest.approx([1e-4, 1e-3, 1e-2], rel=0.1)
     assert max(lrs[-1]) < 1e-3 and learn.recorder.values[-1][1] < learn.recorder.values[0][0]
-    for bad in (-1, 0, 'a', math.nan):
+    for bad in (-1, 0, 'a', math.nan, math.inf):
         with pytest.raises(ValueError, match=f'minutes={bad!r} .*more than 0'): learn.fit_minutes(bad)
     with pytest.raises(TypeError, match='n_epoch'): learn.fit_minutes(1, n_epoch=3)
 

@@ -49,7 +49,7 @@ _settings = dict(
     div_final=(lambda v: 0 < v < math.inf, 'a number above 0 that divides the rate'),
     turns=(_whole(1), 'a whole number from 1'),
     label_smoothing=(lambda v: 0 <= v < 1, 'a share of the probability, 0 ≤ label_smoothing < 1'),
-    minutes=(lambda v: v > 0, 'a budget of training, more than 0'),
+    minutes=(lambda v: 0 < v < math.inf, 'a budget of training, more than 0 and finite'),
     C=(lambda v: 0 < v < math.inf, 'the inverse strength of a penalty, above 0 and finite'),
     power=(lambda v: 0 <= v < math.inf, 'an exponent, 0 or more and finite'),
     share=(lambda v: len(v) == 2 and all(0 <= o < math.inf for o in v) and sum(v) > 0,
@@ -58,7 +58,7 @@ _settings = dict(
           'a whole number, a torch.Generator, or None for another sample each time'))
 
 _needed = {'temperature','n','min_tokens','n_samples','num_beams','length_penalty','minutes',
-           'seq_len','max_vocab','turns','label_smoothing','backwards','is_lm'}
+           'C','seq_len','max_vocab','turns','label_smoothing','backwards','is_lm'}
 
 def check_values(**values):
     "A ValueError for the first value out of its range; names that are not known pass."

@@ -7,6 +7,7 @@ __all__ = ['ngrams', 'ngram_matrix', 'baseline']
 
 # %% ../../nbs/7_recipes/00_baseline.ipynb #6c2dabc0
 import numpy as np, pandas as pd, time
+from ..base.checks import check_values
 from ..text.special import text_vocab
 from ..text.target import Target
 from ..text.loaders import check_dls
@@ -76,7 +77,7 @@ def baseline(
     sklearn_package()
     check_dls(dls)
     check_kind(dls, is_lm=False)
-    if C <= 0: raise ValueError(f'{C=}: it must be more than 0')
+    check_values(C=C)
     if not len(dls.valid_ds):
         raise ValueError('the validation set is empty: there is nothing to score on')
     target = Target.of(dls)

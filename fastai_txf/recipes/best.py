@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from functools import cache, partial
 from numbers import Integral
 from pathlib import Path
-from fastai.data.block import CategoryBlock, MultiCategoryBlock, RegressionBlock
 from fastai.torch_core import no_random
 from fastcore.basics import ifnone, store_attr
 from ..base.checks import check_values
@@ -25,9 +24,9 @@ from ..learn.classifier import labelled_ids, transformer_classifier_learner
 from .pretrain import ids_of, more_texts, read_and_learn, read_loaders
 from .selftrain import with_guesses
 from .heldout import (
-    BestReport, check_rows, choose_shares, clearly_better, constant_outputs, learning_curve,
-    more_labels, score_row, text_folds)
-from .reading import choose_reading, FOLDS, least_freq, LONG, MANY
+    BestReport, check_rows, choose_shares, clearly_better, constant_outputs, FOLDS,
+    learning_curve, more_labels, score_row, text_folds)
+from .reading import choose_reading, least_freq, LONG, MANY
 from .guesses import learn_guesses
 import fastai_txf.train.schedule # it gives learners their `fit_minutes`
 
@@ -51,11 +50,7 @@ class _Towers:
 
     def learner(self, k):
         "An untrained learner without the rows of fold `k`, and with them for validation."
-        t = self.text.target
-        blocks = dict(category=CategoryBlock, multi=MultiCategoryBlock, regression=RegressionBlock)
-        y = dict(vocab=t.names) if t.names else dict(n_out=t.n_out)
-        dls = self.text.loaders(self.text.fold == k, bs=self.bs, num_workers=0,
-                                y_block=blocks[t.kind](**y))
+        dls = self.text.loaders(self.text.fold == k, bs=self.bs, num_workers=0)
         dls.train.create_item = cache(dls.train.create_item) # an item is the same in every epoch
         return transformer_classifier_learner(dls, self.config, lr=width_lr(self.config.d_model))
 
@@ -197,7 +192,7 @@ def _tokenized(towers, unlabelled):
     towers.say(f'{n+len(unlabelled):,} texts are tokenized')
     dls_lm,dls = read_loaders(text.df, unlabelled=unlabelled, valid=text.fold == 0,
                               bs=min(32, int((text.fold != 0).sum())), seed=towers.seed,
-                              num_workers=0, **options)
+                              num_workers=0, y_block=text.y_block(), **options)
     text.vocab = text_vocab(dls)
     ids = ids_of(dls_lm)
     text.count(sum(map(len, ids)))
@@ -311,6 +306,8 @@ def _check_call(minutes, seed, folder):
     check_values(minutes=minutes)
     if not isinstance(seed, Integral):
         raise TypeError(f'{seed=} is no whole number: it makes the folds and starts training')
+    if not 0 <= seed < 2**32:
+        raise ValueError(f'{seed=} is out of range: a whole number from 0 to 2**32-1')
     if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
         raise NotADirectoryError(f'{folder} is a file: give the name of a folder')
 
@@ -333,7 +330,7 @@ def best_classifier(
     vectors weigh and label, if that is better, and the transformer has to be clearly ahead.
     A ValueError for too few texts or one label."""
     _check_call(minutes, seed, folder)
-    start = time.perf_counter()
+    start,seed = time.perf_counter(), int(seed)
     def say(what):
         if verbose: print(f'{(time.perf_counter()-start)/60:5.1f} min  {what}', flush=True)
     df = as_frame(df).reset_index(drop=True)

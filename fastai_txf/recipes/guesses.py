@@ -9,7 +9,8 @@ __all__ = []
 import numpy as np, time, torch
 from functools import cache
 from scipy.sparse import vstack
-from .reading import FOLDS, LabelledText
+from .heldout import FOLDS
+from .reading import LabelledText
 from .text_vectors import FeatureVectors, TooFewFeatures
 from ..train.counting import feature_matrix, sklearn_package
 

@@ -8,7 +8,7 @@ __all__ = ['text_folds', 'choose_shares', 'choose_strength', 'interval', 'BestRe
 # %% ../../nbs/7_recipes/05_heldout.ipynb #de179dcf
 import html, math, numpy as np, pandas as pd, time, torch, torch.nn.functional as F
 from dataclasses import dataclass
-from ..text.frames import check_df
+from ..text.frames import check_df, column_names
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #a655be53
 def text_folds(
@@ -25,6 +25,8 @@ def text_folds(
     return df.text.map(fold).to_numpy()
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #7f8c2061
+FOLDS = 5 # of cross-validation
+
 def check_rows(
     df, # a row for each labelled text
     text_col, # name of the text column
@@ -32,14 +34,21 @@ def check_rows(
     valid, # which rows are for validation, boolean, `(n_rows,)`
     label_delim, # what separates the labels in a string, or None
 )->list: # sentences about copies
-    "A ValueError for fewer than 20 training texts, or for one label; notes on what is there."
+    """A ValueError for fewer than 20 training texts, for one label, or for too few texts that
+    differ; notes on what is there."""
     check_df(df, text_col, label_col, valid if valid.any() else None, label_delim)
     train = df[~valid]
     if len(train) < 20: raise ValueError(f'{len(train)} labelled texts: at least 20 are needed to '
                                          'tell one way from another')
-    if isinstance(label_col, str) and len({str(o) for o in train[label_col]}) == 1:
-        raise ValueError(f'every text has the label {train[label_col].iloc[0]!r}: '
+    labels = train[column_names(df, label_col)].astype(str).drop_duplicates()
+    if len(labels) == 1:
+        raise ValueError(f'every text has the label {", ".join(labels.iloc[0])}: '
                          'at least two are needed')
+    n = train[text_col].str.strip().nunique()
+    if n < FOLDS:
+        raise ValueError(f'{len(train)} labelled texts are copies of {n}, such as '
+                         f'{train[text_col].iloc[0][:40]!r}: at least {FOLDS} different ones are '
+                         'needed, as copies are held out together')
     copies = int(train[text_col].duplicated().sum())
     if not copies: return []
     return [f'{copies:,} of {len(train):,} texts are copies of others: '

@@ -9,16 +9,18 @@ __all__ = []
 import numpy as np, pandas as pd, torch, warnings
 from copy import copy
 from dataclasses import dataclass, replace
+from fastai.data.block import CategoryBlock, MultiCategoryBlock, RegressionBlock
 from fastcore.basics import ifnone
 from ..model.wide import WidePath
 from ..text.special import leading_space, pad_index, text_vocab
 from ..text.tokens import BPETokenizer
+from ..text.frames import label_kind
 from ..text.target import Target
 from ..text.loaders import TransformerDataLoaders
 from ..train.counting import (
     feature_matrix, fit_linear, is_by_length, set_weights, unit_rows)
 from ..learn.classifier import auto_fields, labelled_ids, read_vocab
-from .heldout import choose_strength, clearly_better, hits_of, text_folds
+from .heldout import choose_strength, clearly_better, FOLDS, hits_of, text_folds
 
 # %% ../../nbs/7_recipes/06_reading.ipynb #9d3e0a07
 def outputs_of(
@@ -47,11 +49,19 @@ class LabelledText:
     ):
         "Loaders of all rows, or with those of `valid` apart."
         df,kw = ifnone(df, self.df), {**self.options, **kw}
-        if self.vocab is not None: kw['text_vocab'] = self.vocab
+        if self.vocab is not None: kw.update(text_vocab=self.vocab, y_block=self.y_block())
         split = dict(valid_pct=0) if valid is None else dict(valid_col=valid)
         with warnings.catch_warnings():
             warnings.filterwarnings('ignore', message='.*training set, too')
             return TransformerDataLoaders.from_df(df, **split, **kw)
+
+    def y_block(self):
+        "The target block of all rows, for some of them may lack a label."
+        t,label_cols = self.target, self.options['label_col']
+        if t.is_number: return RegressionBlock(n_out=t.n_out)
+        if t.kind == 'category': return CategoryBlock(vocab=t.names)
+        encoded = label_kind(self.df, label_cols, self.options.get('label_delim')) == 'encoded'
+        return MultiCategoryBlock(encoded=encoded, vocab=t.names)
 
     def count(self,
         more:int=0, # tokens of other texts whose words are to be weighed
@@ -166,7 +176,6 @@ class LabelledText:
 
 # %% ../../nbs/7_recipes/06_reading.ipynb #046f15c0
 MANY,LONG = 5_000_000,500 # characters that ask for a larger vocabulary; those of a document
-FOLDS = 5
 _sample = 12_000 # texts to choose with
 
 def least_freq(

@@ -14,6 +14,7 @@ from fastai.torch_core import TensorCategory
 from fastcore.basics import GetAttr, getcallable, ifnone, store_attr
 from fastcore.foundation import L
 from ..base.checks import check_values
+from ..text.plain import kept
 from ..text.codec import TextCodec
 from ..text.target import Target
 from ..text.loaders import check_dls
@@ -55,7 +56,7 @@ def pseudo_labels(
     """The mean of what `learners` predict for each text: probabilities, or numbers.
     A ValueError for learners with different labels, a TypeError for others."""
     check_values(bs=bs)
-    learners = L(learners)
+    learners,texts = L(learners), kept(texts)
     _check_teachers(learners)
     all_dls = {id(learn.dls):learn for learn in learners}
     ids = {k:_cut(learn.codec, texts, text_col) for k,learn in all_dls.items()}

@@ -71,7 +71,7 @@ _drawn,_some = 2000, 1000 # features drawn for a batch; most texts in one
 def _check_options(minutes, **numbers):
     "A ValueError for what is no whole number, or too small, or no budget."
     for name,n in numbers.items():
-        least = dict(d=2, seed=0).get(name, 1)
+        least = dict(d=2, max_features=2, seed=0).get(name, 1)
         if not (isinstance(n, Integral) and n >= least):
             raise ValueError(f'{name}={n!r}: give a whole number from {least} on')
     if minutes is not None and not minutes >= 0:
@@ -92,7 +92,8 @@ class FeatureVectors:
         minutes:float=None, # no pass begins after so many, but the first
         verbose:bool=False, # print the loss of each pass
     ):
-        _check_options(minutes, d=d, passes=passes, min_freq=min_freq, seed=seed)
+        _check_options(minutes, d=d, passes=passes, min_freq=min_freq, max_features=max_features,
+                       seed=seed)
         end = time.perf_counter() + 60*ifnone(minutes, math.inf)
         n = x.getnnz(0)
         often = np.sort(np.argsort(-n, kind='stable')[:max_features])
@@ -190,7 +191,8 @@ class TextVectors(FeatureVectors):
         minutes:float=None, # no pass begins after so many, but the first
         verbose:bool=False, # print the loss of each pass
     ):
-        _check_options(minutes, d=d, passes=passes, min_freq=min_freq, seed=seed)
+        _check_options(minutes, d=d, passes=passes, min_freq=min_freq, max_features=max_features,
+                       seed=seed)
         start = time.perf_counter()
         self.counts = np.array([t not in _marks for t in vocab])
         self.wide = Triples(2**23, 0, len(vocab))

@@ -202,6 +202,7 @@ def check_df(
 def _check_labels(df, label_col, valid, label_delim, unseen_ok):
     "Labels of one kind, none missing, and those of validation rows known from training"
     labels = column_names(df, label_col)
+    if not labels: raise ValueError(f'{label_col=} names no column: name the one with the labels')
     _check_missing(df, labels, 'label')
     _check_unicode(df, labels)
     if label_delim is not None: _check_strings(df, labels, f'{label_delim=} splits strings')

@@ -18,7 +18,7 @@ from ..base.checks import check_rates, check_values
 # %% ../../nbs/4_train/03_schedule.ipynb #03070ac6
 class TimeBudget(Callback):
     """Let `pct_train` follow the clock, and end the fit after `minutes` of training.
-    A ValueError for 0 minutes or less."""
+    A ValueError for minutes that are not above 0 and finite."""
     order = -20
     def __init__(self,
         minutes:float, # of training, without validation
@@ -56,7 +56,7 @@ def fit_minutes(self:Learner,
     **kwargs
 ):
     """`fit_one_cycle` into a time budget: the schedule follows the clock, the last epoch may be
-    cut short. A ValueError for 0 minutes or less."""
+    cut short. A ValueError for minutes that are not above 0 and finite."""
     self.fit_one_cycle(_ENDLESS, lr, cbs=L(TimeBudget(minutes)) + L(cbs), **kwargs)
 
 # %% ../../nbs/4_train/03_schedule.ipynb #05f2a434
