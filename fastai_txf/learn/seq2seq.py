@@ -131,7 +131,7 @@ class Seq2SeqLearner(TokenLearner):
         shuffle:bool=True, # draw them at random; False: the first ones
         **kwargs # of `write`
     ):
-        "A table of sources, targets and predictions. A ValueError for more than one of these."
+        "A table of sources, targets and predictions. A ValueError for several samples."
         check_values(max_n=max_n)
         if kwargs.get('n_samples', 1) != 1:
             raise ValueError(f"n_samples={kwargs['n_samples']}: the table shows one text for each "
