@@ -17,7 +17,7 @@ def make(kind='clf', **kw):
     "A small, quiet learner whose weights differ between the processes: those of the first count"
     set_seed(rank)
     if kind == 's2s':
-        dls = Seq2SeqDataLoaders.from_df(pd.DataFrame(dict(a=words, b=[o[::-1] for o in words])), tok_tfm=CharTokenizer(), seed=0, bs=8)
+        dls = Seq2SeqDataLoaders.from_df(pd.DataFrame(dict(a=words, b=[o[::-1] for o in words])), tok_tfm=CharTokenizer(), share_vocab=True, seed=0, bs=8)
     else: dls = make_dls(df, is_lm=kind == 'lm', **(dict(seq_len=16) if kind == 'lm' else {}))
     factory = dict(clf=transformer_classifier_learner, lm=transformer_lm_learner, s2s=transformer_seq2seq_learner)[kind]
     return quiet(factory(dls, path=path, **{**SMALL, **kw}))

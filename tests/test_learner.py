@@ -363,6 +363,12 @@ def test_show_results(make, tables, df, kind):
     assert str(first.target) == str(dict(clf=row.label, multi=row.tags, reg=row.score)[kind]) or kind == 'reg' and float(first.target) == pytest.approx(row.score)
     if kind == 'clf': assert set(table.prediction) <= {'pos','neg'}
 
+@pytest.mark.parametrize('kind', ['clf','lm'])
+@pytest.mark.parametrize('kw', [dict(max_n=0), dict(max_n=-1), dict(trunc_at=0)])
+def test_show_results_of_nothing(make, kind, kw):
+    (k,v), = kw.items()
+    with pytest.raises(ValueError, match=f'{k}={v} is out of range: .*1 or more'): make(kind).show_results(**kw)
+
 def test_show_results_is_printed(trained, capsys):
     "Outside a notebook the table is text"
     trained.show_results(max_n=2, trunc_at=5)

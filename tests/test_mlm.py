@@ -347,6 +347,10 @@ def test_show_results(of, kind, monkeypatch):
         shown = [words.pop(0) if t[0] == '[' else t for t in text.split()]
         assert shown == [vocab[i] for i in ids[:12] if i != 1]
 
+@pytest.mark.parametrize('kw', [dict(max_n=0), dict(trunc_at=0)])
+def test_show_results_of_nothing(of, kw):
+    with pytest.raises(ValueError, match='=0 is out of range: .*1 or more'): of('clf').show_results(**kw)
+
 def test_summary_find_bf16(of):
     learn = of('lm')
     assert 'TransformerMLM' in str(learn.summary())

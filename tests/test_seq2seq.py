@@ -1,7 +1,7 @@
 "The encoder–decoder, from its parts to a learner that answers: references, masks, caches, loaders, odd input"
 import math, pickle, random, subprocess, sys, warnings
 import numpy as np, pandas as pd, pytest, sacrebleu, torch, torch.nn as nn, torch.nn.functional as F
-from fastai.text.all import (BaseTokenizer, Callback, ColReader, ColSplitter, DataBlock, SaveModelCallback, TextBlock, TextDataLoaders,
+from fastai.text.all import (accuracy, BaseTokenizer, Callback, ColReader, ColSplitter, DataBlock, SaveModelCallback, TextBlock, TextDataLoaders,
                              load_learner, set_seed)
 from hypothesis import example, given, settings, strategies as st
 from fastai_txf.model.attention import causal_mask
@@ -248,6 +248,16 @@ def test_sharing(share_emb, tie):
         assert sorted(ids) == sorted(map(id, m.parameters()))
     assert {id(p) for p in model.decoder.parameters()} <= {id(p) for p in seq2seq_splitter(model)[-1]}
 
+@pytest.mark.parametrize('kw', [dict(share_emb=True), dict(config=TransformerConfig(d_model=16, n_layers=1, n_heads=2, share_emb=True))])
+def test_sharing_needs_one_vocabulary(pdf, kw):
+    "As many tokens are not the same tokens"
+    two,one = (Seq2SeqDataLoaders.from_df(pdf, tok_tfm=toks, **KW) for toks in ((BPETokenizer(270), BPETokenizer(270)), BPETokenizer(270)))
+    a,b = pair_vocabs(two)
+    assert len(a) == len(b) and list(a) != list(b)
+    with pytest.raises(ValueError, match='share_emb=True needs one vocabulary.*share_vocab=True'): transformer_seq2seq_learner(two, **{**SMALL, **kw})
+    model = transformer_seq2seq_learner(one, **{**SMALL, **kw}).model
+    assert model.encoder.emb is model.decoder.emb
+
 # Tokens
 
 @given(st.text())
@@ -440,6 +450,27 @@ def test_test_dl_columns(pdf, pdls):
     with pytest.raises(ValueError, match="no columns are called 'tgt': .*'src', 'target'"): pdls.test_dl(df.rename(columns={'tgt':'target'}), with_labels=True)
     with pytest.raises(ValueError, match="no columns are called 'src': .*'source', 'tgt'"): pdls.test_dl(df.rename(columns={'src':'source'}))
 
+def test_test_dl_of_rows(pdf, pdls):
+    "A row, a dictionary or a list of them are pairs, a generator is texts, columns of tokens stay"
+    row = pdf.iloc[0]
+    for item,n in ((row, 1), (dict(row), 1), ([dict(row)]*3, 3)):
+        for dl in (pdls.test_dl(item), pdls.test_dl(item, with_labels=True)):
+            assert [[str(o) for o in pair] for pair in dl.decode_batch(dl.one_batch())] == [[row.src, row.tgt][:len(dl.dataset.tls)]]*n
+    assert len(pdls.test_dl({'src':'Ab'}).dataset) == 1 and len(pdls.test_dl(t for t in pdf.src[:3]).dataset) == 3
+    tokens = pdls.valid_ds.items[:3]
+    assert all(x.equal(y) for a,b in zip(pdls.test_dl(tokens, with_labels=True).dataset, pdls.valid_ds) for x,y in zip(a, b))
+
+odd = {'texts':(lambda d: list(d.src), True, ValueError, "with_labels=True, but there are texts alone .'.*give their targets.*'src', 'tgt'"), 'no rows':(lambda d: d[:0], False, ValueError, 'no rows'),
+       'None':(lambda d: d.assign(src=[None]+['a']*4), False, ValueError, "'src' has no text .*index 0"), 'no target':(lambda d: d.assign(tgt=['a']*4+[None]), True, ValueError, "'tgt' has no text .*index 4"),
+       'numbers':(lambda d: d.assign(tgt=1), True, ValueError, "'tgt' holds 1 .int."), 'row without a target':(lambda d: {'src':'a'}, True, ValueError, "no columns are called 'tgt'"),
+       'dictionary':(lambda d: {'source':'a'}, False, ValueError, "no columns are called 'src': .*'source'"), 'list in a dictionary':(lambda d: {'src':['a']}, False, ValueError, "'src' holds .'a'. .list."),
+       'number':(lambda d: 5, False, TypeError, '5 is a int')}
+
+@pytest.mark.parametrize('item,labels,error,match', odd.values(), ids=odd)
+def test_test_dl_errors(pdf, pdls, item, labels, error, match):
+    "At the call, not when a batch is made"
+    with pytest.raises(error, match=match): pdls.test_dl(item(pdf[['src','tgt']][:5]), with_labels=labels)
+
 def test_show_batch(pdls, capsys):
     "Source and target side by side"
     pdls.show_batch(max_n=2)
@@ -488,6 +519,21 @@ def test_token_accuracy(make):
             k = [a == b for a,b in zip(g, t) if b != PAD_]
             right,n = right+sum(k),n+len(k)
     assert math.isclose(got, right/n)
+
+def by_position(pred, targ): return (pred.argmax(2) == targ).float().mean()
+def whole_text(pred, targ): return (pred.argmax(-1) == targ).all(-1).float().mean()
+
+def test_metrics_leave_out_padding(make):
+    "fastai's accuracy, and any function of predictions and targets, is one number for all batch sizes, the share of tokens"
+    learn = make(metrics=[TokenAccuracy(), accuracy, by_position, whole_text])
+    learn.fit(4, 1e-2)
+    rows = [learn.validate(dl=learn.dls.valid.new(bs=bs))[1:] for bs in (1,5,12)]
+    assert rows[0][0] > 0
+    for token,*own,_ in rows: assert own == pytest.approx([token]*2)
+    assert [o[-1] for o in rows] == pytest.approx([rows[0][-1]]*3)
+    learn.recorder.train_metrics = True
+    learn.fit(1)
+    assert learn.recorder.values[-1][2] == pytest.approx(learn.recorder.values[-1][1])
 
 def test_bleu(make, monkeypatch):
     "The metric is sacrebleu's on what the model writes"
@@ -541,6 +587,10 @@ def test_fastai_calls(make, capsys):
     assert len(capsys.readouterr().out.splitlines()) >= 49
     learn.show_results(dl=learn.dls.test_dl(['Ab','cde']))
     assert 'target' not in capsys.readouterr().out
+
+@pytest.mark.parametrize('kw,match', [(dict(n_samples=2), 'n_samples=2: the table shows one text'), (dict(max_n=0), 'max_n=0 is out of range: .*1 or more')])
+def test_show_results_options(make, kw, match):
+    with pytest.raises(ValueError, match=match): make().show_results(**kw)
 
 def test_stop_early(make, tmp_path):
     "A callback that watches BLEU"

@@ -152,7 +152,7 @@ def test_csv_and_frames(tmp_path):
     assert epoch(a.valid) == epoch(b.valid) and a.vocab == b.vocab and a.path == b.path == tmp_path
     new = a.test_dl(df[:4], bs=1)
     assert epoch(new) == epoch(a.test_dl(df['My text'][:4], bs=1)) and len(new)
-    with pytest.raises(ValueError, match="no column 'My text' among .*'label'"): a.test_dl(df[['label']])
+    with pytest.raises(ValueError, match="no columns are called 'My text': .*'label'"): a.test_dl(df[['label']])
     with pytest.raises(TypeError, match='delimeter'): LMDataLoaders.from_csv(tmp_path, delimeter=';')
 
 bad = {'half a sign':(lambda: LMDataLoaders.from_texts(['a', 'b \ud83d'], tok_tfm=CharTokenizer()), ValueError, 'text number 1 holds .*half of a sign'),
@@ -183,6 +183,19 @@ def test_lists_of_ids():
     for ids in ([2,3]*9, (2,3)*9, torch.tensor([2,3]*9), range(2, 20)):
         dls = LMDataLoaders.from_ids(ids, [], VOCAB, BaseTokenizer(), bs=2, seq_len=4)
         assert dls.train_ds.flat.ids.tolist() == list(ids)
+
+def test_test_dl(tmp_path):
+    "A text, a row, a generator, files, tokens and ids are read alike; what is none is named at the call"
+    dls = LMDataLoaders.from_df(texts_df(), text_col='text', tok_tfm=BaseTokenizer(), min_freq=1, rules=[], seed=0, bs=2, seq_len=4)
+    text = 'the film was warm and the story was dull'
+    (tmp_path/'a.txt').write_text(text)
+    row = pd.Series(dict(text=text, label='pos'))
+    ids = dls.test_dl(text, bs=1).dataset[0]
+    for item in ([text], row, dict(row), [row], pd.DataFrame([row]), (t for t in [text]), [tmp_path/'a.txt'], [text.split()], [ids]):
+        assert epoch(dls.test_dl(item, bs=1)) == epoch(dls.test_dl(text, bs=1)) != []
+    for item,match in (([], 'no text'), ([None], 'number 0 is None'), (['a',3], 'number 1 is 3'), (5, '5 is a int'), ({'txt':'a'}, "no columns are called 'text'"),
+                       (pd.DataFrame(dict(text=['a',None])), "'text' has no text .*index 1"), (texts_df()[:0], 'no rows')):
+        with pytest.raises((ValueError,TypeError), match=match): dls.test_dl(item)
 
 def test_one_text_is_not_many():
     "A string is refused where texts are asked for; a path is one file"

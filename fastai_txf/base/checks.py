@@ -32,6 +32,8 @@ _settings = dict(
     length_penalty=(math.isfinite,
         '0 adds up the log-probabilities, 1 takes their mean, more prefers long texts'),
     n_words=(_whole(0), 'a number of words, 0 or more'),
+    max_n=(_whole(1), 'a number of texts to show, 1 or more'),
+    trunc_at=(_whole(1), 'a number of tokens of each text to show, 1 or more'),
     n_tokens=(_whole(0), 'a number of tokens, 0 or more, or None to count words'),
     bs=(_whole(1), 'a number of texts in a batch, 1 or more'),
     seq_len=(_whole(1), 'a number of tokens in a row, 1 or more'),
@@ -58,7 +60,7 @@ _settings = dict(
           'a whole number, a torch.Generator, or None for another sample each time'))
 
 _needed = {'temperature','n','min_tokens','n_samples','num_beams','length_penalty','minutes',
-           'C','seq_len','max_vocab','turns','label_smoothing','backwards','is_lm'}
+           'C','seq_len','max_vocab','max_n','turns','label_smoothing','backwards','is_lm'}
 
 def check_values(**values):
     "A ValueError for the first value out of its range; names that are not known pass."

@@ -12,8 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from fastai.callback.core import Callback, event
 from fastai.callback.fp16 import AMPMode
-from fastai.learner import AvgLoss, AvgMetric, Learner, Recorder
-from fastai.metrics import Perplexity
+from fastai.learner import Learner, Recorder
 from fastai.text.data import LMDataLoader, SortedDL
 from fastai.torch_core import get_model, trainable_params
 from fastcore.basics import ifnone
@@ -21,7 +20,7 @@ from fastcore.foundation import L
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
 from ..base.compat import emulates_bf16, validation_loop
-from ..base.checks import check_functions, check_spelling
+from ..base.checks import check_functions, check_spelling, check_values
 from ..base.files import save_tensors
 from ..model.config import make_config, TransformerConfig
 from ..text.special import pad_index, text_vocab, vocab_lists, vocabs_differ
@@ -31,6 +30,7 @@ from ..train.losses import in_full
 from ..train.precision import DeviceMixedPrecision
 from ..train.compile import compile_for_training
 from ..train.rates import RatedLearner
+from ..train.token_metrics import by_token, TokenLoss
 from .transfer import (
     adopted_fields, check_same_scale, check_same_shape, encoder_state, fit_weights, load_head,
     load_named, model_encoder, read_encoder)
@@ -40,35 +40,6 @@ import fastai_txf.train.schedule # it gives learners their `fit_minutes`
 def _listens(cb, event_name):
     if hasattr(type(cb), event_name) or event_name in vars(cb): return True
     return type(cb).__call__ is not Callback.__call__
-
-# %% ../../nbs/5_learn/03_base.ipynb #64a1e7b9
-def _n_targets(learn):
-    "How many predictions count in the batch."
-    ignored = getattr(getattr(learn.loss_func, 'func', None), 'ignore_index', -100)
-    return (learn.y != ignored).sum()
-
-class TokenLoss(AvgLoss):
-    "The mean loss of all tokens that count."
-    def accumulate(self, learn):
-        n = _n_targets(learn).float() # several processes gather by a mean
-        self.total += learn.to_detach(learn.loss.mean()*n).double()
-        self.count += learn.to_detach(n).double()
-
-class TokenPerplexity(Perplexity):
-    "`exp` of the mean loss of all tokens that count."
-    def accumulate(self, learn): TokenLoss.accumulate(self, learn)
-
-class TokenMetric(AvgMetric):
-    "A metric that is a mean over the tokens of a batch, as a mean over all tokens."
-    def accumulate(self, learn):
-        n = learn.y.numel()
-        self.total += learn.to_detach(self.func(learn.pred, *learn.yb))*n
-        self.count += n
-
-def by_token(metric):
-    "`metric` weighted by tokens, if it is one of fastai's that are weighted by rows."
-    if type(metric) is AvgMetric: return TokenMetric(metric.func)
-    return TokenPerplexity() if type(metric) is Perplexity else metric
 
 # %% ../../nbs/5_learn/03_base.ipynb #8b3590a5
 class TransformerLearner(RatedLearner):
@@ -221,6 +192,7 @@ class TransformerLearner(RatedLearner):
         **kwargs # of the table
     ):
         "As in `Learner`. A ValueError where there is nothing to show."
+        check_values(max_n=max_n, trunc_at=kwargs.get('trunc_at'))
         return super().show_results(ds_idx, self._loader(ds_idx, dl), max_n, shuffle, **kwargs)
 
     def _encoder(self):

@@ -323,6 +323,7 @@ class TransformerClassifierLearner(TransformerLearner):
         **kwargs # of the table
     ):
         "As in `TransformerLearner`; of texts without labels, the predictions."
+        check_values(max_n=max_n, trunc_at=kwargs.get('trunc_at'))
         dl = self._loader(ds_idx, dl, scored=False)
         if len(dl.dataset.tls) > dl.n_inp:
             return super().show_results(ds_idx, dl, max_n, shuffle, **kwargs)

@@ -12,6 +12,7 @@ from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastcore.basics import store_attr
 from fastcore.meta import delegates
+from ..base.checks import check_values
 from ..base.shadow import kept_shadow
 from ..model.windows import compact
 from ..model.config import TransformerConfig
@@ -139,6 +140,7 @@ class TransformerMLMLearner(TokenLearner):
     ):
         """A table of texts, with what the model saw of the chosen tokens in brackets, what they
         were and what it predicts."""
+        check_values(max_n=max_n, trunc_at=trunc_at)
         dl,hide = self._loader(ds_idx, dl).new(shuffle=shuffle), self.mask_tokens
         model = kept_shadow(self.model)
         x = compact(dl.one_batch()[0][:max_n], hide.pad_idx)[0][:,:trunc_at]

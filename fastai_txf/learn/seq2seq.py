@@ -131,7 +131,11 @@ class Seq2SeqLearner(TokenLearner):
         shuffle:bool=True, # draw them at random; False: the first ones
         **kwargs # of `write`
     ):
-        "A table of sources, targets and predictions."
+        "A table of sources, targets and predictions. A ValueError for several samples."
+        check_values(max_n=max_n)
+        if kwargs.get('n_samples', 1) != 1:
+            raise ValueError(f"n_samples={kwargs['n_samples']}: the table shows one text for each "
+                             'source; predict gives several')
         dl = self._loader(ds_idx, dl)
         idxs = np.random.permutation(dl.n)[:max_n] if shuffle else range(min(max_n, dl.n))
         b = dl.do_batch([dl.do_item(i) for i in idxs])
@@ -232,6 +236,8 @@ def transformer_seq2seq_learner(
     src_vocab,tgt_vocab = pair_vocabs(dls)
     if not isinstance(config, TransformerConfig):
         config_kw.setdefault('share_emb', list(src_vocab) == list(tgt_vocab))
+    if config_kw.get('share_emb', getattr(config, 'share_emb', False)):
+        _check_shared(src_vocab, tgt_vocab)
     config_kw['tgt_vocab_sz'] = len(tgt_vocab)
     pad = pad_index(tgt_vocab)
     loss = CrossEntropyLossFlat(ignore_index=pad, label_smoothing=label_smoothing)
@@ -240,6 +246,14 @@ def transformer_seq2seq_learner(
                          tied=config_kw.get('share_emb', False))
     learn.ratio = _longest_ratio(dls.train_ds)
     return learn.add_cb(TeacherForcing(pad, tgt_vocab.index(BOS)))
+
+def _check_shared(src_vocab, tgt_vocab):
+    "A ValueError unless both sides number the same tokens alike."
+    if list(src_vocab) == list(tgt_vocab): return
+    raise ValueError('share_emb=True needs one vocabulary for both sides, but the '
+                     f'{len(src_vocab)} tokens of the sources are not the {len(tgt_vocab)} of the '
+                     'targets: make `dls` with share_vocab=True or one tokenizer for both, '
+                     'or leave share_emb out')
 
 # %% ../../nbs/5_learn/08_seq2seq.ipynb #679da452
 class SacreBLEU(Metric):

@@ -276,11 +276,13 @@ def random_mask(n, valid_pct, seed):
     return mask
 
 # %% ../../nbs/2_text/02_frames.ipynb #01d63465
+def read_columns(tls):
+    "The columns that `tls` read, by name or position"
+    return [c for tl in tls for f in tl.tfms.fs if isinstance(f, ColReader) for c in f.cols]
+
 def check_columns(df, tls):
     "`df` has the columns that `tls` read"
-    for tl in tls:
-        readers = [f for f in tl.tfms.fs if isinstance(f, ColReader)]
-        column_names(df, [c for f in readers for c in f.cols])
+    column_names(df, read_columns(tls))
 
 def check_numbers(
     df, # a row for each text

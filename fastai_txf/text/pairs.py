@@ -22,10 +22,10 @@ from fastcore.xtras import is_listy
 from ..base.checks import check_values
 from .special import pad_index
 from .tokens import as_tokenizer, token_lists
-from .plain import put_ends
+from .plain import kept, put_ends
 from .frames import (
-    as_frame, check_columns, check_df, column_names, random_mask, valid_mask)
-from .codec import as_texts, TextTokenizer
+    as_frame, as_texts, check_df, column_names, given_frame, random_mask, read_columns, valid_mask)
+from .codec import TextTokenizer
 from .loaders import check_batches, check_options
 
 # %% ../../nbs/2_text/08_pairs.ipynb #a9573532
@@ -255,15 +255,29 @@ class Seq2SeqDataLoaders(DataLoaders):
 @patch
 @delegates(DataLoaders.test_dl)
 def test_dl(self:Seq2SeqDataLoaders,
-    test_items, # a text, texts, or a data frame with the columns of training
-    with_labels:bool=False, # whether the frame holds the targets, too
+    test_items, # a text, a row, a dict; or texts, rows, a data frame with the columns of training
+    with_labels:bool=False, # whether the columns of the targets are there, too
     **kwargs
 ):
-    "A loader over `test_items`; with targets if a frame has them and `with_labels=True`."
-    frame = isinstance(test_items, pd.DataFrame)
-    items = test_items.rename(columns=str) if frame else as_texts(test_items)
-    if frame: check_columns(items, self.valid_ds.tls[:1+with_labels])
+    """A loader over `test_items`, with targets if `with_labels=True`.
+    A ValueError or TypeError says what is wrong with them."""
+    items = _pair_items(test_items, self.valid_ds.tls, with_labels)
     return super(Seq2SeqDataLoaders, self).test_dl(items, with_labels=with_labels, **kwargs)
+
+def _pair_items(items, tls, with_labels):
+    "`items` as texts or as a frame, checked; columns of tokens stay as they are."
+    source,both = read_columns(tls[:1]), read_columns(tls)
+    is_frame = isinstance(items, pd.DataFrame)
+    items = given_frame(kept(items), source or ['text'])
+    if not isinstance(items, pd.DataFrame):
+        texts = as_texts(items)
+        if not with_labels: return texts
+        raise ValueError(f'{with_labels=}, but there are texts alone ({texts[0][:40]!r}, …): give '
+                         f'their targets, too, in a frame, a row or a dict with the columns {both}')
+    cols = column_names(items, both if with_labels else source)
+    def is_cut(c): return is_frame and items[c].map(is_listy).all()
+    check_df(items, [c for c in cols if not is_cut(c)])
+    return items
 
 def _cut(texts, side, n_workers):
     "`texts` as lists of tokens."

@@ -16,14 +16,16 @@ from fastai.text.data import LMDataLoader, LMTensorText, make_vocab, Numericaliz
 from fastai.torch_core import default_device
 from fastcore.basics import ifnone, maps, patch, store_attr
 from fastcore.meta import delegates
+from fastcore.xtras import is_listy
 from ..base.checks import check_batch_size, check_spelling, check_values
+from ..base.files import read_text
 from ..base.ids import FlatIds, flat_ids, open_ids
 from .special import check_unicode
 from .tokens import as_tokenizer, token_lists
 from .frames import (
-    FileTexts, as_frame, as_texts, check_df, one_column, random_mask, refuse_keys, valid_mask)
-from .plain import put_start
-from .codec import text_tokenizer, TextTokenizer
+    FileTexts, as_frame, check_df, one_column, random_mask, refuse_keys, valid_mask)
+from .plain import kept, put_start
+from .codec import TextCodec, TextTokenizer
 from .loaders import check_dls
 
 # %% ../../nbs/2_text/09_stream.ipynb #589f78ae
@@ -351,13 +353,23 @@ class LMDataLoaders(DataLoaders):
 @patch
 @delegates(DataLoaders.test_dl, but='with_labels')
 def test_dl(self:LMDataLoaders,
-    test_items, # a text, texts, or a data frame with the column of training
+    test_items, # a text, texts, files, rows, or a data frame with the column of training
+    rm_type_tfms=None, # where the transforms start; given, `test_items` are taken as they are
     **kwargs
 ):
-    "A loader over `test_items`, one after the other."
-    if isinstance(test_items, pd.DataFrame):
-        test_items = as_texts(test_items, text_tokenizer(self).text_cols)
-    return super(LMDataLoaders, self).test_dl(test_items, **kwargs)
+    """A loader over `test_items`, one after the other.
+    A ValueError or TypeError says what is wrong with them."""
+    if rm_type_tfms is None: test_items = _checked_texts(test_items, TextCodec(self))
+    return super(LMDataLoaders, self).test_dl(test_items, rm_type_tfms=rm_type_tfms, **kwargs)
+
+def _checked_texts(items, codec):
+    "`items` as texts; lists of tokens, or of ids, stay as they are."
+    items = kept(items)
+    if is_listy(items) and len(items):
+        if all(isinstance(o, torch.Tensor) for o in items): return items
+        items = [read_text(o) if isinstance(o, Path) else o for o in items]
+    toks = codec.cut_already(items)
+    return codec.texts(items) if toks is None else toks
 
 def _checked_ids(ids, vocab):
     "`ids` as one text, or as the texts of a file."
