@@ -74,8 +74,8 @@ def whole_ids(
     what:str='token id', # what they are, for the error
 ): # a tensor
     "Whole numbers as a tensor; a TypeError for others, and for a mask."
-    listed = isinstance(ids, Iterable) and not isinstance(ids, str) and not hasattr(ids, '__array__')
-    try: res = torch.as_tensor(list(ids) if listed else ids).as_subclass(torch.Tensor)
+    known = isinstance(ids, str) or hasattr(ids, '__array__') or not isinstance(ids, Iterable)
+    try: res = torch.as_tensor(ids if known else list(ids)).as_subclass(torch.Tensor)
     except (TypeError,ValueError,RuntimeError):
         raise TypeError(f'{what} {ids!r:.200} is no whole number, nor a table of them') from None
     if res.dtype is torch.bool:

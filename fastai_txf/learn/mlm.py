@@ -127,7 +127,8 @@ class TransformerMLMLearner(TokenLearner):
     ): # frame of gap, token, prob and text (other gaps: their best); a list of frames for several
         "The likeliest tokens for each gap, best first. A ValueError for a text without a gap."
         check_guesses(n)
-        codec,hide,text = self.codec, self.mask_tokens, kept(text)
+        codec,hide = self.codec, self.mask_tokens
+        text = kept(text)
         texts = codec.texts(text, text_col)
         if isinstance(texts, pd.DataFrame): texts = join_columns(texts, [*texts], codec.marked)
         res = [pd.DataFrame(fill_gaps(self.model, codec, hide.ordinary, hide.mask_idx, t, n))
