@@ -206,6 +206,24 @@ def test_min_tokens(barred):
         for f in (partial(generate, idxs=x), partial(beam_search, idxs=x[:1])):
             with pytest.raises(ValueError, match=f'min_tokens={bad!r}'): f(model, n=3, stop_idx=6, min_tokens=bad)
 
+@pytest.mark.parametrize('f', [partial(generate, temperature=0), lambda *args, **kw: beam_search(*args, num_beams=2, **kw)[0]], ids=['generate','beam_search'])
+def test_ids_in_any_form(f):
+    "A set, an iterator, an array; a mask and what is no whole number are refused, not cut"
+    model,x = tiny(), torch.zeros(1, 2, dtype=torch.long)
+    first = f(model, x, 1)[0,-1].item()
+    want = f(model, x, 6, barred=[first,3], stop_idx=[7,2], min_tokens=1)
+    assert first not in want[:,2:]
+    for form in (set, iter, np.array, torch.tensor): assert f(model, x, 6, barred=form([first,3]), stop_idx=form([7,2]), min_tokens=1).equal(want)
+    for k in ('barred','stop_idx'):
+        for bad,says in ((torch.arange(30) == 3, r'mask\.nonzero'), ([True,False], r'mask\.nonzero'), ([3,2.5], 'not 2.5'), (2.5, 'not 2.5'), ('a', "'a' is no whole number")):
+            with pytest.raises(TypeError, match=f'{k}: id.*{says}'): f(model, x, 2, **{k:bad})
+    with pytest.raises(TypeError, match='token ids of torch.bool'): f(model, x == 0, 2)
+    with pytest.raises(TypeError, match='barred ids of torch.bool'): bar_tokens(torch.randn(2, 5), torch.arange(5) > 2)
+
+def test_sources_are_whole_numbers():
+    model = Seq2SeqTransformer(vocab_sz=30, d_model=16, n_heads=2, n_layers=1)
+    with pytest.raises(TypeError, match='src: ids of torch.float32: give whole numbers, not 4.5'): generate(model, torch.tensor([[2]]), 2, src=[[2,4.5]])
+
 def test_leaves_no_trace():
     "Modes, gradients and torch's random numbers are as before, even if the stream is abandoned"
     model,x = tiny(p=0.5).train(), torch.randint(0, 30, (2,3))

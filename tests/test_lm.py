@@ -50,6 +50,21 @@ def test_perplexity(make):
     for bad,error in (([],ValueError), (None,TypeError), ([None],TypeError)):
         with pytest.raises(error): learn.perplexity(bad)
 
+def test_logprobs_of_one_text(make):
+    "A list would be read as the tokens of one text"
+    with pytest.raises(TypeError, match='is a list: give one str .`perplexity` takes lists'): make('lm').text_logprobs(['music warm film'])
+
+def test_several_columns(df, make, capsys):
+    "A row is read with its marks, as `predict` reads it, in a stream and for its perplexity, too"
+    df = df.assign(title=df.label)
+    learn = make('lm', dls=make_dls(df, text_col=['title','text'], is_lm=True, seq_len=16, mark_fields=True))
+    row,marked = df.iloc[3], f'xxfld 1 {df.title[3]} xxfld 2 {df.text[3]}'
+    assert learn.perplexity(row) == pytest.approx(math.exp(-learn.text_logprobs(marked).logprob.mean()), rel=1e-5)
+    assert learn.perplexity(df[3:5])[0] == learn.perplexity(dict(row)) == learn.perplexity([row])[0] == learn.perplexity(row)
+    want = learn.predict(row, 3, seed=1)
+    assert learn.predict(row, 3, seed=1, stream=True) == want and capsys.readouterr().out == want + '\n'
+    assert want.startswith(f'{df.title[3]} {df.text[3]} ') and learn.predict(df[3:4], 3, seed=1, stream=True) == [want]
+
 def test_long_text(make):
     "A text of many times `max_len` tokens is read whole"
     for positions in ('rotary','learned'):
@@ -101,6 +116,14 @@ def test_sample_text_beside_others(make, tmp_path):
 def test_sample_text_options():
     "A misspelt option is refused when the callback is made"
     with pytest.raises(TypeError, match='temprature'): SampleText('a', temprature=1.)
+
+def test_sample_text_of_a_beam_search(make):
+    "It has no seed, unless it is given one, which is refused"
+    learn = make('lm')
+    log = rows(learn)
+    learn.fit(1, cbs=SampleText('a warm', 2, num_beams=2))
+    assert log[0][-2] == learn.predict('a warm', 2, num_beams=2)
+    with pytest.raises(ValueError, match='leave out seed=0'): learn.fit(1, cbs=SampleText('a warm', 2, num_beams=2, seed=0))
 
 # What stands between prompt and answer
 

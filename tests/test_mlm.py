@@ -153,6 +153,26 @@ def test_nothing_hidden(df, tmp_path):
     assert all(map(math.isfinite, learn.validate())) and torch.isfinite(learn.get_preds()[0]).all()
     learn.fit(1)
 
+def test_preds_in_the_order_of_the_data(of):
+    "Text by text, each as it is alone; nothing for a text of which nothing is hidden"
+    learn = of()
+    texts = ['', 'the film was with music '*5, 'it', 'warm acting of the story '*9, 'film', 'clever and lovely music in it']
+    alone = [learn.get_preds(dl=learn.dls.test_dl([t])) for t in texts]
+    for got,want in zip(learn.get_preds(dl=learn.dls.test_dl(texts, bs=2)), map(torch.cat, zip(*alone))): torch.testing.assert_close(got, want)
+    shapes = [(logp.shape,targs.shape) for logp,targs in alone]
+    assert shapes[0] == ((0,),(0,)) and all(len(a) == 1 and a == b for a,b in shapes) and sum(a[0] for a,_ in shapes) > 5
+
+def test_preds_of_streams(of):
+    "A row of text after the other, as the loaders of a language model cut them"
+    learn = of('lm')
+    hidden = [[row[w] for row,w in zip(x, learn.mask_tokens.hide(x)[1])] for x,_ in learn.dls.valid.new(shuffle=False, drop_last=False)]
+    assert len(hidden) > 1 and learn.get_preds()[1].equal(torch.cat([o for stream in zip(*hidden) for o in stream]))
+
+def test_no_loss_where_nothing_is_hidden(of):
+    learn = of()
+    with pytest.raises(ValueError, match='nothing was hidden in these texts.*0.15'): learn.validate(dl=learn.dls.test_dl(['']))
+    with pytest.raises(ValueError, match='not one batch'): learn.validate(dl=learn.dls.test_dl([''], bs=4, drop_last=True))
+
 @pytest.mark.parametrize('kw', [{}, dict(is_lm=True, seq_len=16)])
 def test_learns_from_the_context(kw, tmp_path):
     "Six words in a circle: better than the best guess without context"
@@ -230,10 +250,22 @@ def test_fill_several(of):
     assert len(learn.fill('film '*700 + '___')) == 5                        # longer than max_len
     assert [t.count('xxbos') for t in cut_gaps(learn.codec, 'a ___ b ___ c')[1]] == [1,0,0]
 
+def test_fill_several_columns(df, tmp_path):
+    "A row is read with its marks, as a text that has them"
+    df = df.assign(title=df.label)
+    learn = mlm(make_dls(df, text_col=['title','text'], label_col='tags', mark_fields=True), tmp_path)
+    row,seen = dict(title='pos', text='a ___ film'), []
+    learn.model.encoder.register_forward_hook(lambda m, args, out: seen.append(args[0][0].tolist()))
+    got = learn.fill(row)
+    assert got.equals(learn.fill('xxfld 1 pos xxfld 2 a ___ film')) and got.equals(learn.fill(pd.DataFrame([row]))[0])
+    ids,vocab = learn.codec.prompts({**row, 'text':'a xxfake film'})[0].tolist(), text_vocab(learn.dls)
+    assert len(seen[0]) == len(ids) and [i for i in seen[0] if i != learn.mask_tokens.mask_idx] == [i for i in ids if vocab[i] not in ('xxunk','xxfake')]
+
 @pytest.mark.parametrize('text,error,words', [('no gap', ValueError, "'no gap' has no gap: write ___"), ([], ValueError, 'no text'), (3, TypeError, '3 is a int'), ([None], TypeError, 'number 0 is None')])
 def test_nothing_to_fill(of, text, error, words):
     with pytest.raises(error, match=words): of().fill(text)
-    with pytest.raises(ValueError, match='n=0'): of().fill('a ___', n=0)
+    for n in (0, 2.5, None, '3'):
+        with pytest.raises(ValueError, match=f'n={n!r}: at least 1 guess'): of().fill('a ___', n=n)
 
 @pytest.mark.parametrize('tok', [CharTokenizer, partial(BPETokenizer, vocab_sz=300)])
 def test_fill_characters_and_byte_pairs(df, tmp_path, tok):
@@ -370,6 +402,7 @@ def test_seq_len(df, tmp_path):
 
 @pytest.mark.parametrize('kw,error,words', [(dict(causal=True), TypeError, "'causal'"), (dict(n_haeds=2), TypeError, "'n_heads'"), (dict(pool='max'), TypeError, "'pool'"),
     (dict(mask_p=0), ValueError, 'p=0'), (dict(mask_p=1.2), ValueError, 'p=1.2'), (dict(p_mask=0.9, p_random=0.2), ValueError, 'p_random=0.2'), (dict(p_random=-.1), ValueError, 'p_random=-0.1'),
+    (dict(p_mask=math.nan), ValueError, 'p_mask=nan'), (dict(seed='a'), ValueError, "seed='a'"),
     (dict(config=TransformerConfig(causal=True)), ValueError, 'both sides'), (dict(mask_tok='xxgap'), ValueError, 'xxgap')])
 def test_wrong_options(of, kw, error, words):
     with pytest.raises(error, match=words): of(**kw)

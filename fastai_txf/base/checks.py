@@ -71,15 +71,31 @@ def check_values(**values):
         if not fits: raise ValueError(f'{k}={repr(v):.200} is out of range: {remedy}')
 
 # %% ../../nbs/0_base/01_checks.ipynb #7d3c90e1
+def whole_ids(
+    ids, # a tensor, an array, one number, or any iterable of them
+    what:str='token id', # what they are, for the error
+): # a tensor
+    "Whole numbers as a tensor; a TypeError for others, and for a mask."
+    known = isinstance(ids, str) or hasattr(ids, '__array__') or not isinstance(ids, Iterable)
+    try: res = torch.as_tensor(ids if known else list(ids)).as_subclass(torch.Tensor)
+    except (TypeError,ValueError,RuntimeError):
+        raise TypeError(f'{what} {ids!r:.200} is no whole number, nor a table of them') from None
+    if res.dtype is torch.bool:
+        raise TypeError(f'{what}s of {res.dtype}, a mask: give the places where it is True, '
+                        'mask.nonzero()[:,0]')
+    if res.is_floating_point() and res.numel():
+        flat = res.flatten()
+        odd = flat[(flat % 1 != 0).int().argmax()]
+        raise TypeError(f'{what}s of {res.dtype}: give whole numbers, not {odd:.4g}')
+    return res
+
 def check_ids(
-    ids, # whole numbers: a tensor, a list or one of them
+    ids, # as in `whole_ids`
     n:int, # tokens of the vocabulary
     what:str='token id', # what they are, for the error
 ):
-    "A ValueError that names an id that is none of `n` tokens, a TypeError for what is no number."
-    try: ids = torch.as_tensor(ids)
-    except (TypeError,ValueError,RuntimeError):
-        raise TypeError(f'{what} {ids!r} is no whole number') from None
+    "A ValueError that names an id that is none of `n` tokens, a TypeError as in `whole_ids`."
+    ids = whole_ids(ids, what)
     if not ids.numel(): return
     low,high = [o.item() for o in ids.aminmax()]
     if 0 <= low and high < n: return

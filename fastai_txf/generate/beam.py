@@ -7,10 +7,10 @@ __all__ = ['beam_search']
 
 # %% ../../nbs/3_generate/04_beam.ipynb #0ecba493
 import math, torch
-from ..base.plain import listify
+from ..base.plain import ifnone
 from ..base.checks import check_values
 from .sampling import checked_logits, filter_logits, without_ends
-from .decode import check_known, make_reader
+from .decode import known_ids, make_reader
 
 # %% ../../nbs/3_generate/04_beam.ipynb #a768439f
 def _part(scores, texts, judge, num_beams):
@@ -88,15 +88,16 @@ def beam_search(
     min_tokens:int=0, # as in `stream_tokens`
 ): # ids `(num_beams, sl+n)` or smaller, best first (after an end its token is repeated), and scores
     """The likeliest continuations that a search over `num_beams` beginnings finds.
-    A ValueError for several texts, settings out of range, unknown ids and NaN."""
-    opts = dict(rep_penalty=rep_penalty, barred=barred)
+    A ValueError for several texts, settings out of range, unknown ids and NaN;
+    a TypeError for ids that are no whole numbers."""
     check_values(n=n, num_beams=num_beams, length_penalty=length_penalty, max_len=max_len,
-                 min_tokens=min_tokens, **opts)
-    check_known(model, stop_idx=stop_idx, barred=barred)
+                 min_tokens=min_tokens, rep_penalty=rep_penalty)
+    opts = dict(rep_penalty=rep_penalty, barred=known_ids(model, barred, 'barred'))
+    stop = {*known_ids(model, ifnone(stop_idx, []), 'stop_idx').tolist()}
     reader = make_reader(model, idxs, max_len, cache, n=n, src=src, n_samples=num_beams, alone=True)
     if len(reader.idxs) != 1:
         raise ValueError(f'{len(reader.idxs)} texts: beam search takes one, e.g. `idxs[:1]`')
-    stop,n_prompt = set(listify(stop_idx)), reader.idxs.shape[1]
+    n_prompt = reader.idxs.shape[1]
     def judge(text):
         new = text[n_prompt:]
         if drop is not None and drop(new): return 'dropped'

@@ -10,8 +10,8 @@ import inspect, torch
 from contextlib import contextmanager
 from functools import partial
 from numbers import Integral
-from ..base.plain import delegates, first, ifnone, listify, store_attr
-from ..base.checks import check_ids, check_values
+from ..base.plain import delegates, first, ifnone, store_attr
+from ..base.checks import check_ids, check_values, whole_ids
 from ..base.shadow import kept_shadow, shadow
 from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
 from .sampling import (
@@ -63,10 +63,7 @@ def _as_rows(idxs):
     if not isinstance(idxs, (list,tuple)) or idxs and isinstance(idxs[0], Integral):
         idxs = torch.as_tensor(idxs)
     two = getattr(idxs, 'ndim', 2) == 2
-    rows = [torch.as_tensor(t).as_subclass(torch.Tensor) for t in idxs] if two else []
-    if any(t.is_floating_point() and len(t) for t in rows):
-        raise TypeError(f'token ids of {rows[0].dtype}: give whole numbers')
-    rows = [t.long() for t in rows]
+    rows = [whole_ids(t).long() for t in idxs] if two else []
     if rows and all(t.ndim == 1 and len(t) for t in rows): return rows
     shape = [tuple(t.shape) for t in rows] or tuple(getattr(idxs, 'shape', ()))
     raise ValueError(f'token ids of shape {shape}: give (bs, sl) with at least one token, '
@@ -231,7 +228,8 @@ def _check_source(model, n_texts, src):
         wrong = 'needs a source to read: give' if src is None else 'reads no source: leave out'
         raise ValueError(f'{name} {wrong} src')
     if src is None: return None
-    src = torch.as_tensor(src, device=_device(model)).as_subclass(torch.Tensor).long()
+    src = whole_ids(src, 'src: id').long()
+    src = src.to(_device(model, src.device))
     if src.ndim == 2 and len(src) == n_texts:
         if own: _check_known(model, src, 'encoder')
         return src
@@ -291,26 +289,28 @@ def _tokens(reader, n, n_samples, stop, generator, min_tokens, opts):
         if done.all(): return
 
 # %% ../../nbs/3_generate/03_decode.ipynb #28ffebb7
-def check_known(
+def known_ids(
     model, # as in `stream_tokens`
-    **options, # ids by the name of an option, or None
-):
-    "A ValueError that names an id among `options` that is no token of the model."
-    for k,v in options.items():
-        ids = v if isinstance(v, torch.Tensor) else listify(v)
-        _check_known(model, ids, what=f'{k}: id')
+    ids, # as in `whole_ids`, or None
+    option:str, # what they are given for, for the error
+): # a tensor `(n,)`, or None
+    "Ids that the user gives. A ValueError for one that is no token of the model."
+    if ids is None: return None
+    ids = whole_ids(ids, f'{option}: id').flatten().long()
+    _check_known(model, ids, what=f'{option}: id')
+    return ids
 
 def new_tokens(model, idxs, n, alone=True, src=None, n_samples=1, stop_idx=None, max_len=None,
                cache=True, compile=False, seed=None, min_tokens=0, **kwargs):
     "`stream_tokens`; `alone`: nobody trains the model between two tokens."
     check_options(stream_tokens, **kwargs)
     check_values(n=n, n_samples=n_samples, max_len=max_len, min_tokens=min_tokens, **kwargs)
-    check_known(model, stop_idx=stop_idx, barred=kwargs.get('barred'))
+    kwargs['barred'] = known_ids(model, kwargs.get('barred'), 'barred')
+    stop = known_ids(model, ifnone(stop_idx, []), 'stop_idx')
     reader = make_reader(model, idxs, max_len, cache, compile, n, src, n_samples, alone)
     device = reader.idxs.device
-    stop = torch.as_tensor(listify(stop_idx), dtype=torch.long, device=device)
     generator = as_generator(seed, device)
-    return _tokens(reader, n, n_samples, stop, generator, min_tokens, kwargs)
+    return _tokens(reader, n, n_samples, stop.to(device), generator, min_tokens, kwargs)
 
 # %% ../../nbs/3_generate/03_decode.ipynb #5e0c7d11
 @delegates(filter_logits)
@@ -330,7 +330,8 @@ def stream_tokens(
     **kwargs
 ): # yields token ids, `(bs*n_samples,)`, until `n` or until every text has ended
     """Generate token by token. Before the first one, a ValueError for settings out of range,
-    unknown ids and wrong shapes, a TypeError for unknown options; later, a ValueError for NaN."""
+    unknown ids and wrong shapes, a TypeError for unknown options and for ids that are no whole
+    numbers (a mask is none); later, a ValueError for NaN."""
     options = n_samples, stop_idx, max_len, cache, compile, seed, min_tokens
     return new_tokens(model, idxs, n, False, src, *options, **kwargs)
 

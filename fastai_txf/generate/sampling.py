@@ -8,7 +8,7 @@ __all__ = ['apply_temperature', 'filter_top_k', 'filter_top_p', 'filter_min_p', 
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #15649d4a
 import inspect, math, torch
-from ..base.checks import check_ids, check_values, nearest_words
+from ..base.checks import check_ids, check_values, nearest_words, whole_ids
 from ..base.plain import ifnone
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #bcf4aa77
@@ -81,12 +81,13 @@ def bar_tokens(
     logits, # `(bs, vocab_sz)`
     barred, # ids of the tokens, a list or `(n,)`
 ): # `(bs, vocab_sz)`
-    "Take out the tokens `barred`. A ValueError for an unknown id, or if no token is left."
-    barred = torch.as_tensor(barred, dtype=torch.long, device=logits.device)
+    """Take out the tokens `barred`. A ValueError for an unknown id, or if no token is left;
+    a TypeError for a mask, or what is no whole number."""
+    barred = whole_ids(barred, 'barred id').flatten().long()
     n = logits.shape[-1]
     check_ids(barred, n, 'barred id')
     if len(barred.unique()) >= n: raise ValueError(f'all {n} tokens are barred: leave at least one')
-    return logits.index_fill(-1, barred, -math.inf)
+    return logits.index_fill(-1, barred.to(logits.device), -math.inf)
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #b6d5bb04
 def filter_logits(
@@ -117,7 +118,7 @@ def without_ends(
     stop, # ids of tokens that end a text
 )->dict:
     "`opts` of a text that must not end yet."
-    ids = [torch.as_tensor(ifnone(o, [])).flatten() for o in (opts.get('barred'), stop)]
+    ids = [whole_ids(ifnone(o, [])).flatten() for o in (opts.get('barred'), stop)]
     return {**opts, 'barred':[int(i) for part in ids for i in part]}
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #5e0c7a12

@@ -45,6 +45,8 @@ def _listens(cb, event_name):
 class TransformerLearner(RatedLearner):
     "A `Learner` around a transformer: what classifiers and language models share."
     load = load_named
+    no_loss = ('there is no loss: the loader has no targets '
+               '(test_dl keeps them with_labels=True), or not one batch')
     def __call__(self, event_name):
         """As in `Learner`, without a call for each callback that has nothing to do;
         losses of models in 16 bits are computed in fp32."""
@@ -152,9 +154,7 @@ class TransformerLearner(RatedLearner):
     ): # loss and metrics
         "As in `Learner`. A ValueError where there is nothing to validate on."
         res = super().validate(ds_idx, self._loader(ds_idx, dl), cbs)
-        if res is not None and res[0] is None:
-            raise ValueError('there is no loss: the loader has no targets '
-                             '(test_dl keeps them with_labels=True), or not one batch')
+        if res is not None and res[0] is None: raise ValueError(self.no_loss)
         return res
 
     @delegates(Learner.get_preds)

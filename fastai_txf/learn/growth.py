@@ -185,13 +185,14 @@ def grow_text(
     decoder=decode_specials, # as in `continue_texts`
     n_tokens:int=None, # tokens to add, instead of `n_words`
     stop=None, # as in `text_end`
+    ids=None, # token ids of `text`, `[(n,)]`; default: as the codec cuts it
     **options # of `stream_tokens`
 ): # yields strings
     "What `model` writes behind `text`, piece by piece."
     n = _n_new(n_words, n_tokens)
     end = text_end(n_words if n_tokens is None else None, codec.sep, stop)
     end = ifnone(end, lambda text: None)
-    ids = codec.prompts([text])
+    if ids is None: ids = codec.prompts([text])
     texts = _sampled(model, codec, ids, n, end, no_unk, decoder, **options)
     return _pieces(codec, text, texts, listify(stop))
 

@@ -7,6 +7,7 @@ __all__ = ['mask_tokens', 'fixed_draws', 'MaskTokens', 'TransformerMLMLearner', 
 
 # %% ../../nbs/5_learn/07_mlm.ipynb #d7fef707
 import pandas as pd, torch, zlib
+from numbers import Integral
 from fastai.callback.core import Callback, CancelBatchException
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
@@ -18,6 +19,8 @@ from ..model.windows import compact
 from ..model.config import TransformerConfig
 from ..model.models import mlm_splitter, TransformerMLM
 from ..text.special import mask_index, ordinary_tokens, pad_index
+from ..text.plain import check_guesses, kept
+from ..text.codec import join_columns
 from ..text.loaders import check_dls
 from ..text.pairs import PairDL, show_pairs
 from ..generate.decode import checked_logits
@@ -71,12 +74,14 @@ class MaskTokens(Callback):
     ):
         if not 0 < p <= 1:
             raise ValueError(f'{p=} is the part of the tokens to choose: 0 < p ≤ 1')
-        if p_mask < 0 or p_random < 0 or p_mask+p_random > 1:
+        if not (p_mask >= 0 and p_random >= 0 and p_mask+p_random <= 1):
             raise ValueError(f'{p_mask=} and {p_random=} are parts of the chosen tokens: '
                              'neither below 0, both together at most 1')
         if not ordinary.any():
             raise ValueError(f'all {len(ordinary)} tokens of the vocabulary are special: '
                              'there is nothing to predict')
+        if not isinstance(seed, Integral):
+            raise ValueError(f'{seed=}: give a whole number, from which the masks are drawn')
         store_attr()
 
     def hide(self,
@@ -99,9 +104,20 @@ class MaskTokens(Callback):
 
 # %% ../../nbs/5_learn/07_mlm.ipynb #c3d6b3f7
 class _GatherHidden(GatherLogProbs):
-    "`GatherLogProbs` that passes over batches without targets."
+    "`GatherLogProbs` of the hidden tokens, text by text."
     def after_batch(self):
+        "Save the hidden tokens of each text and their log-probabilities."
+        seen,where = self.xb
         if len(self.yb): super().after_batch()
+        else:
+            self.preds.append(torch.zeros(0))
+            self.targets.append(self.learn.to_detach(seen.new_zeros(0)))
+        for o in (self.preds,self.targets): o[-1] = o[-1].split(where.sum(1).tolist())
+
+def _data_order(dl):
+    "The numbers of the rows that `dl` gives, in the order of its texts."
+    if hasattr(dl, 'seq_len'): return torch.arange(dl.n).view(-1, dl.bs).T.flatten().tolist()
+    return torch.tensor(dl.get_idxs()).argsort().tolist()
 
 class TransformerMLMLearner(TokenLearner):
     "A `TransformerLearner` that predicts hidden tokens."
@@ -111,10 +127,13 @@ class TransformerMLMLearner(TokenLearner):
         text_col:str=None, # the data frame's column; default: that of training
     ): # frame of gap, token, prob and text (other gaps: their best); a list of frames for several
         "The likeliest tokens for each gap, best first. A ValueError for a text without a gap."
-        if n < 1: raise ValueError(f'{n=}: at least 1')
-        hide = self.mask_tokens
-        res = [pd.DataFrame(fill_gaps(self.model, self.codec, hide.ordinary, hide.mask_idx, t, n))
-               for t in self.codec.texts(text, text_col)]
+        check_guesses(n)
+        codec,hide = self.codec, self.mask_tokens
+        text = kept(text)
+        texts = codec.texts(text, text_col)
+        if isinstance(texts, pd.DataFrame): texts = join_columns(texts, [*texts], codec.marked)
+        res = [pd.DataFrame(fill_gaps(self.model, codec, hide.ordinary, hide.mask_idx, t, n))
+               for t in texts]
         return res[0] if self.codec.is_one(text, text_col) else res
     predict = fill
 
@@ -124,11 +143,21 @@ class TransformerMLMLearner(TokenLearner):
         inner:bool=False, # as in `Learner.get_preds`
         cbs=None, # more callbacks
         **kwargs, # fastai's own, for a list of batches (`summary` gives one)
-    ): # log-probabilities of the hidden tokens and the tokens, each `(n_hidden,)`, in order
-        "How likely the model found what was hidden from it."
+    ): # log-probabilities of the hidden tokens and the tokens, each `(n_hidden,)`
+        "How likely the model found what was hidden from it, text by text in the data's order."
         if isinstance(dl, list): return super().get_preds(dl=dl, inner=inner, cbs=cbs, **kwargs)
         refuse_options('a masked language model', kwargs)
-        return tuple(self._gather(_GatherHidden(), self._loader_in_order(ds_idx, dl), inner, cbs))
+        dl = self._loader_in_order(ds_idx, dl)
+        batches = self._gather(_GatherHidden(concat_dim=None), dl, inner, cbs)
+        rows = [[row for batch in o for row in batch] for o in batches]
+        return tuple(torch.cat([o[i] for i in _data_order(dl)]) for o in rows)
+
+    @property
+    def no_loss(self):
+        "Why `validate` has no loss, for its error."
+        if not len(self.dl): return super().no_loss
+        return ('there is no loss, as nothing was hidden in these texts: give more of them, or '
+                f'longer ones (of their ordinary tokens, a share of {self.mask_tokens.p} is)')
 
     @torch.no_grad()
     def show_results(self,

@@ -79,17 +79,16 @@ def predict(
     check_values(num_beams=num_beams, length_penalty=length_penalty, **options)
     codec,text = writing_codec(learn), kept(text)
     prompts,one = _as_strings(codec.texts(text, text_col)), codec.is_one(text, text_col)
-    how = dict(no_unk=no_unk, decoder=decoder)
+    ids = codec.prompts(text, text_col)
+    how = dict(n_words=n_words, no_unk=no_unk, decoder=decoder, n_tokens=n_tokens, stop=stop)
     if stream:
         _check_stream(len(prompts), num_beams, n_samples)
         del options['n_samples']
-        how.update(n_tokens=n_tokens, stop=stop)
-        pieces = stream_text(learn, prompts[0], n_words, **how, **options)
+        pieces = grow_text(learn.model, codec, prompts[0], ids=ids, **how, **options)
         new = [_print_stream(prompts[0], pieces)]
         return new[0] if one else new
     bar = None if no_bar or not hasattr(learn, 'progress') else _with_bar
-    texts = continue_texts(learn.model, codec, prompts, codec.prompts(text, text_col), n_words,
-                           n_tokens=n_tokens, stop=stop, num_beams=num_beams, bar=bar,
+    texts = continue_texts(learn.model, codec, prompts, ids, num_beams=num_beams, bar=bar,
                            length_penalty=length_penalty, **how, **options)
     return by_prompt(texts, n_samples, one)
 
@@ -100,27 +99,35 @@ def text_logprobs(
     max_len:int=None, # as in `stream_tokens`
 )->pd.DataFrame: # columns `token` and `logprob`, a row for each token after the first
     """How likely each token of a text is, given those before.
-    A ValueError for a text of fewer than two tokens."""
+    A ValueError for a text of fewer than two tokens, a TypeError for anything but one string."""
+    if not isinstance(text, str):
+        raise TypeError(f'{text!r:.200} is a {type(text).__name__}: give one str '
+                        '(`perplexity` takes lists, rows and frames)')
     codec = codec_of(learn)
-    ids = codec.prompts([text])[0]
-    if len(ids) < 2:
-        raise ValueError(f'{text!r} has {len(ids)} token: '
-                         'there is nothing before which it could be likely or not')
-    logp = token_logprobs(learn.model, ids[None], max_len)[0]
+    ids, = codec.prompts([text])
+    logp = _logprobs(learn.model, text, ids, max_len)
     return pd.DataFrame(dict(token=[codec.vocab[i] for i in ids[1:]], logprob=logp.tolist()))
 
 # %% ../../nbs/5_learn/04_writing.ipynb #6f3b19d4
+def _logprobs(model, text, ids, max_len=None):
+    "The log-probabilities of the tokens `ids` of `text` after the first, `(n-1,)`."
+    if len(ids) < 2:
+        raise ValueError(f'{text!r} has {len(ids)} token: '
+                         'there is nothing before which it could be likely or not')
+    return token_logprobs(model, ids[None], max_len)[0]
+
 def perplexity(
     learn, # as in `predict`
-    text, # a text; or a list of them, a series, a data frame
+    text, # a text, a row or a dict with it; or a list of them, a series, a data frame
     text_col:str=None, # the data frame's column; default: that of training
 ): # a number, or a list of them
     """Among how many equally likely tokens the model hesitates, on average: `exp` of the mean
     negative log-probability, infinite where it is beyond all numbers. A ValueError for a text of
     fewer than two tokens."""
-    codec = codec_of(learn)
+    codec,text = codec_of(learn), kept(text)
     texts = _as_strings(codec.texts(text, text_col))
-    res = [_exp(-text_logprobs(learn, t).logprob.mean()) for t in texts]
+    logps = [_logprobs(learn.model, *o) for o in zip(texts, codec.prompts(text, text_col))]
+    res = [_exp(-logp.cpu().double().mean().item()) for logp in logps]
     return res[0] if codec.is_one(text, text_col) else res
 
 def _exp(x):
@@ -176,10 +183,11 @@ class SampleText(Callback):
     def __init__(self,
         prompt:str='', # where it begins; the start of a text by default
         n_words:int=15, # words to add
-        seed:int=0, # of the sample
+        seed:int=..., # of the sample; default: 0, and none for a beam search
         **kwargs
     ):
         self.prompt = prompt
+        if seed is ...: seed = 0 if kwargs.get('num_beams', 1) == 1 else None
         self.options = dict(n_words=n_words, seed=seed, no_bar=True, **kwargs)
         check_spelling(predict, kwargs)
 

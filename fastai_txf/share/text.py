@@ -11,7 +11,7 @@ from ..base.plain import ifnone
 from ..text.special import leading_space, plain_rule, replace_space, RULES
 from ..text.tokens import (
     BatchTokenizer, BPETokenizer, CharTokenizer, ForeignTokenizer)
-from ..text.plain import PlainCodec, STEPS
+from ..text.plain import check_guesses, PlainCodec, STEPS
 from ..text.words import FastSpacyTokenizer
 
 # %% ../../nbs/8_share/02_text.ipynb #82c3d6be
@@ -197,7 +197,7 @@ class GapAnswers(Answers):
         text_col:str=None, # the column of a row or frame; default: that of training
     )->list: # a dictionary of gap, token, prob and text for each guess; lists for several texts
         "The likeliest tokens for each gap, best first."
-        if n < 1: raise ValueError(f'{n=}: at least 1')
+        check_guesses(n)
         texts = self.codec.texts(text, text_col)
         return self._one(text, text_col, [self.guesses(t, n) for t in texts])
     predict = fill

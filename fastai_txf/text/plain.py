@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import accumulate
+from numbers import Integral
 from os.path import commonprefix
 from ..base.plain import first, ifnone, is_listy
 from .special import (
@@ -307,6 +308,11 @@ def _trimmed(codec, pieces):
     return [p.rstrip() for p in pieces[:-1]] + pieces[-1:]
 
 # %% ../../nbs/2_text/03_plain.ipynb #b7f01a03
+def check_guesses(n):
+    "A ValueError for what is no number of guesses."
+    if isinstance(n, Integral) and n >= 1: return
+    raise ValueError(f'{n=}: at least 1 guess for a gap, a whole number')
+
 def gap_ids(
     codec, # `PlainCodec`
     toks, # lists of tokens, with a gap between each two
