@@ -31,6 +31,7 @@ from ..train.precision import DeviceMixedPrecision
 from ..train.compile import compile_for_training
 from ..train.rates import RatedLearner
 from ..train.token_metrics import by_token, TokenLoss
+from ..train.token_metrics import TokenMetric, TokenPerplexity # names in older exports
 from .transfer import (
     adopted_fields, check_same_scale, check_same_shape, encoder_state, fit_weights, load_head,
     load_named, model_encoder, read_encoder)
