@@ -299,9 +299,10 @@ STEPS = dict(
     x_bf16_compiled='x-transformers in bfloat16, compiled', hf_bf16_compiled='GPT-2 of Hugging Face in bfloat16, compiled')
 
 def step_row(candidate, units=True):
-    "The row of a candidate on a processor with units for bfloat16, or on one without."
-    row, = [r for r in rows('train', candidate=candidate) if ('amx_bf16' in r['machine']) == units]
-    return row
+    "The last row of a candidate on a processor with units for bfloat16, or on one without."
+    rs = [r for r in rows('train', candidate=candidate) if ('amx_bf16' in r['machine']) == units]
+    if not rs: raise ValueError(f'results/train.jsonl has no row of {candidate} {"with" if units else "without"} amx_bf16')
+    return rs[-1]
 
 def step():
     rs = {k:step_row(k) for k in STEPS}
