@@ -93,6 +93,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             if db is not None: db += (z.T @ factor.to(dtype))[:,0]
             if dh is not None: dh[rows] = factor*fast_mm(z, w.T)
             if dw is not None: _add_product(dw, z.T, (factor*low[rows]).to(dtype), room)
+            del z                                                           # before the next
         ctx.save_for_backward(*out)
         ctx.dtypes = [None if o is None else o.dtype for o in (h, weight, bias)]
         return (total/n).to(weight.dtype)                                   # NaN without a target
