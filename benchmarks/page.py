@@ -299,7 +299,7 @@ STEPS = dict(
     x_bf16_compiled='x-transformers in bfloat16, compiled', hf_bf16_compiled='GPT-2 of Hugging Face in bfloat16, compiled')
 
 def step_row(candidate, units=True):
-    "The last row of a candidate on a processor with units for bfloat16, or on one without."
+    "The last row of a candidate on a processor with `amx_bf16`, or on one without."
     rs = [r for r in rows('train', candidate=candidate) if ('amx_bf16' in r['machine']) == units]
     if not rs: raise ValueError(f'results/train.jsonl has no row of {candidate} {"with" if units else "without"} amx_bf16')
     return rs[-1]
@@ -313,11 +313,11 @@ def step():
 def speed_in_bf16(): return f"{step_row('learner_bf16')['speed']:.2f}"
 
 def without_units():
-    "The figures of a processor that has no units for bfloat16."
+    "The figures of a processor without `amx_bf16`."
     got = {k:step_row(k, False) for k in ('learner','learner_same','learner_bf16','nano','nano_bf16')}
     speeds = {k:f"{got[k]['speed']:.2f}" for k in ('learner','learner_same','learner_bf16')}
     mb = {k:r['mb']['2048'] for k,r in got.items()}
-    return (f"On an {got['nano']['machine'].split(',')[0].replace(' (', ', no units for bfloat16 (')} it takes {speeds['learner']} steps of fp32 in that time, with learned positions {speeds['learner_same']}, "
+    return (f"On an {got['nano']['machine'].split(',')[0]}, without `amx_bf16`, it takes {speeds['learner']} steps of fp32 in that time, with learned positions {speeds['learner_same']}, "
             f"in {mb['learner']} and {mb['learner_same']} MB beside {mb['nano']} of nanoGPT's arrangement, the leanest peer; in bfloat16 {speeds['learner_bf16']}, in {mb['learner_bf16']} MB beside {mb['nano_bf16']}.")
 
 def compiled_peers():
