@@ -93,12 +93,12 @@ def check_ids(
     ids, # as in `whole_ids`
     n:int, # tokens of the vocabulary
     what:str='token id', # what they are, for the error
-):
-    "A ValueError that names an id that is none of `n` tokens, a TypeError as in `whole_ids`."
+): # a tensor
+    "`whole_ids`, and a ValueError that names an id that is none of `n` tokens."
     ids = whole_ids(ids, what)
-    if not ids.numel(): return
+    if not ids.numel(): return ids
     low,high = [o.item() for o in ids.aminmax()]
-    if 0 <= low and high < n: return
+    if 0 <= low and high < n: return ids
     raise ValueError(f'{what} {low if low < 0 else high} is none of the {n} tokens '
                      f'(0 to {n-1}): number texts with the vocabulary of the model')
 

@@ -83,9 +83,8 @@ def bar_tokens(
 ): # `(bs, vocab_sz)`
     """Take out the tokens `barred`. A ValueError for an unknown id, or if no token is left;
     a TypeError for a mask, or what is no whole number."""
-    barred = whole_ids(barred, 'barred id').flatten().long()
     n = logits.shape[-1]
-    check_ids(barred, n, 'barred id')
+    barred = check_ids(barred, n, 'barred id').flatten().long()
     if len(barred.unique()) >= n: raise ValueError(f'all {n} tokens are barred: leave at least one')
     return logits.index_fill(-1, barred.to(logits.device), -math.inf)
 
@@ -118,8 +117,8 @@ def without_ends(
     stop, # ids of tokens that end a text
 )->dict:
     "`opts` of a text that must not end yet."
-    ids = [whole_ids(ifnone(o, [])).flatten() for o in (opts.get('barred'), stop)]
-    return {**opts, 'barred':[int(i) for part in ids for i in part]}
+    barred,ends = (whole_ids(ifnone(o, [])).flatten().tolist() for o in (opts.get('barred'), stop))
+    return {**opts, 'barred':barred+ends}
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #5e0c7a12
 def check_options(f, **options):

@@ -323,10 +323,10 @@ class TransformerClassifierLearner(TransformerLearner):
         **kwargs # of the table
     ):
         "As in `TransformerLearner`; of texts without labels, the predictions."
-        check_values(max_n=max_n, trunc_at=kwargs.get('trunc_at'))
         dl = self._loader(ds_idx, dl, scored=False)
         if len(dl.dataset.tls) > dl.n_inp:
             return super().show_results(ds_idx, dl, max_n, shuffle, **kwargs)
+        check_values(max_n=max_n, trunc_at=kwargs.get('trunc_at'))
         b = dl.new(shuffle=shuffle).one_batch()
         ids = [x[x != self.codec.pad_idx].as_subclass(torch.Tensor).cpu() for x in b[0][:max_n]]
         act,decodes = (getcallable(self.loss_func, k) for k in ('activation','decodes'))

@@ -48,10 +48,10 @@ class LearnedPositions(AbsolutePositions):
             raise
 
 # %% ../../nbs/1_model/01_positions.ipynb #e9f6b4ee
-def _angles(pos, d, base):
-    "`pos / base^(2i/d)` for each pair `i` of `d` dimensions: `(…, ceil(d/2))`, in fp32."
+def _angles(pos, d, base, dtype=torch.float32):
+    "`pos / base^(2i/d)` for each pair `i` of `d` dimensions: `(…, ceil(d/2))`, in fp32 or finer."
     i = torch.arange(0, d, 2, device=pos.device)
-    return pos[...,None].float() / base**(i/d)
+    return (pos[...,None].float() / base**(i/d)).to(torch.promote_types(dtype, torch.float32))
 
 def sinusoids(
     pos, # positions, any shape
@@ -77,7 +77,7 @@ class SinusoidalPositions(AbsolutePositions):
 # %% ../../nbs/1_model/01_positions.ipynb #d247ac5b
 def _turns(pos, d, base, dtype):
     "A complex number for each pair of `d` dimensions, `(sl, 1, d/2)` or `(bs, sl, 1, d/2)`."
-    a = _angles(pos, d, base).to(torch.promote_types(dtype, torch.float32))[...,None,:]
+    a = _angles(pos, d, base, dtype)[...,None,:]
     return torch.polar(torch.ones_like(a), a)
 
 def _turned(x, turns):
@@ -100,8 +100,7 @@ def rotate_pairs(
 ): # the shape of `x`
     "Rotary position embedding (Su et al. 2021, eq. 34)."
     if _by_complex(x): return _turned(x, _turns(pos, x.shape[-1], base, x.dtype))
-    a = _angles(pos, x.shape[-1], base)                   # (sl, d_head/2) or (bs, sl, d_head/2)
-    a = a.to(torch.promote_types(x.dtype, torch.float32))
+    a = _angles(pos, x.shape[-1], base, x.dtype)          # (sl, d_head/2) or (bs, sl, d_head/2)
     if pos.ndim == 2: a = a[:,None]                       # one for all heads
     full = x.to(a.dtype)
     cos,sin = a.cos(), a.sin()
