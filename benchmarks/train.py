@@ -1,9 +1,9 @@
 """The time and memory of a training step: this library beside Hugging Face GPT-2, x-transformers, `nn.TransformerEncoder`, nanoGPT's arrangement and the workshop's model, each as it is and compiled.
 
 One shape for all (see `peers.py`), no dropout, batches of 8 × 256 tokens, fused AdamW, fp32 or bfloat16 by autocast. Times: the candidates take turns, each in a process of its own as a user's would be (in one process they share a heap, and what one leaves there decides how fast another gets its memory), medians over the rounds, ratios of the rounds.
-`learner` is what `transformer_lm_learner` takes for a step with the preset `default` and `adamw`, in a `fit` of four steps with all that fastai does around them; the peers' steps stand in plain loops.
+`learner` is what `transformer_lm_learner` takes for a step with the preset `default` and `adamw`, in a `fit` of sixteen steps with all that fastai does around them; the peers' steps stand in plain loops.
 Compiled are our blocks, by `compile_for_training` for all lengths, and the peers' whole models, by `torch.compile` for the one length that they see.
-Memory: a fresh process for each candidate and length, the largest resident set of four steps above that after the imports (Linux only); at 2,048 tokens the median of three.
+Memory: a fresh process for each candidate and length, the largest resident set of four steps (sixteen of a learner) above that after the imports (Linux only); at 2,048 tokens the median of three.
 The results of other processors are kept."""
 import tempfile
 from contextlib import nullcontext, redirect_stdout
@@ -27,7 +27,7 @@ SAME = dict(positions='learned', bias=False)                                # th
 LEARNERS = dict(learner=dict(), learner_same=SAME, learner_bf16=dict(half=True, **SAME), learner_bf16_compiled=dict(half=True, compile=True, **SAME))
 NAMES |= dict(learner='`transformer_lm_learner`, rotary positions', learner_same='`transformer_lm_learner`, learned positions', learner_bf16='`transformer_lm_learner`, learned positions, `to_bf16`',
               learner_bf16_compiled='`transformer_lm_learner`, learned positions, `to_bf16`, `compile=True`')
-FIT = 4 # steps of a fit
+FIT = 16 # steps of a fit
 RESULTS = HERE/'results'/'train.jsonl'
 
 def make(name, sl):
@@ -122,7 +122,7 @@ def memory(name, sl, args):
 def child(name, sl):
     "What `memory` runs."
     before,step = peak(),stepper(name, 1, int(sl))
-    for _ in range(4//step.steps): step()
+    for _ in range(max(1, 4//step.steps)): step()
     print(round(peak()-before))
 
 def tables(rows):

@@ -1,11 +1,13 @@
 "Fitting: rates, frozen groups, time budgets, mixed precision and fastai's callbacks, on classifiers and language models"
-import math, time, numpy as np, pandas as pd, pytest, torch
+import math, os, subprocess, sys, time, numpy as np, pandas as pd, pytest, torch
 from torch import nn
+from contextlib import nullcontext
 from functools import partial
-from fastai.text.all import (Callback, CancelBatchException, CSVLogger, DataLoader, DataLoaders, EarlyStoppingCallback, GradientAccumulation, GradientClip, L,
+from fastai.text.all import (Callback, CancelBatchException, CancelFitException, CSVLogger, DataLoader, DataLoaders, EarlyStoppingCallback, GradientAccumulation, GradientClip, L,
                              Learner, MSELossFlat, ProgressCallback, SaveModelCallback, SGD, accuracy, slide, steep, valley, minimum)
 from fastai_txf.model.models import classifier_splitter, lm_splitter
 from fastai_txf.learn.lm import transformer_lm_learner
+from fastai_txf.train import heap
 from fastai_txf.train.muon import muon
 from fastai_txf.train.precision import DeviceMixedPrecision
 from fastai_txf.train.schedule import warmup_stable_decay
@@ -388,3 +390,61 @@ def test_names_of_functions(kw, dls_lm):
 def test_turns_of_muon(dls_lm):
     learn = quiet(transformer_lm_learner(dls_lm, **SMALL, opt_func=partial(muon, turns=0)))
     with pytest.raises(ValueError, match='turns=0 is out of range'): learn.fit(1, 1e-3)
+
+# Memory
+
+FAULTS = """
+import resource, sys, torch
+from fastai_txf.train.heap import hand_back, reuse_memory
+def steps(n):
+    for _ in range(n): [torch.ones(10*2**20) for _ in range(4)]
+if sys.argv[1] == 'reuse': reuse_memory()
+if sys.argv[1] == 'back':
+    reuse_memory()
+    steps(5)
+    hand_back()
+steps(5)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+steps(10)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+@pytest.mark.skipif(heap._glibc() is None, reason='another library of C, or limits in the environment')
+def test_reuse_memory():
+    "Steps clear no pages inside, and many before, afterwards, and where the user has set limits"
+    def faults(what, **env): return int(subprocess.run([sys.executable, '-c', FAULTS, what], env=os.environ | env, check=True, capture_output=True, text=True).stdout)
+    assert faults('reuse') < 500
+    assert min(faults('not'), faults('back'), faults('reuse', MALLOC_MMAP_THRESHOLD_=str(2**20))) > 100_000
+
+class GlibC:
+    "An old one, which takes no large limit; it notes what it is told"
+    def __init__(self): self.said = []
+    def mallopt(self, limit, n):
+        self.said.append((limit, n))
+        return limit != heap._map or n <= 2**25
+    def malloc_trim(self, pad): self.said.append('trim')
+
+@both
+@pytest.mark.parametrize('end', [None, CancelFitException, KeyboardInterrupt])
+def test_fit_reuses_memory(make, kind, end, monkeypatch):
+    "A fit reuses memory after its first step, and hands it back however it ends"
+    c = GlibC()
+    monkeypatch.setattr(heap, '_glibc', lambda: c)
+    class Watch(Callback):
+        order = -1
+        def after_step(self): c.said.append('step')
+        def after_batch(self):
+            if end and self.iter == 2: raise end
+    with pytest.raises(KeyboardInterrupt) if end is KeyboardInterrupt else nullcontext(): make(kind).fit(1, 1e-3, cbs=Watch())
+    apart,reuse,back = [(heap._map, 2**17), (heap._trim, 2**17)], [(heap._map, 2**30), (heap._map, 2**25), (heap._trim, 2**31-1)], [(heap._map, 2**25), (heap._trim, 2**26), 'trim']
+    assert c.said[:7] == [*apart, 'step', *reuse, 'step'] and c.said[-3:] == back
+    assert set(c.said[7:]) == {'step', *back}
+
+def test_reuse_memory_in_fastais(monkeypatch):
+    "Any learner can have it, and without glibc nothing happens"
+    c,learn = GlibC(), toy_learner()
+    monkeypatch.setattr(heap, '_glibc', lambda: c)
+    learn.fit(1, cbs=heap.ReuseMemory())
+    assert c.said[-1] == 'trim'
+    monkeypatch.setattr(heap, '_glibc', lambda: None)
+    learn.fit(1, cbs=heap.ReuseMemory())

@@ -26,6 +26,7 @@ from ..model.config import make_config, TransformerConfig
 from ..text.special import pad_index, text_vocab, vocab_lists, vocabs_differ
 from ..text.codec import TextCodec
 from ..text.pairs import PairDL
+from ..train.heap import hand_back, ReuseMemory
 from ..train.losses import in_full
 from ..train.precision import DeviceMixedPrecision
 from ..train.compile import compile_for_training
@@ -144,8 +145,10 @@ class TransformerLearner(RatedLearner):
     ):
         "As in `Learner`. A ValueError where there is nothing to train on."
         self._loader(0, scored=False)
-        try: super().fit(n_epoch, lr, wd, [*L(cbs), *self.fit_callbacks()], **kwargs)
-        finally: # a fit that is broken off leaves its loaders halfway
+        cbs = [*L(cbs), ReuseMemory(), *self.fit_callbacks()]
+        try: super().fit(n_epoch, lr, wd, cbs, **kwargs)
+        finally: # a fit that is broken off leaves its loaders halfway, and its memory
+            hand_back()
             for dl in self.dls.loaders: vars(dl).pop('it', None)
 
     def validate(self,

@@ -14,7 +14,7 @@ from fastai.torch_core import get_model
 from fastcore.basics import store_attr
 from torch.autograd.function import once_differentiable
 from ..base.compat import apply_gradients, call_whole
-from ..base.products import fast_mm
+from ..base.products import fast_mm, room_for
 from ..base.shadow import shadow
 from ..generate.decode import target_logprobs
 
@@ -82,11 +82,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         some = n.clamp(min=1)
         early,ctx.late = (1,some) if dtype == torch.float16 else (some,1)   # it has no tiny numbers
         out = dh,dw,db = _empty_grads(ctx, (h, weight, bias), exact, grads)
-        logits = low.new_empty(min(chunk, len(h)), len(w))                  # one room for all
+        logits = room_for(low[:chunk], w)                                   # one room for all
         room = None if dw is None or dw.dtype == dtype else torch.empty_like(w)
         for i in range(0, len(h), chunk):
             rows = slice(i, i+chunk)
-            z = fast_mm(low[rows], w, logits[:len(low[rows])])
+            z = fast_mm(low[rows], w, None if logits is None else logits[:len(low[rows])])
             loss,factor = _losses_in_place(z, bias, targ[rows], real[rows], smoothing, exact)
             total += loss
             factor /= early
