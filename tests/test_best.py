@@ -139,6 +139,15 @@ def test_stopped_by_hand(monkeypatch):
     assert learn.report.results.candidate[learn.report.results.returned].item().endswith('counted')
     assert learn.predict('red red red red red')[0] == 'warm'
 
+def test_more_minutes_train_longer(tmp_path, monkeypatch):
+    "A transformer that the clock has ended is taken for the same minutes alone"
+    monkeypatch.setattr(best._Towers, 'plan', lambda self, s: 1)
+    monkeypatch.setattr(best._Towers, 'seconds', lambda self: 10_000)
+    def n_kept(minutes):
+        quick(frame(), minutes, folder=tmp_path)
+        return len(list(tmp_path.iterdir()))
+    assert [n_kept(m) for m in (0.05,0.06,0.05)] == [1,2,2]
+
 @pytest.mark.parametrize('folds', [1,3])
 def test_goes_on_where_it_was(tmp_path, monkeypatch, folds):
     "The same call with the same folder trains nothing twice, and does not measure again how long it takes"

@@ -401,7 +401,7 @@ def test_seq_len(df, tmp_path):
     assert mlm(make_dls(df, is_lm=True, seq_len=600, bs=1), tmp_path).model.config.max_len == 600
 
 @pytest.mark.parametrize('kw,error,words', [(dict(causal=True), TypeError, "'causal'"), (dict(n_haeds=2), TypeError, "'n_heads'"), (dict(pool='max'), TypeError, "'pool'"),
-    (dict(mask_p=0), ValueError, 'p=0'), (dict(mask_p=1.2), ValueError, 'p=1.2'), (dict(p_mask=0.9, p_random=0.2), ValueError, 'p_random=0.2'), (dict(p_random=-.1), ValueError, 'p_random=-0.1'),
+    (dict(mask_p=0), ValueError, 'p=0'), (dict(mask_p=1.2), ValueError, 'p=1.2'), (dict(p_mask=0.9, p_random=0.2), ValueError, 'p_random=0.2'), (dict(p_random=-.1), ValueError, 'p_random=-0.1'), (dict(mask_p='0.2'), ValueError, "mask_p='0.2'"), (dict(p_mask=None), ValueError, 'p_mask=None'),
     (dict(p_mask=math.nan), ValueError, 'p_mask=nan'), (dict(seed='a'), ValueError, "seed='a'"),
     (dict(config=TransformerConfig(causal=True)), ValueError, 'both sides'), (dict(mask_tok='xxgap'), ValueError, 'xxgap')])
 def test_wrong_options(of, kw, error, words):

@@ -4,12 +4,12 @@ import configparser, copy, math, os, random, re, subprocess, textwrap, warnings
 import matplotlib.pyplot as plt, pandas as pd, pytest, torch, torch.nn as nn
 from functools import partial
 from pathlib import Path
-from fastai.text.all import (AWD_LSTM, BaseTokenizer, Callback, ClassificationInterpretation, MixUp,
+from fastai.text.all import (AWD_LSTM, BaseTokenizer, Callback, ClassificationInterpretation, CSVLogger, MixUp, MultiCategoryBlock,
                              Perplexity, TextDataLoaders, accuracy, load_learner, set_seed)
 from fastai_txf.all import (adamw,
     CharTokenizer, KVCache, Seq2SeqDataLoaders, Seq2SeqTransformer, TransformerClassifier,
     TransformerDataLoaders, TransformerEncoder, TransformerLM, TransformerMLM, add_pseudo_labels,
-    beam_search, from_hf, generate, muon, self_pretrain, stream_tokens, transformer_classifier_learner,
+    SampleText, TransformerConfig, beam_search, from_hf, generate, muon, self_pretrain, stream_tokens, transformer_classifier_learner,
     transformer_lm_learner, transformer_mlm_learner, transformer_seq2seq_learner)
 from fixtures import SMALL, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet, weights
 
@@ -510,3 +510,34 @@ def test_many_texts_take_the_memory_of_the_longest():
     out = subprocess.run([sys.executable, '-c', LABELLED], capture_output=True, text=True, timeout=300)
     assert out.returncode == 0, out.stderr
     assert float(out.stdout) < 30, out.stdout
+
+@pytest.mark.parametrize('positions', ['rotary','learned'])
+def test_trace_is_checked(positions):
+    "A trace with a gradient and one without, as torch compares them, are the same"
+    model = TransformerLM(TransformerConfig(vocab_sz=30, d_model=16, n_heads=2, n_layers=1, positions=positions)).eval()
+    x = torch.randint(2, 30, (2,9))
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        close(torch.jit.trace(model, x)(x), model(x))
+
+def test_threshold_of_one_learner(df):
+    "A loss function that is changed is one learner's"
+    make = lambda: quiet(transformer_classifier_learner(make_dls(df, label_col='tags', label_delim=';', y_block=MultiCategoryBlock), **SMALL))
+    a,b = make(), make()
+    a.loss_func.thresh = 0.99
+    assert b.loss_func.thresh != 0.99 and make().loss_func.thresh != 0.99
+
+@pytest.mark.parametrize('loss', [nn.CrossEntropyLoss, nn.BCEWithLogitsLoss])
+def test_loss_of_torchs(make, loss):
+    with pytest.raises(TypeError, match=f'{loss.__name__}Flat'): make('clf', loss_func=loss(weight=torch.ones(2)))
+
+def test_sample_text_in_csv(make, tmp_path):
+    "A sample with commas is one field"
+    learn = make('lm')
+    learn.fit(2, 1e-3, cbs=[SampleText('warm, "dull" film'), CSVLogger('history.csv')])
+    rows = pd.read_csv(tmp_path/'history.csv')
+    assert rows.epoch.tolist() == [0,1] and rows['sample'].str.startswith('warm').all()
+
+def test_sample_text_beside_tensorboard(make):
+    class TensorBoardCallback(Callback): pass
+    with pytest.raises(TypeError, match='number'): make('lm').fit(1, 1e-3, cbs=[SampleText('warm'), TensorBoardCallback()])

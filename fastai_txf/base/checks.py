@@ -51,6 +51,9 @@ _settings = dict(
     div_final=(lambda v: 0 < v < math.inf, 'a number above 0 that divides the rate'),
     turns=(_whole(1), 'a whole number from 1'),
     label_smoothing=(lambda v: 0 <= v < 1, 'a share of the probability, 0 ≤ label_smoothing < 1'),
+    mask_p=(lambda v: 0 < v <= 1, 'the part of the tokens to predict, 0 < mask_p ≤ 1'),
+    p_mask=(lambda v: 0 <= v <= 1, 'a part of the tokens to predict, 0 ≤ p_mask ≤ 1'),
+    p_random=(lambda v: 0 <= v <= 1, 'a part of the tokens to predict, 0 ≤ p_random ≤ 1'),
     minutes=(lambda v: 0 < v < math.inf, 'a budget of training, more than 0 and finite'),
     C=(lambda v: 0 < v < math.inf, 'the inverse strength of a penalty, above 0 and finite'),
     power=(lambda v: 0 <= v < math.inf, 'an exponent, 0 or more and finite'),
@@ -60,7 +63,8 @@ _settings = dict(
           'a whole number, a torch.Generator, or None for another sample each time'))
 
 _needed = {'temperature','n','min_tokens','n_samples','num_beams','length_penalty','minutes',
-           'C','seq_len','max_vocab','max_n','turns','label_smoothing','backwards','is_lm'}
+           'C','seq_len','max_vocab','max_n','turns','label_smoothing','mask_p','p_mask','p_random',
+           'backwards','is_lm'}
 
 def check_values(**values):
     "A ValueError for the first value out of its range; names that are not known pass."

@@ -6,7 +6,7 @@
 __all__ = ['TransformerLearner']
 
 # %% ../../nbs/5_learn/03_base.ipynb #c2d17d62
-import dataclasses, difflib, inspect, pandas as pd, torch, torch.nn as nn, warnings
+import copy, dataclasses, difflib, inspect, pandas as pd, torch, torch.nn as nn, warnings
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -357,6 +357,13 @@ def _adopt(pretrained, dls, config, config_kw, learner_kw, tied):
     else: saved = read_encoder(_file_in(pretrained, dls, **learner_kw))
     return {**adopted_fields(saved, config, config_kw, tied), **config_kw}
 
+def _check_loss(f):
+    "A TypeError for a loss of torch's that does not say what an output means."
+    if type(f) not in (nn.CrossEntropyLoss, nn.BCEWithLogitsLoss): return
+    name = type(f).__name__
+    raise TypeError(f'loss_func is an nn.{name}, which turns no output into a prediction: '
+                    f'give {name}Flat, which takes weight= and the other options, too')
+
 def make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, compile,
                  model_kw, config_kw, learner_kw, tied=False):
     "Configuration to model to learner. `tied`: the output layer may be the encoder's embeddings."
@@ -367,9 +374,12 @@ def make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, compil
     model = arch(config, **{k:v for k,v in model_kw.items() if v is not None})
     if not hasattr(model, 'encoder'): splitter = trainable_params
     check_functions(**{k:L(learner_kw.get(k)) for k in ('opt_func','metrics','loss_func')})
+    _check_loss(learner_kw.get('loss_func'))
     learner_kw = {'splitter':splitter, 'train_bn':False, **learner_kw}
     learn = cls(dls, compile_for_training(model) if compile else model, **learner_kw)
     learn.vocabs = vocab_lists(dls)
+    if not learner_kw.get('loss_func'):
+        learn.loss_func = copy.copy(learn.loss_func)    # fastai shares one between all loaders
     if pretrained is None: return learn
     learn.load_encoder(pretrained)
     if isinstance(pretrained, nn.Module): load_head(model, pretrained, text_vocab(dls))

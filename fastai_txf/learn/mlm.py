@@ -72,11 +72,10 @@ class MaskTokens(Callback):
         p_random:float=0.1, # part of them to replace by any ordinary token; the rest stay
         seed:int=42, # of the masks in validation
     ):
-        if not 0 < p <= 1:
-            raise ValueError(f'{p=} is the part of the tokens to choose: 0 < p ≤ 1')
-        if not (p_mask >= 0 and p_random >= 0 and p_mask+p_random <= 1):
+        check_values(mask_p=p, p_mask=p_mask, p_random=p_random)
+        if p_mask+p_random > 1:
             raise ValueError(f'{p_mask=} and {p_random=} are parts of the chosen tokens: '
-                             'neither below 0, both together at most 1')
+                             'both together at most 1')
         if not ordinary.any():
             raise ValueError(f'all {len(ordinary)} tokens of the vocabulary are special: '
                              'there is nothing to predict')

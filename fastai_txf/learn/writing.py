@@ -6,7 +6,7 @@
 __all__ = ['predict', 'text_logprobs', 'stream_text', 'SampleText']
 
 # %% ../../nbs/5_learn/04_writing.ipynb #1becea3c
-import math, pandas as pd
+import csv, io, math, pandas as pd
 from time import perf_counter
 from fastai.callback.core import Callback
 from fastcore.meta import delegates
@@ -176,6 +176,12 @@ def _as_strings(texts):
     return [' '.join(map(str, row)) for row in texts.itertuples(index=False)]
 
 # %% ../../nbs/5_learn/04_writing.ipynb #5be57dc9
+def _field(text):
+    "`text` as a field of a row with commas, which `CSVLogger` writes."
+    file = io.StringIO()
+    csv.writer(file, lineterminator='').writerow([text])
+    return file.getvalue()
+
 class SampleText(Callback):
     "After each epoch, a column with how the language model goes on with `prompt`."
     order = 55 # after the recorder, before the table
@@ -197,6 +203,9 @@ class SampleText(Callback):
         if isinstance(self.model, Seq2SeqTransformer):
             raise TypeError('SampleText continues a prompt, which an encoder–decoder does not: '
                             'watch SacreBLEU or TokenAccuracy')
+        if hasattr(self.learn, 'tensor_board'):
+            raise TypeError('TensorBoardCallback takes every column for a number, and '
+                            "SampleText's is a text: leave one of them out")
         # what cannot be sampled is an error now
         predict(self.learn, self.prompt, **{**self.options, 'n_tokens':1})
         names = self.recorder.metric_names
@@ -206,7 +215,7 @@ class SampleText(Callback):
 
     def after_validate(self):
         if not getattr(self, 'writes', False): return
-        self.recorder.log.append(predict(self.learn, self.prompt, **self.options))
+        self.recorder.log.append(_field(predict(self.learn, self.prompt, **self.options)))
 
     def after_epoch(self):
         if self.writes: self.recorder.values[-1].items.pop() # the record is for numbers

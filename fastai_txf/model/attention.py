@@ -265,7 +265,8 @@ def _normed(norm, x):
     return norm(x if w is None else x.to(w.dtype))
 
 def _trains():
-    "Whether what is computed now is kept for a backward pass, by no compiler."
+    "Whether what is computed now is kept for a backward pass, and is neither compiled nor traced."
+    if torch.jit.is_tracing(): return False
     return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 class SelfAttention(_Heads):

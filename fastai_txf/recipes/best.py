@@ -38,6 +38,7 @@ class _Towers:
     "Transformers, each trained without one fold, and what they say of it."
     def __init__(self, text, end, seed, folder, say, minutes=None):
         store_attr('text,end,seed,folder,say,minutes')
+        self.timed = False # whether the clock ends its training
         self.states,self.outs = [],[] # weights, and outputs for the fold
         self.rows = []                # numbers of the fold's texts
         self.weighing = 0.            # minutes that vectors took
@@ -94,8 +95,8 @@ class _Towers:
         return Path(self.folder)/f'{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.pth'
 
     def _file(self, k, fold):
-        "Where the tower of fold `k` is kept."
-        return self._named(k, int(fold.max()))
+        "Where the tower of fold `k` is kept, and one that the clock has ended, for its minutes."
+        return self._named(k, int(fold.max()), *[self.minutes]*self.timed)
 
     def _save(self, tensors, file):
         "Keep a dictionary of tensors."
@@ -146,6 +147,7 @@ class _Towers:
         k = self.plan(seconds)
         left = self.left()
         minutes = None if k > 1 or 1.15*seconds < 60*left else left*0.9
+        self.timed = minutes is not None
         if k == 1: self.text.fold = self.folds(10)
         each = seconds/60 if minutes is None else minutes
         self.say(f'{k} transformer{"s"*(k > 1)}, about {each:.1f} minutes each')

@@ -380,7 +380,6 @@ def _take_labels(learn, kind, labels, given):
         hide.mask_idx = labels['mask_idx']
         hide.ordinary = ordinary_of(labels['special'], len(hide.ordinary))
     if labels.get('kind') == 'multi' and given.get('loss_func') is None:
-        learn.loss_func = copy.copy(learn.loss_func)             # other learners have the loaders'
         learn.loss_func.thresh = labels['threshold']
 
 # %% ../../nbs/8_share/05_publish.ipynb #84013628
