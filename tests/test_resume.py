@@ -1,5 +1,6 @@
 "A training that was killed ends as if it had not been"
 import json, os, random, subprocess, sys
+from collections import Counter, defaultdict
 from functools import partial
 import numpy as np, pandas as pd, pytest, torch
 from fastai.text.all import (Adam, Callback, CSVLogger, CrossEntropyLossFlat, DataLoaders, EarlyStoppingCallback, FocalLossFlat, GradientAccumulation, Learner, MSELossFlat, RegressionBlock, SaveModelCallback, accuracy,
@@ -377,3 +378,18 @@ def test_leftovers(new, tmp_path):
     for n in ('.resume.pth.abc.tmp','.other.pth.abc.tmp'): (tmp_path/'models'/n).write_bytes(b'half')
     new('clf', 0).fit(1, 1e-2, cbs=ResumeCallback())
     assert [o.name for o in (tmp_path/'models').iterdir()] == ['.other.pth.abc.tmp']
+
+def test_mappings_keep_their_class(new):
+    "What a callback counts in a mapping of a class of its own, it goes on counting"
+    class Lengths(Callback):
+        def before_fit(self): self.seen,self.by_epoch = Counter(),defaultdict(list)
+        def after_batch(self):
+            if not self.training: return
+            self.seen[self.y.sum().item()] += 1
+            self.by_epoch[self.epoch].append(self.train_iter)
+    want,got = Lengths(),Lengths()
+    run(new('clf', 0), want, Kill())
+    killed(new('clf', 0), ResumeCallback(every=2), Lengths(), Kill(5))
+    run(new('clf', 1), ResumeCallback(every=2), got, Kill())
+    assert (got.seen,got.by_epoch) == (want.seen,want.by_epoch) and len(got.by_epoch) == N
+    assert isinstance(got.seen, Counter) and got.by_epoch.default_factory is list

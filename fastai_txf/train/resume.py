@@ -71,8 +71,9 @@ def _attrs(o, given=()):
 def _set_attrs(o, attrs):
     "Give `o` what `_attrs` has kept."
     for k,v in attrs.items():
-        is_l = isinstance(vars(o).get(k), L)
-        vars(o)[k] = L(_unpack(v)) if is_l else _unpack(v)
+        now,v = vars(o).get(k), _unpack(v)
+        if isinstance(now, dict) and isinstance(v, dict): now.clear(); now.update(v)
+        else: vars(o)[k] = L(v) if isinstance(now, L) else v
 
 def _remembering(learn, but):
     "The callbacks and metrics that have a state, `but` one callback."
