@@ -393,3 +393,13 @@ def test_mappings_keep_their_class(new):
     run(new('clf', 1), ResumeCallback(every=2), got, Kill())
     assert (got.seen,got.by_epoch) == (want.seen,want.by_epoch) and len(got.by_epoch) == N
     assert isinstance(got.seen, Counter) and got.by_epoch.default_factory is list
+
+def test_blocks_left_out_by_chance(new):
+    "A weight that no batch after the resumed one reaches keeps its gradient of 0: it decays and its momentum moves it, as without a kill"
+    class Sometimes(TransformerBlock):
+        def forward(self, x, *args, **kwargs): return x if self.training and torch.rand(1) < .5 else super().forward(x, *args, **kwargs)
+    def learner(seed): return new('clf', seed, block=Sometimes, n_layers=3)
+    want = run(learner(0), Kill())
+    for at in (1,5):
+        killed(learner(0), ResumeCallback(every=1), Kill(at))
+        assert_same(want, run(learner(1), ResumeCallback(every=1), Kill()))

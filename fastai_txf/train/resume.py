@@ -219,7 +219,7 @@ def _state(learn, others, given):
     model,scaler = get_model(learn.model), getattr(learn, 'scaler', None)
     grads = {n:p.grad for n,p in model.named_parameters() if p.grad is not None}
     state = dict(model=model.state_dict(), opt=learn.opt.state_dict(),
-                 grads={n:g for n,g in grads.items() if g.any()},
+                 grads={n:g if g.any() else None for n,g in grads.items()}, # None: all 0
                  scaler=scaler and scaler.state_dict(),
                  counters={k:getattr(learn, k) for k in _counters if k in vars(learn)},
                  random=get_random_states())
@@ -233,8 +233,9 @@ def _set_state(learn, others, state):
     if isinstance(learn.opt, Optimizer):
         opt = to_device(opt, device) | dict(hypers=L(opt['hypers']))
     learn.opt.load_state_dict(opt)
-    grads = state['grads']
-    for n,p in model.named_parameters(): p.grad = grads[n].to(device) if n in grads else None
+    for n,p in model.named_parameters():
+        p.grad = torch.zeros_like(p) if n in state['grads'] else None
+        if state['grads'].get(n) is not None: p.grad.copy_(state['grads'][n])
     if state['scaler']: learn.scaler.load_state_dict(state['scaler'])
     for o,attrs in zip(others, state['attrs']): _set_attrs(o, attrs)
     for k,v in state['counters'].items(): setattr(learn, k, v)
