@@ -3,7 +3,7 @@ import json, os, random, subprocess, sys
 from collections import Counter, defaultdict
 from functools import partial
 import numpy as np, pandas as pd, pytest, torch
-from fastai.text.all import (Adam, Callback, CSVLogger, CrossEntropyLossFlat, DataLoaders, EarlyStoppingCallback, FocalLossFlat, GradientAccumulation, Learner, MSELossFlat, RegressionBlock, SaveModelCallback, accuracy,
+from fastai.text.all import (Adam, Callback, CancelFitException, CSVLogger, CrossEntropyLossFlat, DataLoaders, EarlyStoppingCallback, FocalLossFlat, GradientAccumulation, Learner, MSELossFlat, RegressionBlock, SaveModelCallback, accuracy,
                              set_seed)
 from fastai.data.load import DataLoader
 from hypothesis import given, settings, strategies as st
@@ -403,3 +403,21 @@ def test_blocks_left_out_by_chance(new):
     for at in (1,5):
         killed(learner(0), ResumeCallback(every=1), Kill(at))
         assert_same(want, run(learner(1), ResumeCallback(every=1), Kill()))
+
+@pytest.mark.parametrize('stop_early', [False,True])
+def test_another_callback_fails_at_the_end(new, whole, tmp_path, stop_early):
+    "The file goes last: what fails after the training, in whatever order, does not take it away"
+    class Report(Callback):
+        order = 500
+        def __init__(self, fails): self._fails = fails
+        def after_epoch(self):
+            if stop_early and self.epoch == N-1: raise CancelFitException
+        def after_fit(self):
+            if self._fails and not self.learn.lock.locked(): raise ConnectionError('no network')
+    learn = new('clf', 0)
+    with pytest.raises(ConnectionError): run(learn, ResumeCallback(every=3), Kill(), Report(True))
+    learn.validate()
+    assert [o.name for o in (tmp_path/'models').iterdir()] == ['resume.pth']
+    callback = ResumeCallback(every=3)
+    assert_same(whole('clf'), run(new('clf', 1), callback, Kill(), Report(False)))
+    assert not list((tmp_path/'models').iterdir()) and callback.order < 0

@@ -6,7 +6,7 @@
 __all__ = ['ResumeCallback']
 
 # %% ../../nbs/4_train/05_resume.ipynb #8058c7ff
-import dataclasses, inspect, numpy as np, torch, warnings
+import dataclasses, inspect, math, numpy as np, torch, warnings
 from enum import Enum
 from functools import partial
 from glob import escape
@@ -262,28 +262,25 @@ class ResumeCallback(Callback):
     ):
         if every < 1: raise ValueError(f'{every=}: at least 1 batch between two saves')
         store_attr()
-        self._runs = [] # of the fits that are done
-        self._on = False
-        self._saved = None
-        self._paused = []
+        self._runs,self._paused = [],[] # fits that are done; callbacks that wait
+        self._on,self._saved = False,None
 
     def before_fit(self):
         # locked: validation or prediction
         self._on = not self.learn.lock.locked() and not hasattr(self.learn, 'lr_finder')
         if not self._on: return
+        self.order = type(self).order
         if self.learn.cbs.filter(lambda cb: isinstance(cb, TimeBudget)):
             raise TypeError('a schedule by the clock cannot be resumed exactly: use epochs')
         if num_distrib() > 1:
-            raise TypeError(f'{num_distrib()} processes: '
-                            'ResumeCallback keeps the state of one only')
+            raise TypeError(f'{num_distrib()} processes: ResumeCallback keeps the state of one')
         self._path = join_path_file(self.file, self.learn.path/self.learn.model_dir, ext='.pth')
         self._others = _remembering(self.learn, self)
         self._given = None
         self._run = _describe(self.learn, self._others)
-        self._saved = None
         self._refuse_same_file()
         self._sweep()
-        if self._path.exists(): self._saved = self._read()
+        self._saved = self._read() if self._path.exists() else None
 
     def _refuse_same_file(self):
         "A ValueError where `SaveModelCallback` would write its weights into this file."
@@ -385,10 +382,15 @@ class ResumeCallback(Callback):
         batches,epoch = saved['run']['batches'], saved['epoch']
         print(f'{self._path}: resumed at batch {self._iter} of {batches} of epoch {epoch}')
 
-    def after_fit(self):
+    # the last one to end: where another callback fails at the end of a fit, the file is still there
+    def after_epoch(self):
+        if self._on and self.epoch == self.n_epoch-1: self.order = math.inf
+    def after_cancel_fit(self):
         self._wake()
+        if self._on: self.order = math.inf
+    def after_fit(self):
         if not self._on: return
         if self._saved is None: self._path.unlink(missing_ok=True)
         self._runs.append(self._run)
-        self._on = False
-        self._saved = None
+        self._on,self._saved = False,None
+        self.order = type(self).order
