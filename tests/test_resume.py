@@ -421,3 +421,38 @@ def test_another_callback_fails_at_the_end(new, whole, tmp_path, stop_early):
     callback = ResumeCallback(every=3)
     assert_same(whole('clf'), run(new('clf', 1), callback, Kill(), Report(False)))
     assert not list((tmp_path/'models').iterdir()) and callback.order < 0
+
+@pytest.mark.parametrize('append', [True,False])
+def test_each_epoch_once_in_a_log(new, tmp_path, append):
+    "Also where a log is appended to: below what earlier fits wrote there, and not where another training wrote in between"
+    log = tmp_path/'history.csv'
+    def epochs(): return [o.split(',')[0] for o in log.read_text().splitlines()]
+    def fit(at=None, event='after_batch'): new('clf', 0).fit(3, 1e-2, cbs=[ResumeCallback(), CSVLogger(append=append), Kill(at, event)])
+    fit()
+    earlier = ['epoch','0','1','2']*append
+    for at,event in ((18,'after_batch'),(20,'after_batch'),(24,'after_epoch')):
+        with pytest.raises(KeyboardInterrupt): fit(at, event)
+    fit()
+    assert epochs() == [*earlier,'epoch','0','1','2']
+    with pytest.raises(KeyboardInterrupt): fit(18)
+    other = log.read_text()
+    if append:
+        log.write_text(other + 'epoch,other\n0,1\n')
+        fit()
+        assert log.read_text().startswith(other + 'epoch,other\n0,1\nepoch,')
+        with pytest.raises(KeyboardInterrupt): fit(18)
+        log.unlink()
+    fit()
+    assert epochs() == ['epoch','0','1','2']
+
+def test_log_of_two_fits(new, tmp_path):
+    "A first fit that is skipped leaves its rows as they are, and adds none"
+    def tuned(*cbs):
+        new('clf', 0).fine_tune(2, 1e-2, freeze_epochs=1, cbs=[*cbs, CSVLogger(append=True)])
+        return [o.split(',')[:3] for o in (tmp_path/'history.csv').read_text().splitlines()]
+    class KillLast(Kill):
+        def __call__(self, event_name):
+            if self.opt.frozen_idx == 0: super().__call__(event_name)
+    want = tuned(KillLast())
+    with pytest.raises(KeyboardInterrupt): tuned(ResumeCallback(), KillLast(10))
+    assert tuned(ResumeCallback(), KillLast()) == want*2 and len(want) == 5
