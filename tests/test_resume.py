@@ -1,8 +1,9 @@
 "A training that was killed ends as if it had not been"
 import json, os, random, subprocess, sys
+from collections import Counter, defaultdict
 from functools import partial
 import numpy as np, pandas as pd, pytest, torch
-from fastai.text.all import (Adam, Callback, CSVLogger, CrossEntropyLossFlat, DataLoaders, EarlyStoppingCallback, FocalLossFlat, GradientAccumulation, Learner, MSELossFlat, RegressionBlock, SaveModelCallback, accuracy,
+from fastai.text.all import (Adam, Callback, CancelFitException, CSVLogger, CrossEntropyLossFlat, DataLoaders, EarlyStoppingCallback, FocalLossFlat, GradientAccumulation, Learner, MSELossFlat, RegressionBlock, SaveModelCallback, accuracy,
                              set_seed)
 from fastai.data.load import DataLoader
 from hypothesis import given, settings, strategies as st
@@ -377,3 +378,81 @@ def test_leftovers(new, tmp_path):
     for n in ('.resume.pth.abc.tmp','.other.pth.abc.tmp'): (tmp_path/'models'/n).write_bytes(b'half')
     new('clf', 0).fit(1, 1e-2, cbs=ResumeCallback())
     assert [o.name for o in (tmp_path/'models').iterdir()] == ['.other.pth.abc.tmp']
+
+def test_mappings_keep_their_class(new):
+    "What a callback counts in a mapping of a class of its own, it goes on counting"
+    class Lengths(Callback):
+        def before_fit(self): self.seen,self.by_epoch = Counter(),defaultdict(list)
+        def after_batch(self):
+            if not self.training: return
+            self.seen[self.y.sum().item()] += 1
+            self.by_epoch[self.epoch].append(self.train_iter)
+    want,got = Lengths(),Lengths()
+    run(new('clf', 0), want, Kill())
+    killed(new('clf', 0), ResumeCallback(every=2), Lengths(), Kill(5))
+    run(new('clf', 1), ResumeCallback(every=2), got, Kill())
+    assert (got.seen,got.by_epoch) == (want.seen,want.by_epoch) and len(got.by_epoch) == N
+    assert isinstance(got.seen, Counter) and got.by_epoch.default_factory is list
+
+def test_blocks_left_out_by_chance(new):
+    "A weight that no batch after the resumed one reaches keeps its gradient of 0: it decays and its momentum moves it, as without a kill"
+    class Sometimes(TransformerBlock):
+        def forward(self, x, *args, **kwargs): return x if self.training and torch.rand(1) < .5 else super().forward(x, *args, **kwargs)
+    def learner(seed): return new('clf', seed, block=Sometimes, n_layers=3)
+    want = run(learner(0), Kill())
+    for at in (1,5):
+        killed(learner(0), ResumeCallback(every=1), Kill(at))
+        assert_same(want, run(learner(1), ResumeCallback(every=1), Kill()))
+
+@pytest.mark.parametrize('stop_early', [False,True])
+def test_another_callback_fails_at_the_end(new, whole, tmp_path, stop_early):
+    "The file goes last: what fails after the training, in whatever order, does not take it away"
+    class Report(Callback):
+        order = 500
+        def __init__(self, fails): self._fails = fails
+        def after_epoch(self):
+            if stop_early and self.epoch == N-1: raise CancelFitException
+        def after_fit(self):
+            if self._fails and not self.learn.lock.locked(): raise ConnectionError('no network')
+    learn = new('clf', 0)
+    with pytest.raises(ConnectionError): run(learn, ResumeCallback(every=3), Kill(), Report(True))
+    learn.validate()
+    assert [o.name for o in (tmp_path/'models').iterdir()] == ['resume.pth']
+    callback = ResumeCallback(every=3)
+    assert_same(whole('clf'), run(new('clf', 1), callback, Kill(), Report(False)))
+    assert not list((tmp_path/'models').iterdir()) and callback.order < 0
+
+@pytest.mark.parametrize('append', [True,False])
+def test_each_epoch_once_in_a_log(new, tmp_path, append):
+    "Also where a log is appended to: below what earlier fits wrote there, and not where another training wrote in between"
+    log = tmp_path/'history.csv'
+    def epochs(): return [o.split(',')[0] for o in log.read_text().splitlines()]
+    def fit(at=None, event='after_batch'): new('clf', 0).fit(3, 1e-2, cbs=[ResumeCallback(), CSVLogger(append=append), Kill(at, event)])
+    fit()
+    earlier = ['epoch','0','1','2']*append
+    for at,event in ((18,'after_batch'),(20,'after_batch'),(24,'after_epoch')):
+        with pytest.raises(KeyboardInterrupt): fit(at, event)
+    fit()
+    assert epochs() == [*earlier,'epoch','0','1','2']
+    with pytest.raises(KeyboardInterrupt): fit(18)
+    other = log.read_text()
+    if append:
+        log.write_text(other + 'epoch,other\n0,1\n')
+        fit()
+        assert log.read_text().startswith(other + 'epoch,other\n0,1\nepoch,')
+        with pytest.raises(KeyboardInterrupt): fit(18)
+        log.unlink()
+    fit()
+    assert epochs() == ['epoch','0','1','2']
+
+def test_log_of_two_fits(new, tmp_path):
+    "A first fit that is skipped leaves its rows as they are, and adds none"
+    def tuned(*cbs):
+        new('clf', 0).fine_tune(2, 1e-2, freeze_epochs=1, cbs=[*cbs, CSVLogger(append=True)])
+        return [o.split(',')[:3] for o in (tmp_path/'history.csv').read_text().splitlines()]
+    class KillLast(Kill):
+        def __call__(self, event_name):
+            if self.opt.frozen_idx == 0: super().__call__(event_name)
+    want = tuned(KillLast())
+    with pytest.raises(KeyboardInterrupt): tuned(ResumeCallback(), KillLast(10))
+    assert tuned(ResumeCallback(), KillLast()) == want*2 and len(want) == 5

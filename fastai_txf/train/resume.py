@@ -6,13 +6,11 @@
 __all__ = ['ResumeCallback']
 
 # %% ../../nbs/4_train/05_resume.ipynb #8058c7ff
-import dataclasses, inspect, numpy as np, torch, warnings
-from enum import Enum
+import dataclasses, enum, glob, inspect, math, numpy as np, torch, warnings
 from functools import partial
-from glob import escape
 from zlib import crc32
 from fastai.callback.core import Callback, CancelEpochException, CancelFitException
-from fastai.callback.progress import ProgressCallback
+from fastai.callback.progress import CSVLogger, ProgressCallback
 from fastai.callback.schedule import ParamScheduler
 from fastai.callback.tracker import SaveModelCallback
 from fastai.learner import join_path_file, Recorder
@@ -20,8 +18,7 @@ from fastai.optimizer import Optimizer
 from fastai.text.data import LMDataLoader
 from fastai.torch_core import (
     get_model, get_random_states, no_random, num_distrib, set_random_states, to_device)
-from fastcore.basics import GetAttr, store_attr
-from fastcore.foundation import CollBase, L
+from fastcore.foundation import CollBase, GetAttr, L, store_attr
 from ..base.files import load_tensors, save_tensors
 from ..base.ids import evenly_drawn
 from .schedule import TimeBudget
@@ -71,8 +68,21 @@ def _attrs(o, given=()):
 def _set_attrs(o, attrs):
     "Give `o` what `_attrs` has kept."
     for k,v in attrs.items():
-        is_l = isinstance(vars(o).get(k), L)
-        vars(o)[k] = L(_unpack(v)) if is_l else _unpack(v)
+        now,v = vars(o).get(k), _unpack(v)
+        if isinstance(now, dict) and isinstance(v, dict): now.clear(); now.update(v)
+        else: vars(o)[k] = L(v) if isinstance(now, L) else v
+
+def _cut_log(file, size):
+    "Cut off the header and epochs that a fit has put behind `size` bytes; the size that is left."
+    with file.open('a+b') as f:
+        start = f.seek(min(size, f.tell()))
+        epochs = [o.partition(b',')[0] for o in f.readlines()[1:]]
+        return f.truncate(start) if epochs == [b'%d' % i for i in range(len(epochs))] else f.tell()
+
+def _log_sizes(learn, then):
+    "The sizes of the files that a `CSVLogger` appends to, cut to what they were `then`."
+    names = [str(cb.fname) for cb in learn.cbs if isinstance(cb, CSVLogger) and cb.append]
+    return {k:_cut_log(learn.path/k, then.get(k, math.inf)) for k in names}
 
 def _remembering(learn, but):
     "The callbacks and metrics that have a state, `but` one callback."
@@ -119,7 +129,7 @@ def _bytes(t):
 def _brief(o):
     "`o` in few words, the same in every process: itself, its name, or a checksum."
     if o is None or type(o) in (bool,int,float,str): return o
-    if isinstance(o, Enum): return _brief(o.value)
+    if isinstance(o, enum.Enum): return _brief(o.value)
     is_array = isinstance(o, (np.generic,np.ndarray,torch.Tensor))
     if is_array and len(o.reshape(-1)) <= 10: return o.tolist()
     if isinstance(o, dict): return {str(k):_brief(v) for k,v in o.items()}
@@ -153,8 +163,7 @@ def _about_model(model):
 def _items(dl):
     "The number of a loader's items, and a function that gives one of them."
     flat,ds = vars(dl).get('flat'), getattr(dl, 'dataset', None)
-    # passages of one array of ids
-    if flat is not None: return len(flat.ids), lambda i: flat.ids[i:i+100]
+    if flat is not None: return len(flat.ids), lambda i: flat.ids[i:i+100] # a passage
     listed = hasattr(ds, '__len__') and hasattr(ds, '__getitem__')
     return len(ds) if listed else 0, lambda i: ds[i]
 
@@ -179,20 +188,18 @@ _looked_at = 0,.01,.1,.2,.3,.5,.7,.9,.99 # parts of a fit: shapes of schedules d
 
 def _describe(learn, others):
     "What a run must have in common with the one in the file."
-    opt = learn.opt
+    opt,loss = learn.opt, _about_loss(learn.loss_func)
     schedulers = [cb for cb in learn.cbs if isinstance(cb, ParamScheduler)]
     scheds = {n:{f'at {pct:.0%}':f(pct) for pct in _looked_at}
               for cb in schedulers for n,f in cb.scheds.items()}
     steps = opt.cbs if isinstance(opt, Optimizer) else [type(opt.opt)]
-    # `mom` may be what an earlier schedule left
-    fixed = [k for k in opt.hypers[0] if k not in {'mom', *scheds}]
-    run = dict(epochs=learn.n_epoch, batches=len(learn.dls.train),
+    fixed = [k for k in opt.hypers[0] if k not in {'mom', *scheds}] # earlier schedules leave a mom
+    run = dict(epochs=learn.n_epoch, batches=len(learn.dls.train), loss=loss,
                optimizer=[*map(_brief, steps)], opt_func=_brief(learn.opt_func),
                hypers={k:_brief([h[k] for h in opt.hypers]) for k in fixed},
                groups=[len(g) for g in opt.param_lists], schedules=scheds,
                callbacks=[f'{type(o).__name__}({_options(o)})' for o in others])
-    loss = dict(loss=_about_loss(learn.loss_func))
-    return _plain(run | _about_model(get_model(learn.model)) | loss | _about_data(learn.dls))
+    return _plain(run | _about_model(get_model(learn.model)) | _about_data(learn.dls))
 
 def _differences(a, b, most=None):
     "Where dictionaries `a` and `b` differ, in `most` places at most, with both values if short."
@@ -218,7 +225,7 @@ def _state(learn, others, given):
     model,scaler = get_model(learn.model), getattr(learn, 'scaler', None)
     grads = {n:p.grad for n,p in model.named_parameters() if p.grad is not None}
     state = dict(model=model.state_dict(), opt=learn.opt.state_dict(),
-                 grads={n:g for n,g in grads.items() if g.any()},
+                 grads={n:g if g.any() else None for n,g in grads.items()}, # None: all 0
                  scaler=scaler and scaler.state_dict(),
                  counters={k:getattr(learn, k) for k in _counters if k in vars(learn)},
                  random=get_random_states())
@@ -228,12 +235,12 @@ def _set_state(learn, others, state):
     "Put `learn` back to `_state`."
     model,opt = get_model(learn.model), _unpack(state['opt'])
     model.load_state_dict(state['model'])
-    device = next(model.parameters()).device
     if isinstance(learn.opt, Optimizer):
-        opt = to_device(opt, device) | dict(hypers=L(opt['hypers']))
+        opt = to_device(opt, next(model.parameters()).device) | dict(hypers=L(opt['hypers']))
     learn.opt.load_state_dict(opt)
-    grads = state['grads']
-    for n,p in model.named_parameters(): p.grad = grads[n].to(device) if n in grads else None
+    for n,p in model.named_parameters():
+        p.grad = torch.zeros_like(p) if n in state['grads'] else None
+        if state['grads'].get(n) is not None: p.grad.copy_(state['grads'][n])
     if state['scaler']: learn.scaler.load_state_dict(state['scaler'])
     for o,attrs in zip(others, state['attrs']): _set_attrs(o, attrs)
     for k,v in state['counters'].items(): setattr(learn, k, v)
@@ -251,8 +258,7 @@ _in_file = 'run','fit','epoch','iter','start','rows','state'
 
 class ResumeCallback(Callback):
     """Keep a fit's state in a file, and resume from it if it is there; a fit that ends removes it.
-    A ValueError for the file of another run,
-    a TypeError for several processes or a schedule by the clock."""
+    A ValueError: another run's file. A TypeError: several processes, a schedule by the clock."""
     order,run_valid = -100,False
     def __init__(self,
         file='resume', # a name under `path/model_dir`: one for each training
@@ -260,28 +266,26 @@ class ResumeCallback(Callback):
     ):
         if every < 1: raise ValueError(f'{every=}: at least 1 batch between two saves')
         store_attr()
-        self._runs = [] # of the fits that are done
-        self._on = False
-        self._saved = None
-        self._paused = []
+        self._runs,self._paused = [],[] # fits that are done; callbacks that wait
+        self._on,self._saved = False,None
 
     def before_fit(self):
         # locked: validation or prediction
         self._on = not self.learn.lock.locked() and not hasattr(self.learn, 'lr_finder')
         if not self._on: return
+        self.order = type(self).order
         if self.learn.cbs.filter(lambda cb: isinstance(cb, TimeBudget)):
             raise TypeError('a schedule by the clock cannot be resumed exactly: use epochs')
         if num_distrib() > 1:
-            raise TypeError(f'{num_distrib()} processes: '
-                            'ResumeCallback keeps the state of one only')
+            raise TypeError(f'{num_distrib()} processes: ResumeCallback keeps the state of one')
         self._path = join_path_file(self.file, self.learn.path/self.learn.model_dir, ext='.pth')
         self._others = _remembering(self.learn, self)
         self._given = None
         self._run = _describe(self.learn, self._others)
-        self._saved = None
         self._refuse_same_file()
         self._sweep()
-        if self._path.exists(): self._saved = self._read()
+        self._saved = self._read() if self._path.exists() else None
+        self._sizes = _log_sizes(self.learn, (self._saved or {}).get('sizes', {}))
 
     def _refuse_same_file(self):
         "A ValueError where `SaveModelCallback` would write its weights into this file."
@@ -366,13 +370,13 @@ class ResumeCallback(Callback):
 
     def _sweep(self):
         "Remove what a kill in the middle of writing has left."
-        left = self._path.parent.glob(f'.{escape(self._path.name)}.*.tmp')
+        left = self._path.parent.glob(f'.{glob.escape(self._path.name)}.*.tmp')
         for o in left: o.unlink(missing_ok=True)
 
     def _contents(self):
         "What goes into the file."
         return dict(run=self._run, fit=len(self._runs), earlier=self._runs,
-                    epoch=self.epoch, iter=self._iter, start=self._start,
+                    epoch=self.epoch, iter=self._iter, start=self._start, sizes=self._sizes,
                     rows=_plain(self.recorder.values),
                     state=_state(self.learn, self._others, self._given))
 
@@ -383,10 +387,14 @@ class ResumeCallback(Callback):
         batches,epoch = saved['run']['batches'], saved['epoch']
         print(f'{self._path}: resumed at batch {self._iter} of {batches} of epoch {epoch}')
 
-    def after_fit(self):
+    def after_epoch(self):
+        if self._on and self.epoch == self.n_epoch-1: self.order = math.inf # it ends last
+    def after_cancel_fit(self):
         self._wake()
+        if self._on: self.order = math.inf
+    def after_fit(self):
         if not self._on: return
         if self._saved is None: self._path.unlink(missing_ok=True)
         self._runs.append(self._run)
-        self._on = False
-        self._saved = None
+        self._on,self._saved = False,None
+        self.order = type(self).order
