@@ -294,6 +294,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'fastai_txf/explain/attribution.py'),
                                                 'fastai_txf.explain.attribution._each_text': ( '6_explain/attribution.html#_each_text',
                                                                                                'fastai_txf/explain/attribution.py'),
+                                                'fastai_txf.explain.attribution._in_whole': ( '6_explain/attribution.html#_in_whole',
+                                                                                              'fastai_txf/explain/attribution.py'),
                                                 'fastai_txf.explain.attribution._members': ( '6_explain/attribution.html#_members',
                                                                                              'fastai_txf/explain/attribution.py'),
                                                 'fastai_txf.explain.attribution._path_gradients': ( '6_explain/attribution.html#_path_gradients',

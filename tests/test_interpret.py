@@ -381,6 +381,23 @@ def test_long_texts(dls, long):
     assert e.tokens == want.get(long, toks[:4]+toks[-4:]) and len(e.values) == len(e.tokens)
     assert deletion_curve(learn, [LONG], n_points=3, n_draws=1).attributed.shape == (1,3)
 
+@pytest.mark.parametrize('long', ['head','tail','head+tail'])
+@pytest.mark.parametrize('kw', [dict(wide=50), dict(wide=50, members=2), dict(config='auto', d_model=32)], ids=str)
+def test_a_wide_path_reads_on(dls, long, kw):
+    "Where the encoder crops a text, the wide path reads all of it: every word is listed, the shares add up, and words go from the whole text"
+    learn = trained(transformer_classifier_learner(dls, **({**SMALL, **kw} if 'wide' in kw else kw), max_len=8, long=long))
+    text = 'new1 music xxpad warm cold new2 ' + LONG
+    toks = ['xxbos', *text.replace(' xxpad', '').split()]
+    e = exact(learn, text)
+    assert len(e.tokens) == len(e.values) == len(e.ids) == len(toks) and e.tokens[3:5] == toks[3:5]
+    p = learn.predict(text)[2].max()
+    assert abs(e.score - torch.logit(p).item()) < 1e-3
+    a = deletion_curve(learn, [text], n_points=3, n_draws=1).attributed[0]
+    assert abs(a[0]-p) < 1e-5 and abs(a[2]-learn.outputs([e.ids[:1]]).softmax(1)[0,e.idx]) < 1e-5
+    learn.model.wide.shares[1] = 0.                                             # the transformer alone: nothing beyond the crop
+    read = dict(head=range(8), tail=range(len(toks)-8, len(toks))).get(long, [*range(4), *range(len(toks)-4, len(toks))])
+    assert set(learn.explain(text).attributions.nonzero()[:,0].tolist()) == {*read}
+
 def test_empty_text(clf):
     "What is empty to a reader is a token to the tokenizer; a text of nothing but special tokens has no words"
     e = exact(clf, '')
