@@ -1180,6 +1180,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'fastai_txf/model/stack.py'),
                                         'fastai_txf.model.stack.TransformerEncoder._windows': ( '1_model/stack.html#transformerencoder._windows',
                                                                                                 'fastai_txf/model/stack.py'),
+                                        'fastai_txf.model.stack.TransformerEncoder.kept': ( '1_model/stack.html#transformerencoder.kept',
+                                                                                            'fastai_txf/model/stack.py'),
                                         'fastai_txf.model.stack.TransformerEncoder.read': ( '1_model/stack.html#transformerencoder.read',
                                                                                             'fastai_txf/model/stack.py'),
                                         'fastai_txf.model.stack.TransformerStack': ( '1_model/stack.html#transformerstack',
