@@ -421,6 +421,29 @@ def test_explain_mistakes(clf, make, s2s, dls):
         for f in (learn.explain, lambda t: deletion_curve(learn, [t])):
             with pytest.raises(TypeError, match='only classifiers'): f('abc')
 
+def test_whole_numbers_of_any_kind(clf, s2s):
+    "numpy's numbers are numbers; what is none, or not there, is named"
+    a = clf.attention(TEXT)
+    one = np.int64(1)
+    assert a.plot(layer=one, head=one).shape == (1,1) and str(clf.attention_html(TEXT, token=one)) == str(clf.attention_html(TEXT, token=1))
+    assert clf.attention(TEXT, window=None).title == 'attention' and len(clf.neighbours('warm', n=np.int64(3))) == 3
+    assert len(clf.explain(TEXT, steps=np.int64(40)).values) == len(a.keys)
+    for token in (1.5, None, np.int64(99)):
+        with pytest.raises(ValueError, match='is not among|numbered from 0'): a.look(token)
+    for n in (2.5, '3', None):
+        with pytest.raises(ValueError, match='n=.*a whole number'): clf.neighbours('warm', n=n)
+    for steps in (1.5, '3', 0):
+        with pytest.raises(ValueError, match='steps=.*a whole number'): clf.explain(TEXT, steps=steps)
+
+def test_one_window_at_a_time(make):
+    with pytest.raises(ValueError, match='window=None: the text is read in 3 windows.*choose one'): make('clf', max_len=8).attention(LONG, window=None)
+
+@pytest.mark.parametrize('kind', ['clf','mlm','lm'])
+def test_sides_of_neighbours(make, dls, kind, s2s):
+    learn = transformer_mlm_learner(dls, **SMALL) if kind == 'mlm' else make(kind)
+    with pytest.raises(ValueError, match=r'side=1 of a Transformer\w+ is not one of .0,.'): learn.neighbours('film', side=1)
+    with pytest.raises(ValueError, match='side=2 of a Seq2SeqTransformer'): s2s.neighbours('a', side=2)
+
 # Words
 
 specials = ['xxbos','xxmaj','xxup','xxrep','xxwrep','xxeos','xxfld','3','word','▁','▁▁','!']

@@ -14,7 +14,7 @@ from fastai.learner import Learner
 from fastcore.basics import ifnone, patch
 from matplotlib.patches import Patch
 from torch.nn.utils.rnn import pad_sequence
-from ..base.checks import nearest_words
+from ..base.checks import check_values, nearest_words
 from ..base.shadow import kept_shadow, shadow
 from ..model.windows import crop_index
 from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
@@ -240,7 +240,7 @@ def explain(self:Learner,
     `baseline` and for a model with `bigrams`, a warning where `steps` are too few."""
     asked = explained_target(self)
     if baseline not in BASELINES: raise ValueError(f'{baseline=} is not one of {list(BASELINES)}')
-    if steps is not None and steps < 1: raise ValueError(f'{steps=}: at least 1 point')
+    check_values(steps=steps)
     ids,model = text_ids(self, text), kept_shadow(self.model)
     if model.encoder.bigrams is not None:
         raise ValueError(f'bigrams={model.encoder.config.bigrams}: what a pair of tokens adds '
