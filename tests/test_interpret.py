@@ -381,6 +381,23 @@ def test_long_texts(dls, long):
     assert e.tokens == want.get(long, toks[:4]+toks[-4:]) and len(e.values) == len(e.tokens)
     assert deletion_curve(learn, [LONG], n_points=3, n_draws=1).attributed.shape == (1,3)
 
+@pytest.mark.parametrize('long', ['head','tail','head+tail'])
+@pytest.mark.parametrize('kw', [dict(wide=50), dict(wide=50, members=2), dict(config='auto', d_model=32)], ids=str)
+def test_a_wide_path_reads_on(dls, long, kw):
+    "Where the encoder crops a text, the wide path reads all of it: every word is listed, the shares add up, and words go from the whole text"
+    learn = trained(transformer_classifier_learner(dls, **({**SMALL, **kw} if 'wide' in kw else kw), max_len=8, long=long))
+    text = 'new1 music xxpad warm cold new2 ' + LONG
+    toks = ['xxbos', *text.replace(' xxpad', '').split()]
+    e = exact(learn, text)
+    assert len(e.tokens) == len(e.values) == len(e.ids) == len(toks) and e.tokens[3:5] == toks[3:5]
+    p = learn.predict(text)[2].max()
+    assert abs(e.score - torch.logit(p).item()) < 1e-3
+    a = deletion_curve(learn, [text], n_points=3, n_draws=1).attributed[0]
+    assert abs(a[0]-p) < 1e-5 and abs(a[2]-learn.outputs([e.ids[:1]]).softmax(1)[0,e.idx]) < 1e-5
+    learn.model.wide.shares[1] = 0.                                             # the transformer alone: nothing beyond the crop
+    read = dict(head=range(8), tail=range(len(toks)-8, len(toks))).get(long, [*range(4), *range(len(toks)-4, len(toks))])
+    assert set(learn.explain(text).attributions.nonzero()[:,0].tolist()) == {*read}
+
 def test_empty_text(clf):
     "What is empty to a reader is a token to the tokenizer; a text of nothing but special tokens has no words"
     e = exact(clf, '')
@@ -403,6 +420,29 @@ def test_explain_mistakes(clf, make, s2s, dls):
     for learn in (make('lm'),transformer_mlm_learner(dls, **SMALL),s2s):
         for f in (learn.explain, lambda t: deletion_curve(learn, [t])):
             with pytest.raises(TypeError, match='only classifiers'): f('abc')
+
+def test_whole_numbers_of_any_kind(clf, s2s):
+    "numpy's numbers are numbers; what is none, or not there, is named"
+    a = clf.attention(TEXT)
+    one = np.int64(1)
+    assert a.plot(layer=one, head=one).shape == (1,1) and str(clf.attention_html(TEXT, token=one)) == str(clf.attention_html(TEXT, token=1))
+    assert clf.attention(TEXT, window=None).title == 'attention' and len(clf.neighbours('warm', n=np.int64(3))) == 3
+    assert len(clf.explain(TEXT, steps=np.int64(40)).values) == len(a.keys)
+    for token in (1.5, None, np.int64(99)):
+        with pytest.raises(ValueError, match='is not among|numbered from 0'): a.look(token)
+    for n in (2.5, '3', None):
+        with pytest.raises(ValueError, match='n=.*a whole number'): clf.neighbours('warm', n=n)
+    for steps in (1.5, '3', 0):
+        with pytest.raises(ValueError, match='steps=.*a whole number'): clf.explain(TEXT, steps=steps)
+
+def test_one_window_at_a_time(make):
+    with pytest.raises(ValueError, match='window=None: the text is read in 3 windows.*choose one'): make('clf', max_len=8).attention(LONG, window=None)
+
+@pytest.mark.parametrize('kind', ['clf','mlm','lm'])
+def test_sides_of_neighbours(make, dls, kind, s2s):
+    learn = transformer_mlm_learner(dls, **SMALL) if kind == 'mlm' else make(kind)
+    with pytest.raises(ValueError, match=r'side=1 of a Transformer\w+ is not one of .0,.'): learn.neighbours('film', side=1)
+    with pytest.raises(ValueError, match='side=2 of a Seq2SeqTransformer'): s2s.neighbours('a', side=2)
 
 # Words
 

@@ -732,6 +732,17 @@ def test_encode(make):
     assert [len(c) for c in learn.encode(df, df).cross] == [1+len(t) for t in df.tgt]
     with pytest.raises(ValueError, match='1 targets for 2 texts'): learn.encode(['a','b'], ['c'])
 
+@pytest.mark.parametrize('long', ['window','head','tail','head+tail'])
+def test_encode_names_what_is_read(pdf, make, long):
+    "A token for each state and column of the weights: of a cropped source those that are kept, and no padding"
+    learn = make(dls=Seq2SeqDataLoaders.from_df(pdf, tok_tfm=BaseTokenizer(), **KW), max_len=4, long=long)
+    vocab = learn.codec.vocab
+    toks = ['xxbos', *[t for t in vocab if not t.startswith('xx')][:8], 'xxeos']
+    want = dict(window=toks, head=toks[:4], tail=toks[-4:]).get(long, toks[:2]+toks[-2:])
+    e = learn.encode(' '.join(['xxpad', *toks[1:-1], 'xxpad']), 'ab')
+    assert e.tokens == want and e.states.shape[0] == e.weights.shape[-1] == len(want)
+    close(e.states, learn.model.eval().encode(torch.tensor([[vocab.index(t) for t in toks]]))[0][0].detach())
+
 def test_long_texts(make):
     "A source and a target beyond `max_len`"
     learn = make(max_len=8)

@@ -708,3 +708,6 @@ def test_name_of_a_loss(dls):
 
 def test_bytes_are_no_text(any_learner):
     with pytest.raises(TypeError, match='decode'): any_learner('clf').predict(b'a film')
+
+def test_outputs_of_no_text(make):
+    with pytest.raises(ValueError, match=r'there is no text in \[\]: give at least one'): make('clf').outputs([])

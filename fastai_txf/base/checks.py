@@ -26,6 +26,7 @@ _settings = dict(
         '1 changes nothing, 1.2 is usual, below 1 invites repetition'),
     max_len=(_whole(1), 'a whole number of tokens from 1, or None for what the model says'),
     n=(_whole(0), 'a number of tokens, 0 or more'),
+    steps=(_whole(1), 'a whole number of points, at least 1, or None for as many as are needed'),
     min_tokens=(_whole(0), 'a number of tokens before which no text ends, 0 or more'),
     n_samples=(_whole(1), 'a number of texts for each prompt, 1 or more'),
     num_beams=(_whole(1), 'a whole number from 1 (no search)'),

@@ -9,6 +9,7 @@ __all__ = ['attention_rollout', 'Attention', 'plot_positions']
 import math, matplotlib.pyplot as plt, pandas as pd, torch
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from fastai.learner import Learner
 from fastai.text.core import PAD, UNK
 from fastcore.basics import ifnone, patch
@@ -145,17 +146,17 @@ def _label_axes(ax, queries, keys, inches):
 def _choose(i, n, what):
     "The indices that `i` stands for, None for all of `n`."
     if i is None: return range(n)
-    if not isinstance(i, int) or not -n <= i < n:
+    if not isinstance(i, Integral) or not -n <= i < n:
         raise ValueError(f'{what}={i!r}: there are {n}, numbered from 0')
-    return [i % n]
+    return [int(i) % n]
 
 # %% ../../nbs/6_explain/02_attention_maps.ipynb #dd8fb9fa
 def _find(token, tokens):
     "The number of `token`, given as such or as a string."
-    if isinstance(token, int): return _choose(token, len(tokens), 'token')[0]
+    if isinstance(token, Integral): return _choose(token, len(tokens), 'token')[0]
     if token not in tokens:
         raise ValueError(f'{token!r} is not among the {len(tokens)} tokens of the text: '
-                         f'{nearest_words(token, tokens)}')
+                         f'{nearest_words(str(token), tokens)}')
     return tokens.index(token)
 
 # %% ../../nbs/6_explain/02_attention_maps.ipynb #c6a5f35b
@@ -230,7 +231,10 @@ def _self_attention(learn, model, text, window):
                          'leave it out')
     read = encoder if slides else encoder.read
     _,ids,weights = _read(encoder, text_ids(learn, text), read)
-    i, = _choose(window, len(ids), 'window')
+    i = _choose(window, len(ids), 'window')[0]
+    if window is None and len(ids) > 1:
+        raise ValueError(f'{window=}: the text is read in {len(ids)} windows, numbered from 0: '
+                         'choose one')
     real = (ids != encoder.config.pad_idx) | slides             # it leaves no padding out
     tokens = written_tokens(side_codec(learn), text, ids[real], encoder.config.long)
     n,start = int(real[i].sum()), int(real[:i].sum())                       # padding comes last
@@ -374,9 +378,13 @@ def neighbours(self:Learner,
     side:int=0, # of an encoder–decoder: 0 for the words it reads, 1 for those it writes
 )->pd.DataFrame: # columns `token` and `cosine`
     """The tokens whose embeddings have the smallest angle to that of `word`.
-    A TypeError if the model is not of this library, a ValueError for an unknown token."""
+    A TypeError if the model is not of this library, a ValueError for an unknown token or side."""
     model,vocab = our_model(self), side_codec(self, side).vocab
-    if n < 1: raise ValueError(f'{n=}: at least 1 neighbour')
+    sides = (0,1) if isinstance(model, Seq2SeqTransformer) else (0,)
+    if side not in sides:
+        raise ValueError(f'{side=} of a {type(model).__name__} is not one of {sides}')
+    if not isinstance(n, Integral) or n < 1:
+        raise ValueError(f'{n=}: at least 1 neighbour, a whole number')
     if word not in vocab:
         raise ValueError(f'{word!r} is not among the {len(vocab)} tokens of the vocabulary: '
                          f'{nearest_words(str(word), vocab)}')

@@ -14,8 +14,9 @@ from fastai.learner import Learner
 from fastcore.basics import ifnone, patch
 from matplotlib.patches import Patch
 from torch.nn.utils.rnn import pad_sequence
-from ..base.checks import nearest_words
+from ..base.checks import check_values, nearest_words
 from ..base.shadow import kept_shadow, shadow
+from ..model.windows import crop_index
 from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
 from ..text.target import Target
 from ..generate.sampling import DIVERGED
@@ -61,9 +62,16 @@ def _between(model, base, alphas, seen):
         return at
     return model.encoder.emb.register_forward_hook(between)
 
+def _in_whole(shares, read, whole, long):
+    "The shares of the tokens `read`, `(n, n_read)`, among all of a text: 0 beyond what is read."
+    if len(read) == len(whole): return shares
+    lens = torch.tensor([len(whole)], device=whole.device)
+    at = crop_index(lens, len(read), long)[0]
+    return shares.new_zeros(len(shares), len(whole)).index_copy(1, at, shares)
+
 def _path_gradients(model, ids, score, bases, alphas):
     """At the points `alphas` of the way: the score `(n_alphas,)`, what each token's gradient gives
-    for the whole way `(n_alphas, n_tokens)`, and the tokens that are read."""
+    for the whole way `(n_alphas, n_tokens)`, and the tokens that are read (by a wide path: all)."""
     seen,counted = [],[]
     handles = [_between(m, b, alphas, seen) for m,b in zip(_members(model), bases)]
     if wide_path(model) is not None: handles.append(_scaled(model.wide, alphas, counted))
@@ -78,7 +86,11 @@ def _path_gradients(model, ids, score, bases, alphas):
     for g,(_,way,real,read) in zip(grads, seen):
         shares = shares + (g*way).sum(-1)[real].view(len(alphas), -1)
     read = read[real].view(len(alphas), -1)[0]
-    if counted: shares = shares + model.wide.token_shares(read[None], grads[-1])
+    if counted:
+        c,cropped = model.encoder.config, read
+        read = ids[ids != c.pad_idx]
+        shares = _in_whole(shares, cropped, read, c.long)
+        shares = shares + model.wide.token_shares(read[None], grads[-1])
     return out.detach(), shares.detach(), read
 
 @torch.inference_mode(False)                        # gradients, also where a user works without any
@@ -107,7 +119,7 @@ _bars = '#b2182b','#2166ac' # against it, for it
 @dataclass
 class Explanation:
     "What each token of a text has contributed to one output."
-    tokens:list           # those that were read
+    tokens:list           # those that were read, by the encoder or a wide path
     ids:torch.Tensor      # their ids
     attributions:torch.Tensor # their shares, `(n_tokens,)`
     spans:list            # (word, first token, token after the last)
@@ -228,7 +240,7 @@ def explain(self:Learner,
     `baseline` and for a model with `bigrams`, a warning where `steps` are too few."""
     asked = explained_target(self)
     if baseline not in BASELINES: raise ValueError(f'{baseline=} is not one of {list(BASELINES)}')
-    if steps is not None and steps < 1: raise ValueError(f'{steps=}: at least 1 point')
+    check_values(steps=steps)
     ids,model = text_ids(self, text), kept_shadow(self.model)
     if model.encoder.bigrams is not None:
         raise ValueError(f'bigrams={model.encoder.config.bigrams}: what a pair of tokens adds '

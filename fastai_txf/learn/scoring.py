@@ -39,7 +39,8 @@ def text_outputs(
     ids, # list of token ids, `(n_tokens,)` each
     bs:int=64, # texts in a batch
 ): # `(n, n_out)`, on the CPU
-    "What the model says of texts, in evaluation mode. A ValueError if there is a NaN."
+    "What the model says of texts, in evaluation mode. A ValueError without texts or for a NaN."
+    if not len(ids): raise ValueError(f'there is no text in {ids!r}: give at least one')
     model = kept_shadow(model)
     device = next(model.parameters()).device
     res = [None]*len(ids)

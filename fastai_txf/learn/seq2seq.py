@@ -63,7 +63,7 @@ class Encoded:
     (`pooled` is stacked)."""
     pooled:torch.Tensor  # mean over the source's tokens, `(d_model,)`
     states:torch.Tensor  # a vector for each source token, `(src_len, d_model)`
-    tokens:list          # the source tokens
+    tokens:list          # the source tokens that are read
     cross:torch.Tensor   # the last cross-attention's output, `(tgt_len, d_model)`; None: no target
     weights:torch.Tensor # its weights, `(n_heads, tgt_len, src_len)`; None without a target
     target:list          # the target tokens; None without a target
@@ -192,13 +192,14 @@ class Seq2SeqLearner(TokenLearner):
     def _encode_one(self, model, src, tgt):
         "`Encoded` for the ids of a source, and those of a target or None."
         device = next(model.parameters()).device
-        h,mask = model.encode(src[None].to(device))
+        src = src[None].to(device)
+        (h,mask),(read,_) = model.encode(src), model.encoder.kept(src)
         cross = weights = target = None
         if tgt is not None:
             seen = _last_cross(model, tgt[None,:-1].to(device), h, mask)
             cross,weights = (o[0].cpu() for o in seen)
             target = [self.target_codec.vocab[i] for i in tgt[1:]]
-        states,tokens = h[0].cpu(), [self.codec.vocab[i] for i in src]
+        states,tokens = h[0].cpu(), [self.codec.vocab[i] for i in read[0]]
         pooled = masked_mean(h, mask[:,0,0])[0].cpu()
         return Encoded(pooled, states, tokens, cross, weights, target)
 

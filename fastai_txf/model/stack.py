@@ -124,15 +124,23 @@ class TransformerStack(Module):
 # %% ../../nbs/1_model/06_stack.ipynb #3e1a7c20
 class TransformerEncoder(TransformerStack):
     "Token ids to one vector for each token."
+    def kept(self,
+        x, # token ids, `(bs, sl)`, padding anywhere
+    ): # token ids `(bs, n_tokens)`, real tokens first, and the texts' numbers of tokens `(bs,)`
+        "The tokens that `read` reads: all in windows, otherwise `max_len` as `config.long` says."
+        c = self.config
+        x,lens = compact(x, c.pad_idx)
+        if x.shape[1] > c.max_len and c.long != 'window':
+            x = x.gather(1, crop_index(lens, c.max_len, c.long))
+        return x, lens
+
     def read(self,
         x, # token ids, `(bs, sl)`, padding anywhere
     ): # `(bs, n_tokens, d_model)`, real tokens first, and which are real `(bs, n_tokens)`
         "A vector for every token of texts of any length, fit to `max_len` as `config.long` says."
-        c = self.config
-        x,lens = compact(x, c.pad_idx)
-        if x.shape[1] > c.max_len and c.long == 'window': return self._windows(x, lens)
-        if x.shape[1] > c.max_len: x = x.gather(1, crop_index(lens, c.max_len, c.long))
-        return self(x), x != c.pad_idx
+        x,lens = self.kept(x)
+        if x.shape[1] > self.config.max_len: return self._windows(x, lens)
+        return self(x), x != self.config.pad_idx
 
     def _windows(self, x, lens):
         "Encode all windows of all texts as one batch and lay their vectors end to end."
