@@ -2204,6 +2204,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'fastai_txf/text/frames.py'),
                                         'fastai_txf.text.frames._check_blank': ( '2_text/frames.html#_check_blank',
                                                                                  'fastai_txf/text/frames.py'),
+                                        'fastai_txf.text.frames._check_blank_parts': ( '2_text/frames.html#_check_blank_parts',
+                                                                                       'fastai_txf/text/frames.py'),
                                         'fastai_txf.text.frames._check_finite': ( '2_text/frames.html#_check_finite',
                                                                                   'fastai_txf/text/frames.py'),
                                         'fastai_txf.text.frames._check_labels': ( '2_text/frames.html#_check_labels',

@@ -209,6 +209,7 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok):
     kind = label_kind(df, labels, label_delim)
     if kind=='category': _check_one_kind(df, labels[0])
     if kind=='category' and not unseen_ok: _check_blank(df, labels[0])
+    if kind=='multi' and not unseen_ok: _check_blank_parts(df, labels, label_delim)
     if kind=='regression':
         _check_finite(df, labels)
         if not unseen_ok: _check_whole(df, labels)
@@ -250,6 +251,21 @@ def _check_blank(df, col):
     raise ValueError(f'column {col!r} has an empty label in {_rows(df, bad)}: leave them out with '
                      f'df[df[{col!r}].str.strip() != ""], or give the class a name with '
                      f'df[{col!r}].str.strip().replace("", "none")')
+
+def _check_blank_parts(df, cols, label_delim):
+    "No empty label among several: a delimiter at the end of a string makes one"
+    for c in cols:
+        if label_delim is None and not df[c].map(_holds_several).any(): continue
+        each = each_label(df[c], label_delim)
+        blank = each.index[each.map(lambda o: isinstance(o, str) and not o.strip())]
+        if not len(blank): continue
+        bad = np.isin(np.arange(len(df)), blank)
+        parts = 'os' if label_delim is None else f'os.split({label_delim!r})'
+        kept = f'[o for o in {parts} if o.strip()]'
+        if label_delim is not None: kept = f'{label_delim!r}.join({kept})'
+        raise ValueError(f'column {c!r} has an empty label among others, as in '
+                         f'{df[c][bad].tolist()[0]!r}, in {_rows(df, bad)}: leave it out with '
+                         f'df[{c!r}] = df[{c!r}].map(lambda os: {kept})')
 
 def _check_whole(df, cols):
     "No label that may be meant as a class and was made a float by a missing value"
