@@ -2410,6 +2410,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'fastai_txf.text.plain._records': ('2_text/plain.html#_records', 'fastai_txf/text/plain.py'),
                                        'fastai_txf.text.plain._trimmed': ('2_text/plain.html#_trimmed', 'fastai_txf/text/plain.py'),
                                        'fastai_txf.text.plain._without': ('2_text/plain.html#_without', 'fastai_txf/text/plain.py'),
+                                       'fastai_txf.text.plain.check_cut': ('2_text/plain.html#check_cut', 'fastai_txf/text/plain.py'),
                                        'fastai_txf.text.plain.check_guesses': ( '2_text/plain.html#check_guesses',
                                                                                 'fastai_txf/text/plain.py'),
                                        'fastai_txf.text.plain.cut_gaps': ('2_text/plain.html#cut_gaps', 'fastai_txf/text/plain.py'),

@@ -9,6 +9,7 @@ from fastai.text.all import (
 from fastai_txf.all import (
     BPETokenizer, CharTokenizer, decode_ids, encode_text, FastSpacyTokenizer, LMDataLoaders,
     Seq2SeqDataLoaders, TextCodec, tokenize_like, TransformerDataLoaders, transformer_lm_learner)
+from fastai_txf.text.plain import PlainCodec
 from fastai_txf.text.special import BARRED, FILLERS, STOPS, token_places
 from fastai_txf.text.target import Target
 from fastai_txf.text.tokens import as_tokenizer, BatchTokenizer, ForeignTokenizer
@@ -162,6 +163,18 @@ def test_row_without_the_text(words):
         for call in (TextCodec(words).tokens, TextCodec(words).is_one, words.test_dl):
             with pytest.raises(ValueError, match="no column 'text'"): call(row)
     assert len(TextCodec(words).tokens(pd.Series(DF.text.values, index=[f'text{i}' for i in DF.index]))) == len(DF)
+
+def test_texts_in_lists(words):
+    "As `values` gives a frame of one column: they are no tokens, while lists of tokens are, also of one each"
+    plain = PlainCodec(words.vocab[0], TextCodec(words).tok)
+    for codec in (TextCodec(words), plain):
+        for texts in (DF[['text']].values.tolist(), [('a warm film',)], [['film'],['a warm film']]):
+            for call in (codec.tokens, codec.encode):
+                with pytest.raises(ValueError, match=r"in a list of its own is no token.*df\[column\].tolist"): call(texts)
+        for toks in ([['film'],['unseen']], [['a warm film','film']], [['a'],['warm','film']], codec.tokens(DF.text.tolist()), [[' a']]):
+            assert codec.tokens(toks) == toks
+    assert PlainCodec([*words.vocab[0],'New York'], None).tokens([['New York']]) == [['New York']]
+    with pytest.raises(ValueError, match='in a list of its own'): words.test_dl(DF[['text']].values.tolist())
 
 @pytest.mark.parametrize('item', ['a film', ['a film'], pd.Series(['a film'])], ids=type)
 def test_bare_strings_for_columns(two, item):

@@ -20,7 +20,7 @@ from fastcore.xtras import is_listy
 from ..base.compat import join_texts
 from .special import text_vocab
 from .tokens import as_tokenizer, token_lists
-from .plain import PlainCodec, refuse_row
+from .plain import check_cut, PlainCodec, refuse_row
 from .frames import (
     as_texts, check_df, column_names, given_frame, is_row, read_texts)
 
@@ -247,10 +247,10 @@ def texts(self:TextCodec,
 def cut_already(self:TextCodec,
     item, # as in `texts`; or lists of tokens, or a frame with them in its column of tokens
 )->list: # lists of tokens, or None where there are texts
-    "The tokens in `item`, if it was cut before."
+    "The tokens in `item`, if it was cut before. A ValueError for a list around each text."
     if isinstance(item, pd.DataFrame): item = list(item.get(self.token_col, ()))
     is_cut = isinstance(item, (list,L)) and len(item) > 0 and all(map(is_listy, item))
-    return list(item) if is_cut else None
+    return check_cut(list(item), self.vocab) if is_cut else None
 
 @patch
 def tokens(self:TextCodec,

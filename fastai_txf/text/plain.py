@@ -68,6 +68,19 @@ def has_columns(row, cols):
     if isinstance(row, dict): return True
     return is_pandas(row, 'Series') and all(isinstance(c, str) and c in row.index for c in cols)
 
+def check_cut(
+    lists, # what should be lists of tokens
+    vocab, # tokens
+): # the same
+    "A ValueError for texts that stand in a list each: no token of `vocab` has several words."
+    if not all(len(o) == 1 for o in lists): return lists
+    odd = {o for o, in lists if isinstance(o, str) and len(o.split()) > 1}
+    if odd: odd -= {*vocab}
+    if not odd: return lists
+    raise ValueError(f'{min(odd)[:40]!r} in a list of its own is no token: give the strings '
+                     'themselves, [t for t, in texts]; of a frame, df[column].tolist() in place '
+                     'of df[[column]].values.tolist()')
+
 def refuse_row(
     item, # what is given
     cols, # the text columns
@@ -229,7 +242,8 @@ class PlainCodec:
     )->list: # a list of tokens for each text
         "Cut texts as those of training were."
         item = kept(item)
-        if is_listy(item) and len(item) and all(map(is_listy, item)): return list(item)
+        if is_listy(item) and len(item) and all(map(is_listy, item)):
+            return check_cut(list(item), self.vocab)
         self.check_tokenizer()
         return list(token_lists(self.texts(item, text_col), self.tok, self.rules))
 
