@@ -38,6 +38,14 @@ def test_validation_rows_stay_out():
     assert learn.report.results.candidate.iloc[-1] == 'returned, validation rows'
     assert len(learn.dls.valid_ds) == df.valid.sum() and 'onlyhere' not in str(learn.codec.vocab)
 
+def test_rows_are_called_by_the_frames_index():
+    "In errors, and where a mask has the index of the frame"
+    df = frame(60).set_index(pd.Index(range(1000,1060)))
+    with pytest.raises(ValueError, match=r'no text.*1 of 60 rows \(index 1007\)'): quick(df.assign(text=df.text.where(df.index != 1007)))
+    with pytest.raises(ValueError, match='another index'): quick(df, valid_col=pd.Series(df.index % 4 == 0))
+    learn = quick(df, valid_col=pd.Series(df.index % 4 == 0, index=df.index))
+    assert len(learn.dls.valid_ds) == 15
+
 def test_classes_as_integers_and_one_rare():
     df = frame(200)
     df['label'] = (df.label == 'warm').astype(int)
