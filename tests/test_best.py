@@ -2,6 +2,7 @@
 import numpy as np, pandas as pd, pytest, torch
 from fastai.learner import load_learner
 from fastai_txf.recipes.best import best_classifier
+from fastai_txf.recipes.pretrain import self_pretrain
 from fastai_txf.recipes.heldout import choose_shares, choose_strength, clearly_better, interval, text_folds
 from fastai_txf.train.counting import count_features
 import fastai_txf.recipes.best as best
@@ -37,6 +38,22 @@ def test_validation_rows_stay_out():
     learn = quick(df, valid_col='valid')
     assert learn.report.results.candidate.iloc[-1] == 'returned, validation rows'
     assert len(learn.dls.valid_ds) == df.valid.sum() and 'onlyhere' not in str(learn.codec.vocab)
+
+def test_rows_are_called_by_the_frames_index():
+    "In errors, and where a mask has the index of the frame"
+    df = frame(60).set_index(pd.Index(range(1000,1060)))
+    with pytest.raises(ValueError, match=r'no text.*1 of 60 rows \(index 1007\)'): quick(df.assign(text=df.text.where(df.index != 1007)))
+    with pytest.raises(ValueError, match='another index'): quick(df, valid_col=pd.Series(df.index % 4 == 0))
+    learn = quick(df, valid_col=pd.Series(df.index % 4 == 0, index=df.index))
+    assert len(learn.dls.valid_ds) == 15
+
+@pytest.mark.parametrize('ask', [best_classifier, self_pretrain])
+def test_whole_numbers_as_floats(ask):
+    "The remedy is one that these calls have: they take no `y_block`"
+    df = frame(60).assign(stars=lambda d: [float(1 + words.index(t.split()[0]) % 5) for t in d.text])
+    with pytest.raises(ValueError, match="for numbers, move them by a half, df.'stars'. [+] 0.5, and predictions back$"): ask(df, label_col='stars', minutes=0.02, verbose=False)
+    res = ask(df.assign(stars=df['stars'] + 0.5), label_col='stars', minutes=0.02, verbose=False)
+    assert 'mse' in (res.results if ask is self_pretrain else res.report.results)
 
 def test_classes_as_integers_and_one_rare():
     df = frame(200)

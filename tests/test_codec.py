@@ -9,6 +9,7 @@ from fastai.text.all import (
 from fastai_txf.all import (
     BPETokenizer, CharTokenizer, decode_ids, encode_text, FastSpacyTokenizer, LMDataLoaders,
     Seq2SeqDataLoaders, TextCodec, tokenize_like, TransformerDataLoaders, transformer_lm_learner)
+from fastai_txf.text.plain import PlainCodec
 from fastai_txf.text.special import BARRED, FILLERS, STOPS, token_places
 from fastai_txf.text.target import Target
 from fastai_txf.text.tokens import as_tokenizer, BatchTokenizer, ForeignTokenizer
@@ -116,7 +117,7 @@ bad = [(5, TypeError, 'int'), (None, TypeError, 'NoneType'), ([], ValueError, 'n
        (['a',3], TypeError, 'text number 1 is 3'), (VALID[:0], ValueError, 'no rows'),
        (VALID.drop(columns='text'), ValueError, "called 'text'"), ({'txt':'a'}, ValueError, "'text'"),
        (VALID.assign(text=None), ValueError, 'no text'), (VALID.assign(text=1.5), ValueError, 'float'),
-       (VALID.iloc[0].drop('text'), TypeError, 'not a str'), ([VALID.iloc[0],'a'], TypeError, 'Series')]
+       (VALID.iloc[0].drop('text'), ValueError, "no column 'text'"), ([VALID.iloc[0],'a'], TypeError, 'Series')]
 
 @pytest.mark.parametrize('item,error,match', bad)
 def test_what_is_no_text(words, item, error, match):
@@ -126,6 +127,54 @@ def test_series_is_many(words):
     "Whatever its index, as long as the text's column is not in it"
     for s in (VALID.text, VALID.text[:1], VALID.set_index('title').text, pd.Series(['a','b'])):
         assert not TextCodec(words).is_one(s) and len(TextCodec(words).encode(s)) == len(s)
+
+by_position = dict(
+    labels=lambda: TextDataLoaders.from_df(DF[['text','label']], bs=4, seed=0),
+    lm=lambda: TextDataLoaders.from_df(DF[['text','label']], bs=4, seed=0, is_lm=True))
+
+@pytest.mark.parametrize('made', by_position.values(), ids=by_position)
+def test_columns_by_position(made):
+    "fastai's default is the first column: its name is known, or another order is refused"
+    codec = TextCodec(made())
+    want = codec.tokens(DF.text)
+    for df in (DF[['text','label']], DF[['text']], DF[['text','label','title']], DF[['text','label']].rename(columns=str)):
+        assert codec.tokens(df) == want
+    for df in (DF[['title','text']], DF[['label','text']], DF[['title','text','label']]):
+        if codec.text_cols == ['text']: assert codec.tokens(df) == want
+        else:
+            with pytest.raises(ValueError, match='do not stand as those of training'): codec.tokens(df)
+    for cols in (['text','label'], ['label','text']):
+        row = DF[cols].iloc[1]
+        if codec.text_cols == ['text']: assert codec.is_one(row) and codec.tokens(row) == want[1:2]
+        else:
+            with pytest.raises(ValueError, match='row'): codec.tokens(row)
+
+def test_numbered_columns():
+    "A frame without a header: there are no names to go by"
+    df = DF[['text','label']].set_axis([0,1], axis=1)
+    codec = TextCodec(TextDataLoaders.from_df(df, bs=4, seed=0))
+    assert codec.tokens(df) == codec.tokens(DF.text.tolist()) == codec.tokens(df[[0]])
+    with pytest.raises(ValueError, match='do not stand'): codec.tokens(df[[1,0]])
+    assert len(codec.tokens(df[0])) == len(df)
+
+def test_row_without_the_text(words):
+    "Is not many texts; the error names the column"
+    for row in (DF.rename(columns=dict(text='review')).iloc[1], DF[['title','label']].iloc[1]):
+        for call in (TextCodec(words).tokens, TextCodec(words).is_one, words.test_dl):
+            with pytest.raises(ValueError, match="no column 'text'"): call(row)
+    assert len(TextCodec(words).tokens(pd.Series(DF.text.values, index=[f'text{i}' for i in DF.index]))) == len(DF)
+
+def test_texts_in_lists(words):
+    "As `values` gives a frame of one column: they are no tokens, while lists of tokens are, also of one each"
+    plain = PlainCodec(words.vocab[0], TextCodec(words).tok)
+    for codec in (TextCodec(words), plain):
+        for texts in (DF[['text']].values.tolist(), [('a warm film',)], [['film'],['a warm film']]):
+            for call in (codec.tokens, codec.encode):
+                with pytest.raises(ValueError, match=r"in a list of its own is no token.*df\[column\].tolist"): call(texts)
+        for toks in ([['film'],['unseen']], [['a warm film','film']], [['a'],['warm','film']], codec.tokens(DF.text.tolist()), [[' a']]):
+            assert codec.tokens(toks) == toks
+    assert PlainCodec([*words.vocab[0],'New York'], None).tokens([['New York']]) == [['New York']]
+    with pytest.raises(ValueError, match='in a list of its own'): words.test_dl(DF[['text']].values.tolist())
 
 @pytest.mark.parametrize('item', ['a film', ['a film'], pd.Series(['a film'])], ids=type)
 def test_bare_strings_for_columns(two, item):

@@ -297,6 +297,19 @@ def test_same_loaders_as_fastai():
     assert isinstance(a, TransformerDataLoaders) and isinstance(a.valid, SortedDL)
 
 
+@pytest.mark.parametrize('tags,kw', [('pos;', dict(label_delim=';')), (';pos', dict(label_delim=';')), ('pos; ;neg', dict(label_delim=';')), (['pos',''], {})], ids=str)
+def test_empty_label_among_others(tags, kw):
+    "A delimiter at the end made a class without a name; the remedy in the message works"
+    df = frame(tags=['pos;neg' if kw else ['pos','neg'] for _ in range(20)])
+    df.at[7,'tags'] = tags
+    with pytest.raises(ValueError, match="'tags' has an empty label.*1 of 20 rows .index 7.: leave it out") as e: TransformerDataLoaders.from_df(df, label_col='tags', valid_col='is_valid', **kw, **FAST)
+    with pytest.raises(ValueError, match='an empty label.*index 7'): best_classifier(df, label_col='tags', minutes=0.02, verbose=False, **kw)
+    exec(str(e.value).split('leave it out with ')[1])
+    dls = TransformerDataLoaders.from_df(df, label_col='tags', valid_col='is_valid', **kw, **FAST)
+    assert list(dls.vocab[1]) == ['neg','pos']
+    check(df.assign(tags=''  if kw else [[] for _ in range(20)]), label='tags', valid=None, **kw)
+
+
 @pytest.mark.parametrize('kw', [dict(label_col=['fun', 'long']), dict(label_col='tags', label_delim=';'), dict(label_col='lists'),
                                 dict(label_col=['flag', 'long'])])
 def test_many_labels(kw):

@@ -5,7 +5,8 @@ import matplotlib.pyplot as plt, pandas as pd, pytest, torch
 import torch.nn as nn, torch.nn.functional as F
 from fastai.text.all import (BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException,
                              CrossEntropyLossFlat, Learner,
-                             MSELossFlat, Perplexity, RegressionBlock, accuracy, accuracy_multi, mse)
+                             MSELossFlat, Perplexity, RegressionBlock, TextDataLoaders, accuracy, accuracy_multi,
+                             load_learner, mse)
 from fastai_txf.all import (
     CharTokenizer, KVCache, LMDataLoaders, LearnedPositions, Seq2SeqDataLoaders, Seq2SeqTransformer,
     SoftCrossEntropy, TransformerDataLoaders, TransformerLM, beam_search,
@@ -486,6 +487,17 @@ def test_columns_are_still_many(make, df):
     learn = make('clf')
     for many in (df.text, df.text[:1], df[:1]): assert len(learn.predict(many)[0]) == len(many)
     with pytest.raises((ValueError,TypeError), match='text'): learn.predict(df.iloc[0].drop('text'))
+
+def test_column_names_outlive_an_export(df, tmp_path):
+    "fastai's loaders keep a position alone: another order of columns was read as it came"
+    df = df[['text','label']]
+    learn = quiet(transformer_classifier_learner(TextDataLoaders.from_df(df, bs=8, seed=0), **SMALL))
+    learn.export(tmp_path/'l.pkl')
+    new = df.assign(id=[f'r{i}' for i in df.index])[['id','text']]
+    for l in (learn, load_learner(tmp_path/'l.pkl')):
+        close(l.predict(new)[2], l.predict(df.text.tolist())[2])
+        close(l.predict(df.iloc[1])[2], l.predict(df.text[1])[2])
+        with pytest.raises(ValueError, match="no column 'text'"): l.predict(df.rename(columns=dict(text='review')).iloc[1])
 
 @pytest.fixture(scope='module')
 def two_columns():

@@ -24,7 +24,7 @@ from ..base.checks import check_functions, check_spelling, check_values
 from ..base.files import save_tensors
 from ..model.config import make_config, TransformerConfig
 from ..text.special import pad_index, text_vocab, vocab_lists, vocabs_differ
-from ..text.codec import TextCodec
+from ..text.codec import note_columns, TextCodec
 from ..text.pairs import PairDL
 from ..train.heap import hand_back, ReuseMemory
 from ..train.losses import in_full
@@ -380,6 +380,7 @@ def make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, compil
     learn.vocabs = vocab_lists(dls)
     if not learner_kw.get('loss_func'):
         learn.loss_func = copy.copy(learn.loss_func)    # fastai shares one between all loaders
+    note_columns(dls)
     if pretrained is None: return learn
     learn.load_encoder(pretrained)
     if isinstance(pretrained, nn.Module): load_head(model, pretrained, text_vocab(dls))

@@ -335,11 +335,12 @@ def best_classifier(
     start,seed = time.perf_counter(), int(seed)
     def say(what):
         if verbose: print(f'{(time.perf_counter()-start)/60:5.1f} min  {what}', flush=True)
-    df = as_frame(df).reset_index(drop=True)
+    df = as_frame(df)
     text_col = one_column(df, text_col)
     valid = np.zeros(len(df), bool) if valid_col is None else np.asarray(valid_mask(df, valid_col))
     unlabelled = more_texts(unlabelled, text_col)
     notes = check_rows(df, text_col, label_col, valid, label_delim)
+    df = df.reset_index(drop=True)                      # behind the checks, which name its rows
     train = df[~valid].reset_index(drop=True)
     options = dict(text_col=text_col, label_col=label_col, label_delim=label_delim)
     with no_random(seed):

@@ -36,7 +36,8 @@ def check_rows(
 )->list: # sentences about copies
     """A ValueError for fewer than 20 training texts, for one label, or for too few texts that
     differ; notes on what is there."""
-    check_df(df, text_col, label_col, valid if valid.any() else None, label_delim)
+    check_df(df, text_col, label_col, valid if valid.any() else None, label_delim,
+             block_ok=False)
     train = df[~valid]
     if len(train) < 20: raise ValueError(f'{len(train)} labelled texts: at least 20 are needed to '
                                          'tell one way from another')

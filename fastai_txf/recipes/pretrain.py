@@ -251,7 +251,7 @@ def self_pretrain(
     df = as_frame(df)
     text_col = one_column(df, text_col)
     valid = _valid_rows(df, valid_col, valid_pct, seed)
-    check_df(df, text_col, label_col, valid, label_delim)
+    check_df(df, text_col, label_col, valid, label_delim, block_ok=False)
     config_kw,data_kw = _split_options(kwargs)
     lrs = lr, ifnone(lr, width_lr(make_config(config, **config_kw).d_model))
     check_options(self_pretrain, data_kw)

@@ -10,7 +10,7 @@ import itertools, numpy as np, pandas as pd, torch
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
-from fastai.data.core import DataLoaders, TfmdLists
+from fastai.data.core import DataLoaders, Datasets, TfmdLists
 from fastai.text.core import defaults, Tokenizer
 from fastai.text.data import Numericalize
 from fastai.torch_core import TitledStr
@@ -20,7 +20,7 @@ from fastcore.xtras import is_listy
 from ..base.compat import join_texts
 from .special import text_vocab
 from .tokens import as_tokenizer, token_lists
-from .plain import PlainCodec
+from .plain import check_cut, PlainCodec, refuse_row
 from .frames import (
     as_texts, check_df, column_names, given_frame, is_row, read_texts)
 
@@ -89,6 +89,31 @@ def text_tokenizer(
     "What cut the training texts into tokens."
     return first(f for f in text_list(dls, side).tfms.fs if isinstance(f, Tokenizer))
 
+# %% ../../nbs/2_text/04_codec.ipynb #a6e26271
+def _untouched(dls):
+    "The frame of training as it was given, where a list of labels still has it; or None."
+    lists = getattr(dls.train_ds, 'tls', ())
+    return first(tl.items for tl in lists if isinstance(tl.items, pd.DataFrame)
+                 and not any(isinstance(f, Tokenizer) for f in tl.tfms.fs))
+
+def _cut_columns(frame, tok):
+    "The columns before `tok` put tokens in place of the texts; None for a name that is lost."
+    own = getattr(tok, 'tok_text_col', 'text')
+    res = [c for c in frame.columns if c not in (own, f'{own}_length')]
+    for c in sorted(c for c in L(tok.text_cols) if isinstance(c, int)): res.insert(c, None)
+    return res
+
+def note_columns(
+    dls, # text `DataLoaders`
+    side:int=0, # as in `text_list`
+):
+    "Keep the names of the training frame's columns with its tokenizer: an export empties it."
+    if not isinstance(dls.train_ds, (Datasets,TfmdLists)): return
+    tok,df,frame = text_tokenizer(dls, side), _untouched(dls), text_list(dls, side).items
+    if tok is None or not hasattr(tok, 'text_cols'): return
+    if df is not None: tok.seen_cols = [*df.columns]
+    elif isinstance(frame, pd.DataFrame): tok.seen_cols = _cut_columns(frame, tok)
+
 # %% ../../nbs/2_text/04_codec.ipynb #a6e26272
 class TextCodec(PlainCodec):
     "From text to ids and back, as in the loaders or the tokenizer; it never changes."
@@ -100,6 +125,7 @@ class TextCodec(PlainCodec):
     ):
         texts = text_list(source, side) if isinstance(source, DataLoaders) else None
         if texts is not None: tfm,vocab = text_tokenizer(source, side),text_vocab(texts.tfms)
+        if texts is not None: note_columns(source, side)
         else:
             tfm = TextTokenizer(source, rules)
             vocab = text_vocab(ifnone(vocab, ifnone(tfm.tok.vocab, ())))
@@ -113,8 +139,20 @@ class TextCodec(PlainCodec):
 
     @property
     def text_cols(self):
-        "Names of the columns of training."
-        return list(L(self._asked('text_cols', 'text')))
+        "Names of the columns of training; positions where they are not known."
+        return [self._name_of(c) for c in L(self._asked('text_cols', 'text'))]
+
+    def _name_of(self, col):
+        "The name of a column that is given by its position, if it is known."
+        seen = self._asked('seen_cols', ())
+        if not isinstance(col, int) or not -len(seen) <= col < len(seen): return col
+        return seen[col] if isinstance(seen[col], str) else col
+
+    @property
+    def other_cols(self):
+        "Names of the other columns of the training frame, as far as they are known."
+        mine = self.text_cols
+        return [c for c in self._asked('seen_cols', ()) if isinstance(c, str) and c not in mine]
 
     @property
     def token_col(self):
@@ -153,16 +191,34 @@ def _names_in(item):
     if isinstance(item, pd.DataFrame): return [*map(str, item.columns)]
     return [*item] if isinstance(item, dict) else item.index if isinstance(item, pd.Series) else []
 
+def _check_places(names, cols, seen):
+    """A ValueError where columns are given by position alone, and a frame's `names` do not show
+    that its columns stand as those of training, `seen`, did."""
+    if not seen or not any(isinstance(c, int) for c in cols): return
+    seen = [c if c is None else str(c) for c in seen]
+    others = {c for i,c in enumerate(seen) if i not in cols}
+    unknown = [n for n in names if n not in others]
+    if all(names[c] in unknown for c in cols if isinstance(c, int) and c < len(names)):
+        if len(unknown) == len(cols): return
+        if len(names) >= len(seen) and all(a in (None,b) for a,b in zip(seen, names)): return
+    raise ValueError(f'the columns {names} do not stand as those of training, {seen}, whose texts '
+                     f'were read by position, {cols}: give them in that order, or name the one '
+                     'with the texts, text_col=…')
+
 @patch
 def columns(self:TextCodec,
     item, # a frame, a row, a dictionary, or a list of them
     text_col:str=None, # the one to read; default: those of training
 )->list: # names or positions
-    "Which columns of `item` to read: if those of training are missing, fastai's `text`."
+    """Which columns of `item` to read: if those of training are missing, fastai's `text`.
+    A ValueError for a row without them, and for a column that has the place of another."""
     if text_col is not None: return [text_col]
-    names = _names_in(item)
-    missing = any(not isinstance(c, int) and c not in names for c in self.text_cols)
-    return [self.token_col] if missing and self.token_col in names else self.text_cols
+    names,cols = _names_in(item), self.text_cols
+    missing = any(not isinstance(c, int) and c not in names for c in cols)
+    if missing and self.token_col in names: return [self.token_col]
+    refuse_row(item, cols, self.other_cols)
+    if isinstance(item, pd.DataFrame): _check_places(names, cols, self._asked('seen_cols', ()))
+    return cols
 
 @patch
 def is_one(self:TextCodec,
@@ -191,10 +247,10 @@ def texts(self:TextCodec,
 def cut_already(self:TextCodec,
     item, # as in `texts`; or lists of tokens, or a frame with them in its column of tokens
 )->list: # lists of tokens, or None where there are texts
-    "The tokens in `item`, if it was cut before."
+    "The tokens in `item`, if it was cut before. A ValueError for a list around each text."
     if isinstance(item, pd.DataFrame): item = list(item.get(self.token_col, ()))
     is_cut = isinstance(item, (list,L)) and len(item) > 0 and all(map(is_listy, item))
-    return list(item) if is_cut else None
+    return check_cut(list(item), self.vocab) if is_cut else None
 
 @patch
 def tokens(self:TextCodec,

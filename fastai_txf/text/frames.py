@@ -182,7 +182,8 @@ def check_df(
     label_col=None, # name or position of the label column, or a list; None: no labels
     valid_col=None, # column that is true for validation rows, or a mask; None: no split
     label_delim:str=None, # what separates the labels in a string
-    unseen_ok:bool=False # a `y_block` is given: labels may be whole floats, or unseen in training
+    unseen_ok:bool=False, # a `y_block` is given: labels may be whole floats, or unseen in training
+    block_ok:bool=True # a `y_block` can be given: a remedy may name it
 ):
     """ValueError that names the rows, the column, the value and the remedy,
     unless loaders can be made from `df`; a warning for texts that both sets have"""
@@ -197,9 +198,10 @@ def check_df(
     if valid is not None:
         _check_split(valid)
         _warn_of_copies(df, texts, valid)
-    if label_col is not None: _check_labels(df, label_col, valid, label_delim, unseen_ok)
+    if label_col is not None: _check_labels(
+        df, label_col, valid, label_delim, unseen_ok, block_ok)
 
-def _check_labels(df, label_col, valid, label_delim, unseen_ok):
+def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
     "Labels of one kind, none missing, and those of validation rows known from training"
     labels = column_names(df, label_col)
     if not labels: raise ValueError(f'{label_col=} names no column: name the one with the labels')
@@ -209,9 +211,10 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok):
     kind = label_kind(df, labels, label_delim)
     if kind=='category': _check_one_kind(df, labels[0])
     if kind=='category' and not unseen_ok: _check_blank(df, labels[0])
+    if kind=='multi' and not unseen_ok: _check_blank_parts(df, labels, label_delim)
     if kind=='regression':
         _check_finite(df, labels)
-        if not unseen_ok: _check_whole(df, labels)
+        if not unseen_ok: _check_whole(df, labels, block_ok)
     if kind in ('category','multi'):
         each = pd.concat([each_label(df[c], label_delim) for c in labels])
         if valid is not None and not unseen_ok: _check_unseen(df, labels, each, valid)
@@ -251,13 +254,30 @@ def _check_blank(df, col):
                      f'df[df[{col!r}].str.strip() != ""], or give the class a name with '
                      f'df[{col!r}].str.strip().replace("", "none")')
 
-def _check_whole(df, cols):
+def _check_blank_parts(df, cols, label_delim):
+    "No empty label among several: a delimiter at the end of a string makes one"
+    for c in cols:
+        if label_delim is None and not df[c].map(_holds_several).any(): continue
+        each = each_label(df[c], label_delim)
+        blank = each.index[each.map(lambda o: isinstance(o, str) and not o.strip())]
+        if not len(blank): continue
+        bad = np.isin(np.arange(len(df)), blank)
+        parts = 'os' if label_delim is None else f'os.split({label_delim!r})'
+        kept = f'[o for o in {parts} if o.strip()]'
+        if label_delim is not None: kept = f'{label_delim!r}.join({kept})'
+        raise ValueError(f'column {c!r} has an empty label among others, as in '
+                         f'{df[c][bad].tolist()[0]!r}, in {_rows(df, bad)}: leave it out with '
+                         f'df[{c!r}] = df[{c!r}].map(lambda os: {kept})')
+
+def _check_whole(df, cols, block_ok):
     "No label that may be meant as a class and was made a float by a missing value"
     if len(cols) > 1 or not (df[cols[0]] % 1 == 0).all(): return
     c,shown = cols[0], float(df[cols[0]].iloc[0])
+    fix = f'move them by a half, df[{c!r}] + 0.5, and predictions back'
+    if block_ok: fix = 'say so, y_block=RegressionBlock()'
     raise ValueError(f'column {c!r} holds whole numbers as floats ({shown!r}, …), as integers do '
                      f'where one was missing: for classes, convert them, df[{c!r}].astype(int); '
-                     'for numbers, say so, y_block=RegressionBlock()')
+                     f'for numbers, {fix}')
 
 def _check_finite(df, cols):
     "No infinite target in `cols`"

@@ -68,6 +68,33 @@ def has_columns(row, cols):
     if isinstance(row, dict): return True
     return is_pandas(row, 'Series') and all(isinstance(c, str) and c in row.index for c in cols)
 
+def check_cut(
+    lists, # what should be lists of tokens
+    vocab, # tokens
+): # the same
+    "A ValueError for texts that stand in a list each: no token of `vocab` has several words."
+    if not all(len(o) == 1 for o in lists): return lists
+    odd = {o for o, in lists if isinstance(o, str) and len(o.split()) > 1}
+    if odd: odd -= {*vocab}
+    if not odd: return lists
+    raise ValueError(f'{min(odd)[:40]!r} in a list of its own is no token: give the strings '
+                     'themselves, [t for t, in texts]; of a frame, df[column].tolist() in place '
+                     'of df[[column]].values.tolist()')
+
+def refuse_row(
+    item, # what is given
+    cols, # the text columns
+    known, # names of columns of training
+):
+    "A ValueError for a row that has `known` columns, but not all of `cols`."
+    if not is_pandas(item, 'Series') or not item.index.is_unique or has_columns(item, cols): return
+    names = [*item.index]
+    if not {*known, *cols} & {n for n in names if isinstance(n, str)}: return
+    missing = [c for c in cols if isinstance(c, int) or c not in names]
+    raise ValueError(f'this row with the columns {names} has no column {missing[0]!r}, where '
+                     'training had its texts: rename the one with the text, or name it, '
+                     'text_col=…; for a text in each column, give .tolist()')
+
 def _fields(record, cols, i):
     "The texts in the columns `cols` of a row, or the one that it is."
     if isinstance(record, str): return (check_unicode(record, i),)
@@ -153,14 +180,17 @@ class PlainCodec:
         item, # a frame, a row, a dictionary, or a list of them
         text_col:str=None, # the one to read; default: those of training
     )->list: # names or positions
-        "Which columns of `item` to read: if those of training are missing, fastai's `text`."
+        """Which columns of `item` to read: if those of training are missing, fastai's `text`.
+        A ValueError for a row that has but some of them."""
         if text_col is not None: return [text_col]
         if isinstance(item, list): item = first(item)
         if is_pandas(item, 'DataFrame'): names = [*map(str, item.columns)]
         else: names = [*item.index] if is_pandas(item, 'Series') else item
         if not isinstance(names, (dict,list)): return self.text_cols
         missing = any(not isinstance(c, int) and c not in names for c in self.text_cols)
-        return [self.token_col] if missing and self.token_col in names else self.text_cols
+        if missing and self.token_col in names: return [self.token_col]
+        refuse_row(item, self.text_cols, ())
+        return self.text_cols
 
     def rows(self,
         item, # a text, a row, a dictionary; or a list or series of them, or a data frame
@@ -212,7 +242,8 @@ class PlainCodec:
     )->list: # a list of tokens for each text
         "Cut texts as those of training were."
         item = kept(item)
-        if is_listy(item) and len(item) and all(map(is_listy, item)): return list(item)
+        if is_listy(item) and len(item) and all(map(is_listy, item)):
+            return check_cut(list(item), self.vocab)
         self.check_tokenizer()
         return list(token_lists(self.texts(item, text_col), self.tok, self.rules))
 
