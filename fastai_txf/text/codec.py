@@ -109,7 +109,8 @@ def note_columns(
 ):
     "Keep the names of the training frame's columns with its tokenizer: an export empties it."
     if not isinstance(dls.train_ds, (Datasets,TfmdLists)): return
-    tok,df,frame = text_tokenizer(dls, side), _untouched(dls), text_list(dls, side).items
+    tok,frame = text_tokenizer(dls, side), text_list(dls, side).items
+    df = _untouched(dls)
     if tok is None or not hasattr(tok, 'text_cols'): return
     if df is not None: tok.seen_cols = [*df.columns]
     elif isinstance(frame, pd.DataFrame): tok.seen_cols = _cut_columns(frame, tok)
