@@ -110,8 +110,8 @@ def note_columns(
     "Keep the names of the training frame's columns with its tokenizer: an export empties it."
     if not isinstance(dls.train_ds, (Datasets,TfmdLists)): return
     tok,frame = text_tokenizer(dls, side), text_list(dls, side).items
+    if not hasattr(tok, 'text_cols'): return
     df = _untouched(dls)
-    if tok is None or not hasattr(tok, 'text_cols'): return
     if df is not None: tok.seen_cols = [*df.columns]
     elif isinstance(frame, pd.DataFrame): tok.seen_cols = _cut_columns(frame, tok)
 
@@ -125,8 +125,9 @@ class TextCodec(PlainCodec):
         side:int=0, # of `DataLoaders`: 0 for the texts to read, 1 for those to write (pairs)
     ):
         texts = text_list(source, side) if isinstance(source, DataLoaders) else None
-        if texts is not None: tfm,vocab = text_tokenizer(source, side),text_vocab(texts.tfms)
-        if texts is not None: note_columns(source, side)
+        if texts is not None:
+            note_columns(source, side)
+            tfm,vocab = text_tokenizer(source, side), text_vocab(texts.tfms)
         else:
             tfm = TextTokenizer(source, rules)
             vocab = text_vocab(ifnone(vocab, ifnone(tfm.tok.vocab, ())))

@@ -198,8 +198,8 @@ def check_df(
     if valid is not None:
         _check_split(valid)
         _warn_of_copies(df, texts, valid)
-    if label_col is not None: _check_labels(
-        df, label_col, valid, label_delim, unseen_ok, block_ok)
+    if label_col is None: return
+    _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok)
 
 def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
     "Labels of one kind, none missing, and those of validation rows known from training"
