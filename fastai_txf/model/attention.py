@@ -308,7 +308,8 @@ class SelfAttention(_Heads):
     ): # `(bs, sl, d_model)`, and the weights `(bs, n_heads, sl, k_len)` if `need_weights`
         "Attend from every token to every token: those of `x`, and those in `cache`."
         if pos is None: pos = torch.arange(x.shape[1], device=x.device)
-        q,k,v = split_heads(self.qkv(x), sum(self.heads)).split(self.heads, 1)
+        parts = self.qkv(x).unflatten(-1, (sum(self.heads),-1)).split(self.heads, 2)
+        q,k,v = (t.transpose(1, 2) for t in parts)                # cut token by token, as it lies
         normed = _normed(self.q_norm, q), _normed(self.k_norm, k)
         turned = self.positions.rotate(*normed, pos)
         if normed[0] is q and turned[0] is not q and _trains():

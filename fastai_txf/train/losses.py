@@ -20,20 +20,20 @@ from ..generate.decode import target_logprobs
 
 # %% ../../nbs/4_train/00_losses.ipynb #d8e9f48b
 def _row_losses(
-    z, # logits, `(n, vocab_sz)`; their gradient takes their place, each row times its total
+    z, # logits, `(n, vocab_sz)`; their gradient takes their place
     targ, # token ids, `(n, 1)`
     real, # which of them count, `(n, 1)`
     smoothing, # share of the probability that is spread over all tokens
-): # losses and 1/totals, `(n, 1)` each; 0 for what does not count
-    "Losses of logits, and their gradient but for the division by the sum of the exponentials."
+): # losses, `(n, 1)`; 0 for what does not count
+    "Losses of logits, and their gradient as if all of them counted."
     loss = (smoothing-1)*z.gather(-1, targ)
     if smoothing: loss -= smoothing*z.mean(-1, keepdim=True)
     top = z.amax(-1, keepdim=True)
-    total = z.sub_(top).exp_().sum(-1, keepdim=True)
-    loss += top + total.log()
-    if smoothing: z -= total*smoothing/z.shape[-1]
-    z.scatter_add_(-1, targ, total*(smoothing-1))
-    return loss.masked_fill_(~real, 0.), real/total
+    torch.softmax(z, -1, out=z)
+    loss += top - z.amax(-1, keepdim=True).log()    # the top's probability is exp(0)/total
+    if smoothing: z -= smoothing/z.shape[-1]
+    z.scatter_add_(-1, targ, torch.full_like(loss, smoothing-1))
+    return loss.masked_fill_(~real, 0.)
 
 # %% ../../nbs/4_train/00_losses.ipynb #a05a0e05
 _rows = 32 # of low precision at a time in fp32: they stay in the processor's cache
@@ -47,21 +47,16 @@ def _add_product(out, a, b, room):
     for o,r in zip(out.split(some), room.split(some)): o.add_(r)
 
 def _losses_in_place(z, bias, targ, real, smoothing, exact):
-    """The sum of the losses of logits `z`, whose place their gradient takes in the dtype of `z`;
-    and the factor of each row, `(n, 1)`."""
+    "The sum of the losses of logits `z`, whose place their gradient takes in the dtype of `z`."
     parts = [z] if z.dtype == exact or z.is_cuda else z.split(_rows)
-    losses,factors = [],[]
-    start = 0
+    losses,start = [],0
     for part in parts:
         rows = slice(start, start := start+len(part))
         full = part.to(exact)
         if bias is not None: full.add_(bias)
-        loss,factor = _row_losses(full, targ[rows], real[rows], smoothing)
-        if z.dtype == torch.float16: full,factor = full.mul_(factor), torch.ones_like(factor)
-        losses.append(loss)
-        factors.append(factor)
+        losses.append(_row_losses(full, targ[rows], real[rows], smoothing))
         if full is not part: part.copy_(full)
-    return torch.cat(losses).sum(), torch.cat(factors)
+    return torch.cat(losses).sum()
 
 def _empty_grads(ctx, inputs, dtype, asked):
     "For each of `inputs` that needs one, zeros for its gradient: rows as they are, sums `dtype`."
@@ -87,9 +82,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         for i in range(0, len(h), chunk):
             rows = slice(i, i+chunk)
             z = fast_mm(low[rows], w, None if logits is None else logits[:len(low[rows])])
-            loss,factor = _losses_in_place(z, bias, targ[rows], real[rows], smoothing, exact)
-            total += loss
-            factor /= early
+            total += _losses_in_place(z, bias, targ[rows], real[rows], smoothing, exact)
+            factor = real[rows].to(exact)/early
             if db is not None: db += (z.T @ factor.to(dtype))[:,0]
             if dh is not None: dh[rows] = factor*fast_mm(z, w.T)
             if dw is not None: _add_product(dw, z.T, (factor*low[rows]).to(dtype), room)
