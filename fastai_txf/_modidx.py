@@ -2799,6 +2799,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'fastai_txf.train.heap.ReuseMemory.before_fit': ( '4_train/heap.html#reusememory.before_fit',
                                                                                          'fastai_txf/train/heap.py'),
                                        'fastai_txf.train.heap._glibc': ('4_train/heap.html#_glibc', 'fastai_txf/train/heap.py'),
+                                       'fastai_txf.train.heap._is_settled': ('4_train/heap.html#_is_settled', 'fastai_txf/train/heap.py'),
                                        'fastai_txf.train.heap._take_apart': ('4_train/heap.html#_take_apart', 'fastai_txf/train/heap.py'),
                                        'fastai_txf.train.heap.hand_back': ('4_train/heap.html#hand_back', 'fastai_txf/train/heap.py'),
                                        'fastai_txf.train.heap.reuse_memory': ( '4_train/heap.html#reuse_memory',

@@ -3,12 +3,13 @@ import math, os, subprocess, sys, time, numpy as np, pandas as pd, pytest, torch
 from torch import nn
 from contextlib import nullcontext
 from functools import partial
-from fastai.text.all import (Callback, CancelBatchException, CancelFitException, CSVLogger, DataLoader, DataLoaders, EarlyStoppingCallback, GradientAccumulation, GradientClip, L,
+from fastai.text.all import (Adam, Callback, CancelBatchException, CancelFitException, CSVLogger, DataLoader, DataLoaders, EarlyStoppingCallback, GradientAccumulation, GradientClip, L,
                              Learner, MSELossFlat, ProgressCallback, SaveModelCallback, SGD, accuracy, slide, steep, valley, minimum)
 from fastai_txf.model.models import classifier_splitter, lm_splitter
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.train import heap
 from fastai_txf.train.muon import muon
+from fastai_txf.train.optim import adamw
 from fastai_txf.train.precision import DeviceMixedPrecision
 from fastai_txf.train.schedule import warmup_stable_decay
 from fixtures import *
@@ -439,6 +440,24 @@ def test_fit_reuses_memory(make, kind, end, monkeypatch):
     apart,reuse,back = [(heap._map, 2**17), (heap._trim, 2**17)], [(heap._map, 2**30), (heap._map, 2**25), (heap._trim, 2**31-1)], [(heap._map, 2**25), (heap._trim, 2**26), 'trim']
     assert c.said[:7] == [*apart, 'step', *reuse, 'step'] and c.said[-3:] == back
     assert set(c.said[7:]) == {'step', *back}
+
+def test_later_fits_reuse_memory_at_once(dls_lm, monkeypatch):
+    "A fit reuses memory from the start where its optimizer has all that it keeps, and not after unfreezing"
+    c = GlibC()
+    monkeypatch.setattr(heap, '_glibc', lambda: c)
+    for opt_func in (muon, adamw, Adam):
+        learn = quiet(transformer_lm_learner(dls_lm, **SMALL, opt_func=opt_func))
+        learn.freeze()
+        def first(): return c.said[0]
+        for limit in (2**17, 2**30):
+            learn.fit(1, 1e-3)
+            assert first() == (heap._map, limit)
+            c.said.clear()
+        learn.unfreeze()
+        for limit in (2**17, 2**30):
+            learn.fit(1, 1e-3)
+            assert first() == (heap._map, limit)
+            c.said.clear()
 
 def test_reuse_memory_in_fastais(monkeypatch):
     "Any learner can have it, and without glibc nothing happens"

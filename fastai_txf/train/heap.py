@@ -34,11 +34,17 @@ def hand_back():
     if c := _glibc(): c.mallopt(_map, 2**25), c.mallopt(_trim, 2**26), c.malloc_trim(0)
 
 # %% ../../nbs/4_train/12_heap.ipynb #d7d49f27
+def _is_settled(opt):
+    "Whether an optimizer has made what it keeps of each weight that learns."
+    state = getattr(opt, 'opt', opt).state
+    def kept(p): return any(getattr(o, 'shape', None) == p.shape for o in state.get(p, {}).values())
+    return all(kept(p) for ps in opt.param_lists for p in ps if p.requires_grad)
+
 class ReuseMemory(Callback):
     "What a step of a fit lets go is kept for the next, on a CPU with glibc."
     def before_fit(self):
-        self.reuses = False
-        _take_apart()
+        self.reuses = _is_settled(self.opt)
+        reuse_memory() if self.reuses else _take_apart()
 
     def after_step(self):
         if not self.reuses: reuse_memory()
