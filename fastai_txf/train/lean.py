@@ -59,7 +59,7 @@ def may_do_without(
     return _is_plain_loss(learn.loss_func) and _is_plain_model(get_model(learn.model))
 
 # %% ../../nbs/4_train/10_lean.ipynb #9000f93f
-_at_a_time = dict(cpu=5*2**20) # logits: as many as stay in a processor's cache
+_at_a_time = dict(cpu=5*2**19) # logits: as many as stay in a processor's cache
 _many = 2**26                  # on other devices: a call should be worth its start
 
 def _rows_at_a_time(model):
