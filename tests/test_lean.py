@@ -56,6 +56,18 @@ def test_gradients_are_those_with_logits():
         grads.append(cb.found)
     for a,b in zip(*grads): assert torch.allclose(a, b, atol=1e-6)
 
+def test_logits_at_a_time():
+    "Ten megabytes of them, whatever their precision, and 128 rows at least"
+    class Rows(Callback):
+        needs_logits = False
+        def after_pred(self): self.n = next(cb for cb in self.learn.cbs if isinstance(cb, LeanLoss)).chunk
+    def rows(vocab_sz, half=False):
+        learn,cb = learner(vocab_sz=vocab_sz), Rows()
+        if half: learn.to_bf16()
+        assert fitted(learn, cb) == {True}
+        return cb.n
+    assert (rows(10_000), rows(10_000, half=True), rows(60_000)) == (256, 512, 128)
+
 def own_loss(pred, y): return nn.functional.cross_entropy(pred.flatten(0, 1), y.flatten())
 
 class Own(TransformerLM):

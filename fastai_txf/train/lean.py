@@ -12,7 +12,7 @@ from fastai.torch_core import get_model
 from torch import nn
 from ..base.compat import is_hooked, listens_to_all
 from ..model.models import TransformerLM
-from .losses import ChunkedLoss
+from .losses import ChunkedLoss, product_dtype
 
 # %% ../../nbs/4_train/10_lean.ipynb #ab5d8d7a
 _looks = ('after_pred','after_loss','before_backward','after_backward','before_step',
@@ -59,13 +59,14 @@ def may_do_without(
     return _is_plain_loss(learn.loss_func) and _is_plain_model(get_model(learn.model))
 
 # %% ../../nbs/4_train/10_lean.ipynb #9000f93f
-_at_a_time = dict(cpu=5*2**19) # logits: as many as stay in a processor's cache
-_many = 2**26                  # on other devices: a call should be worth its start
+_in_cache = 10*2**20 # bytes of logits that stay in a processor's cache
+_many = 2**26        # logits on other devices: a call should be worth its start
 
-def _rows_at_a_time(model):
-    "How many rows of logits exist at a time."
-    n = _at_a_time.get(model.head.weight.device.type, _many)
-    return max(128, n//model.head.out_features//64*64)
+def _rows_at_a_time(head):
+    "How many rows of logits exist at a time, in the precision that products have now."
+    w = head.weight
+    n = _in_cache//product_dtype(w, w).itemsize if w.device.type == 'cpu' else _many
+    return max(128, n//head.out_features//64*64)
 
 class NoLogits:
     "Stands for logits that were not made. An AttributeError when it is used."
@@ -90,10 +91,11 @@ class LeanLoss(ChunkedLoss):
         if not self._on: return
         super().before_fit()
         self._checked = True                        # `forward` is that of `TransformerLM`
-        self.chunk = _rows_at_a_time(get_model(self.model))
 
     def before_batch(self):
-        if self._on and self._is_plain(): super().before_batch()
+        if not (self._on and self._is_plain()): return
+        self.chunk = _rows_at_a_time(get_model(self.model).head)
+        super().before_batch()
 
     def after_pred(self):
         "What `ChunkedLoss` shows here are hidden states: nobody has asked for them."

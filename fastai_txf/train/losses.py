@@ -35,6 +35,16 @@ def _row_losses(
     z.scatter_add_(-1, targ, torch.full_like(loss, smoothing-1))
     return loss.masked_fill_(~real, 0.)
 
+# %% ../../nbs/4_train/00_losses.ipynb #3c1d90ab
+def product_dtype(
+    a, # a tensor
+    b, # another, on the same device
+)->torch.dtype:
+    "The precision of a product of two tensors: that of autocast where it is on."
+    device = a.device.type
+    if torch.is_autocast_enabled(device): return torch.get_autocast_dtype(device)
+    return torch.promote_types(a.dtype, b.dtype)
+
 # %% ../../nbs/4_train/00_losses.ipynb #a05a0e05
 _rows = 32 # of low precision at a time in fp32: they stay in the processor's cache
 _sums = 256 # rows of a sum that are added at a time, likewise
@@ -117,10 +127,8 @@ def chunked_cross_entropy(
     if h.shape[:-1] != targ.shape:
         raise ValueError(f'hidden states {tuple(h.shape)} and targets {tuple(targ.shape)}: '
                          'give a token id for each vector')
-    device = h.device.type
-    if torch.is_autocast_enabled(device): dtype = torch.get_autocast_dtype(device)
-    else: dtype = torch.promote_types(h.dtype, weight.dtype)
-    with torch.autocast(device, enabled=False):
+    dtype = product_dtype(h, weight)
+    with torch.autocast(h.device.type, enabled=False):
         return _ChunkedCrossEntropy.apply(h.flatten(0, -2), weight, bias, targ.flatten(),
             ignore_index, label_smoothing, chunk, dtype, torch.is_grad_enabled())
 
