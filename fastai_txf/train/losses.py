@@ -89,11 +89,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         out = dh,dw,db = _empty_grads(ctx, (h, weight, bias), exact, grads)
         logits = room_for(low[:chunk], w)                                   # one room for all
         room = None if dw is None or dw.dtype == dtype else torch.empty_like(w)
+        factors = real.to(exact)/early
         for i in range(0, len(h), chunk):
             rows = slice(i, i+chunk)
             z = fast_mm(low[rows], w, None if logits is None else logits[:len(low[rows])])
             total += _losses_in_place(z, bias, targ[rows], real[rows], smoothing, exact)
-            factor = real[rows].to(exact)/early
+            factor = factors[rows]
             if db is not None: db += (z.T @ factor.to(dtype))[:,0]
             if dh is not None: dh[rows] = factor*fast_mm(z, w.T)
             if dw is not None: _add_product(dw, z.T, (factor*low[rows]).to(dtype), room)
