@@ -9,7 +9,9 @@ from common import *
 BS,SEQ_LEN = 16,128
 SHAPES = dict(default=dict(config='default'), modern=dict(config='modern'), dropout=dict(config='modern', p=0.1, emb_p=0.1))
 OPTS = dict(adamw=adamw, muon=muon)
+BATCHES = dict(full=None, short=dict(seq_len=SEQ_LEN//8, warmup=0.5), few=dict(bs=BS//8, warmup=0.5))
 TITLES = dict(characters='characters (tinyshakespeare)', pieces='2,000 byte pairs (docstrings of packages)', words='words (5,000 IMDB reviews)', captions='words (29,000 captions, Multi30k)')
+GROWS = dict(full='full from the start', short=f'{SEQ_LEN//8} tokens a row at first, full after half of the time', few=f'{BS//8} rows at first, likewise')
 WHAT = dict(default='preset `default`', modern='preset `modern`', dropout='`modern`, dropout 0.1')
 
 def shakespeare(): return [[t] for t in read_shakespeare()], CharTokenizer(), dict(starts=False)
@@ -34,28 +36,36 @@ def loaders(name):
     texts,tok,kw = SETS[name]()
     return LMDataLoaders.from_texts(*texts, tok_tfm=tok, bs=BS, seq_len=SEQ_LEN, windows='random', **kw)
 
-KEY = 'set','shape','opt','lr','seed','minutes'
+KEY = 'set','shape','opt','lr','seed','minutes','batches'
 
 def run(row):
     "`row` with what came out."
     set_seed(row['seed'])
     learn = transformer_lm_learner(loaders(row['set']), opt_func=OPTS[row['opt']], **SHAPES[row['shape']])
-    count = Count()
+    count,grows = Count(),BATCHES[row['batches']]
+    cbs = [core_minutes(row['minutes']), count] + ([BatchWarmup(**grows)] if grows else [])
     with learn.no_bar(), learn.no_logging():
-        learn.fit_one_cycle(10_000, row['lr'], cbs=[core_minutes(row['minutes']), count])
+        learn.fit_one_cycle(10_000, row['lr'], cbs=cbs)
         loss = learn.validate()[0]
     return dict(**row, loss=round(float(loss), 4), tokens=count.tokens, params=n_params(learn.model), **about(1))
 
+def lines_of(groups, names):
+    "A row of a table for each group, with the losses on each text."
+    for key,rs in sorted(groups.items()):
+        losses = {s:[r['loss'] for r in rs if r['set'] == s] for s in SETS}
+        yield dict(zip(names, key)) | {s:', '.join(f'{l:.3f}' for l in ls) or None for s,ls in losses.items()}
+
 def render(rows):
     "The results as markdown."
-    res = f"# What a language model learner takes by itself\n\nWritten by `python benchmarks/defaults.py`. Validation loss a token. Width 128, 2 layers, batches of {BS} × {SEQ_LEN} tokens, {rows[0]['minutes']:g} core-minutes of `fit_one_cycle` each, one thread.\n"
-    groups = groupby(rows, lambda r: (r['shape'],r['opt'],r['lr']))
-    lines = []
-    for (shape,opt,lr),rs in sorted(groups.items()):
-        losses = {s:[r['loss'] for r in rs if r['set'] == s] for s in SETS}
-        lines.append(dict(shape=WHAT[shape], opt=opt, lr=f'{lr:g}', **{s:', '.join(f'{l:.3f}' for l in ls) or None for s,ls in losses.items()}))
-    cols = {'model':'shape', 'optimizer':'opt', 'largest rate':'lr', **{t:s for s,t in TITLES.items()}}
-    return f'{res}\n{table(lines, cols)}\n{ran_with(rows, env=None)}'
+    texts = {t:s for s,t in TITLES.items()}
+    first = groupby([r for r in rows if r['minutes'] == 0.75], lambda r: (r['shape'],r['opt'],r['lr']))
+    cols = {'model':lambda r: WHAT[r['shape']], 'optimizer':'opt', 'largest rate':lambda r: f"{r['lr']:g}", **texts}
+    res = f"# What a language model learner takes by itself\n\nWritten by `python benchmarks/defaults.py`. Validation loss a token. Width 128, 2 layers, batches of {BS} × {SEQ_LEN} tokens, so many core-minutes of `fit_one_cycle` each, one thread.\n" \
+          f"\n## Presets and optimizers, 0.75 core-minutes\n\n{table([*lines_of(first, ('shape','opt','lr'))], cols)}"
+    grown = groupby([r for r in rows if r['minutes'] != 0.75], lambda r: (r['minutes'],r['batches']))
+    cols = {'core-minutes':lambda r: f"{r['minutes']:g}", 'batches':lambda r: GROWS[r['batches']], **texts}
+    if grown: res += f"\n## Batches that grow (`BatchWarmup`): preset `modern`, `muon`, a largest rate of 0.01\n\n{table([*lines_of(grown, ('minutes','batches'))], cols)}"
+    return f'{res}\n{ran_with(rows, env=None)}'
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -63,14 +73,15 @@ def main():
     p.add_argument('--shapes', nargs='+', default=list(SHAPES), choices=SHAPES)
     p.add_argument('--opts', nargs='+', default=list(OPTS), choices=OPTS)
     p.add_argument('--lrs', nargs='+', type=float, default=[1e-3,3e-3,1e-2])
+    p.add_argument('--batches', nargs='+', default=['full'], choices=BATCHES)
     p.add_argument('--seeds', nargs='+', type=int, default=[0])
     p.add_argument('--minutes', type=float, default=1.)
     args = p.parse_args()
     torch.set_num_threads(1)
     file = HERE/'results'/'defaults.jsonl'
-    for seed,name,shape,opt,lr in itertools.product(args.seeds, args.sets, args.shapes, args.opts, args.lrs):
-        row = dict(set=name, shape=shape, opt=opt, lr=lr, seed=seed, minutes=args.minutes)
-        if any(all(r[k] == row[k] for k in KEY) for r in read_rows(file)): continue
+    for seed,name,shape,opt,lr,batches in itertools.product(args.seeds, args.sets, args.shapes, args.opts, args.lrs, args.batches):
+        row = dict(set=name, shape=shape, opt=opt, lr=lr, seed=seed, minutes=args.minutes, batches=batches)
+        if any(all({'batches':'full', **r}[k] == row[k] for k in KEY) for r in read_rows(file)): continue
         row = run(row)
         print(json.dumps({k:row[k] for k in (*KEY,'loss','tokens')}), flush=True)
         add_row(file, row)

@@ -34,6 +34,7 @@ from .train.compile import *
 from .train.resume import *
 from .train.counting import *
 from .train.muon import *
+from .train.batch_warmup import *
 from .learn.transfer import *
 from .learn.base import *
 from .learn.writing import *

@@ -56,6 +56,7 @@ _settings = dict(
     p_mask=(lambda v: 0 <= v <= 1, 'a part of the tokens to predict, 0 ≤ p_mask ≤ 1'),
     p_random=(lambda v: 0 <= v <= 1, 'a part of the tokens to predict, 0 ≤ p_random ≤ 1'),
     minutes=(lambda v: 0 < v < math.inf, 'a budget of training, more than 0 and finite'),
+    warmup=(lambda v: 0 < v <= 1, 'a part of the fit, 0 < warmup ≤ 1'),
     C=(lambda v: 0 < v < math.inf, 'the inverse strength of a penalty, above 0 and finite'),
     power=(lambda v: 0 <= v < math.inf, 'an exponent, 0 or more and finite'),
     share=(lambda v: len(v) == 2 and all(0 <= o < math.inf for o in v) and sum(v) > 0,
@@ -65,7 +66,7 @@ _settings = dict(
 
 _needed = {'temperature','n','min_tokens','n_samples','num_beams','length_penalty','minutes',
            'C','seq_len','max_vocab','max_n','turns','label_smoothing','mask_p','p_mask','p_random',
-           'backwards','is_lm'}
+           'backwards','is_lm','warmup'}
 
 def check_values(**values):
     "A ValueError for the first value out of its range; names that are not known pass."
