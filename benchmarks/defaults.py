@@ -9,9 +9,9 @@ from common import *
 BS,SEQ_LEN = 16,128
 SHAPES = dict(default=dict(config='default'), modern=dict(config='modern'), dropout=dict(config='modern', p=0.1, emb_p=0.1))
 OPTS = dict(adamw=adamw, muon=muon)
-BATCHES = dict(full=None, short=dict(seq_len=SEQ_LEN//8, warmup=0.5), few=dict(bs=BS//8, warmup=0.5))
+BATCHES = dict(full=None, short=dict(), half=dict(warmup=0.5), few=dict(seq_len=None, bs=BS//8))
 TITLES = dict(characters='characters (tinyshakespeare)', pieces='2,000 byte pairs (docstrings of packages)', words='words (5,000 IMDB reviews)', captions='words (29,000 captions, Multi30k)')
-GROWS = dict(full='full from the start', short=f'{SEQ_LEN//8} tokens a row at first, full after half of the time', few=f'{BS//8} rows at first, likewise')
+GROWS = dict(full='full from the start', short='16 tokens a row at first, full after 0.3 of the time', half='the same, full after half of it', few=f'{BS//8} rows at first, full after 0.3 of it')
 WHAT = dict(default='preset `default`', modern='preset `modern`', dropout='`modern`, dropout 0.1')
 
 def shakespeare(): return [[t] for t in read_shakespeare()], CharTokenizer(), dict(starts=False)
@@ -43,7 +43,7 @@ def run(row):
     set_seed(row['seed'])
     learn = transformer_lm_learner(loaders(row['set']), opt_func=OPTS[row['opt']], **SHAPES[row['shape']])
     count,grows = Count(),BATCHES[row['batches']]
-    cbs = [core_minutes(row['minutes']), count] + ([BatchWarmup(**grows)] if grows else [])
+    cbs = [core_minutes(row['minutes']), count] + ([BatchWarmup(**grows)] if grows is not None else [])
     with learn.no_bar(), learn.no_logging():
         learn.fit_one_cycle(10_000, row['lr'], cbs=cbs)
         loss = learn.validate()[0]

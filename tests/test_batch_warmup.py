@@ -32,7 +32,7 @@ def test_doubling(pct, start, more, warmup):
     assert size <= doubling(min(1, pct+0.1), start, full, warmup)
 
 @pytest.mark.parametrize('loaders', [flat_dls, partial(flat_dls, windows='random', epoch_len=9), 'fastai'])
-@pytest.mark.parametrize('kw', [dict(seq_len=4), dict(bs=2), dict(seq_len=4, bs=2, warmup=1.)])
+@pytest.mark.parametrize('kw', [dict(seq_len=4), dict(seq_len=None, bs=2), dict(seq_len=4, bs=2, warmup=1.)])
 def test_cut(loaders, kw, df):
     "The batches of the loader, each cut as its place in the fit says; validation is whole"
     def seen(*cbs):
@@ -46,7 +46,7 @@ def test_cut(loaders, kw, df):
     assert all(a.shape == b.shape for (_,a,_),(_,b,_) in zip(whole.valid, cut.valid))
     sizes = set()
     for (_,x,y),(pct,short,targ) in zip(whole.train, cut.train):
-        sl,bs = (doubling(pct, kw.get(k, n), n, kw.get('warmup', 0.3)) for k,n in (('seq_len', x.shape[1]), ('bs', x.shape[0])))
+        sl,bs = (doubling(pct, kw.get(k) or n, n, kw.get('warmup', 0.3)) for k,n in (('seq_len', x.shape[1]), ('bs', x.shape[0])))
         assert short.equal(x[:bs,:sl]) and targ.equal(y[:bs,:sl]) and type(short) is type(x)
         sizes.add(short.shape)
     assert len(sizes) > 2
@@ -99,17 +99,17 @@ def test_masked_model(df):
     learn.fit(2, 1e-3, cbs=BatchWarmup(seq_len=4))
     assert watch.train[0][1].shape[1] == 4 and max(x.shape[1] for _,x,_ in watch.train) == 16
 
-@pytest.mark.parametrize('kw,why', [({}, 'give seq_len, bs, or both'), (dict(seq_len=0), 'seq_len=0 is out of range'), (dict(bs=1.5), 'bs=1.5 is out of range'), (dict(bs=2, warmup=0), 'warmup=0 is out of range: a part of the fit'),
+@pytest.mark.parametrize('kw,why', [(dict(seq_len=None), 'give seq_len, bs, or both'), (dict(seq_len=0), 'seq_len=0 is out of range'), (dict(bs=1.5), 'bs=1.5 is out of range'), (dict(bs=2, warmup=0), 'warmup=0 is out of range: a part of the fit'),
                                     (dict(bs=2, warmup=math.nan), 'warmup=nan is out of range'), (dict(bs=2, warmup=1.1), 'warmup=1.1 is out of range'), (dict(bs=2, warmup='half'), "warmup='half' is out of range")])
 def test_refuses_options(kw, why):
     with pytest.raises(ValueError, match=why): BatchWarmup(**kw)
 
 def test_refuses_where_it_fits_nothing(make, dls_lm):
     "Before a weight has moved"
-    for kw,why in ((dict(seq_len=17), 'seq_len=17 is more than the 16'), (dict(bs=9), 'bs=9 is more than the 8')):
+    for kw,why in ((dict(seq_len=17), 'seq_len=17 is more than the 16'), (dict(seq_len=None, bs=9), 'bs=9 is more than the 8')):
         learn = quiet(transformer_lm_learner(dls_lm, **SMALL))
         before = weights(learn)
         with pytest.raises(ValueError, match=why): learn.fit(1, cbs=BatchWarmup(**kw))
         assert not changed(learn, before)
-    with pytest.raises(TypeError, match='no batches of a language model'): make('clf').fit(1, cbs=BatchWarmup(bs=2))
-    with pytest.raises(ValueError, match='carries a state from batch to batch'): quiet(language_model_learner(dls_lm, AWD_LSTM, pretrained=False)).fit(1, cbs=BatchWarmup(bs=2))
+    with pytest.raises(TypeError, match='no batches of a language model'): make('clf').fit(1, cbs=BatchWarmup(4))
+    with pytest.raises(ValueError, match='carries a state from batch to batch'): quiet(language_model_learner(dls_lm, AWD_LSTM, pretrained=False)).fit(1, cbs=BatchWarmup(4))

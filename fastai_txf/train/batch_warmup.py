@@ -31,10 +31,10 @@ class BatchWarmup(Callback):
     """Short rows, or few of them, in the first part of a language model's fit (Li et al. 2022).
     A TypeError for other loaders, a ValueError for sizes or a part out of range, and for a model
     that carries a state from batch to batch."""
-    order,run_valid,needs_logits = TimeBudget.order+1, False, False
+    order,run_valid = TimeBudget.order+1,False
     def __init__(self,
-        seq_len:int=None, # tokens of a row at first; default: all
-        bs:int=None, # rows of a batch at first; default: all
+        seq_len:int=16, # tokens of a row at first; None: all
+        bs:int=None, # rows of a batch at first; None: all
         warmup:float=0.3, # part of the fit before the batches are full
     ):
         if seq_len is None and bs is None:
