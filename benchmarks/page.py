@@ -264,12 +264,32 @@ def defaults():
     def losses(shape, opt, lr):
         rs = [rows('defaults', shape=shape, opt=opt, lr=lr, set=s, minutes=0.75) for s in DEFAULT_SETS]
         return [f"{mean(r, 'loss'):.2f}" if r else '–' for r in rs]
-    rates = {r['lr'] for r in rows('defaults')}
+    rates = {r['lr'] for r in rows('defaults', minutes=0.75)}
     lines = [(DEFAULT_SHAPES[k], f'`{opt}`', f'{lr:g}', *losses(k, opt, lr)) for k,opt in DEFAULTS for lr in sorted(rates)]
     lines = [l for l in lines if {*l[3:]} != {'–'}]
     return block('how much lower the loss is than that of the preset default with Adam, in nats a token', 'defaults',
                  table(['preset','optimizer','largest rate',*DEFAULT_SETS.values()], lines),
-                 ['defaults.py --minutes 0.75'], rows('defaults'), 'defaults')
+                 ['defaults.py --minutes 0.75'], rows('defaults', minutes=0.75), 'defaults')
+
+GROWING = dict(full='full from the start', short='16 tokens a row at first, full after 0.3 of the time',
+               half='the same, full after half of the time', few='2 rows at first, full after 0.3 of the time')
+
+def grown():
+    "The rows of batches that grow, and of those beside them."
+    return [r for r in rows('defaults') if 'batches' in r]
+
+def grown_loss(minutes, batches, text):
+    return [r['loss'] for r in grown() if (r['minutes'],r['batches'],r['set']) == (minutes,batches,text)]
+
+def growing():
+    budgets = sorted({r['minutes'] for r in grown()})
+    def losses(m, k): return [f'{statistics.mean(ls):.3f}' if (ls := grown_loss(m, k, s)) else '–' for s in DEFAULT_SETS]
+    lines = [(f'{m:g}', what, *losses(m, k)) for m in budgets for k,what in GROWING.items()]
+    lines = [l for l in lines if {*l[2:]} != {'–'}]
+    one_core = 'defaults.py --shapes modern --opts muon --lrs 0.01'
+    return block('how much lower the loss is with short rows at first, in nats a token', 'growing',
+                 table(['core-minutes','batches',*DEFAULT_SETS.values()], lines),
+                 [f'{one_core} --minutes 1 --batches full short half few --seeds 0 1', f'{one_core} --minutes 5 --batches full short'], grown(), 'defaults')
 
 TRANSLATORS = dict(txf='`transformer_seq2seq_learner`',
                    muon='the same with `opt_func=muon`, 10 epochs in bfloat16',
@@ -406,7 +426,7 @@ def gpu():
     return block('tokens a second, one training step', 'gpu', table(['training step','tokens a second','times nanoGPT','MB'], lines),
                  ['gpu.py step --rounds 3', 'gpu.py write --rounds 3 --only write write_hf'], [*rs.values(), ours, hf], 'gpu', more)
 
-QUESTIONS = [imdb, few, small, words, defaults, shakespeare, speedrun, translation, step, generation, gpu, tokenizing, batches, epoch, scale]
+QUESTIONS = [imdb, few, small, words, defaults, growing, shakespeare, speedrun, translation, step, generation, gpu, tokenizing, batches, epoch, scale]
 
 # Pictures
 
@@ -470,6 +490,17 @@ def draw_defaults(ax):
         ax.barh(y, gain, height=0.22, color=OURS, alpha=(0.35,0.6,1)[i], label=f"{DEFAULT_SHAPES[k].replace('`', '')}, {opt}")
     ax.set_yticks(range(len(DEFAULT_SETS)), [*DEFAULT_SETS.values()][::-1], fontsize=9)
     ax.set_xlabel('nats a token below the preset default with adamw, each at its best rate', fontsize=9)
+    ax.legend(fontsize=8, loc='lower right'); ax.spines[['top','right']].set_visible(False)
+
+def draw_growing(ax):
+    budgets = sorted({r['minutes'] for r in grown()})
+    for i,m in enumerate(budgets):
+        gain = [statistics.mean(grown_loss(m, 'full', s)) - statistics.mean(grown_loss(m, 'short', s)) for s in DEFAULT_SETS]
+        y = [j + 0.3*(0.5-i) for j in range(len(gain))][::-1]
+        ax.barh(y, gain, height=0.28, color=OURS, alpha=(1,0.5)[i], label=f"{m:g} core-minute{'s'*(m != 1)}")
+    ax.axvline(0, color='black', lw=0.8)
+    ax.set_yticks(range(len(DEFAULT_SETS)), [*DEFAULT_SETS.values()][::-1], fontsize=9)
+    ax.set_xlabel('nats a token below batches that are full from the start, in the same time', fontsize=9)
     ax.legend(fontsize=8, loc='lower right'); ax.spines[['top','right']].set_visible(False)
 
 def draw_shakespeare(ax):
