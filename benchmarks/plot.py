@@ -45,7 +45,8 @@ PANELS = [('train',train), ('train',memory), ('epoch',epoch), ('generate',genera
 def main():
     there = [(draw, rs) for name,draw in PANELS if (rs := rows(name))]
     if not there: raise SystemExit(f'there are no rows under {HERE/"results"} yet: run the benchmarks first')
-    fig,axs = plt.subplots(-(-len(there)//2), 2, figsize=(11, 3.2*-(-len(there)//2)), squeeze=False)
+    heights = [4.8, *[3.2]*((len(there)-1)//2)] # inches; the first panels have the most labels
+    fig,axs = plt.subplots(len(heights), 2, figsize=(11, sum(heights)), height_ratios=heights, squeeze=False)
     for ax in axs.flat[len(there):]: ax.remove()
     for ax,(draw,rs) in zip(axs.flat, there): draw(ax, rs)
     seen = dict.fromkeys(r['machine'] + '; ' + r['versions'].split(', fastai')[0] for _,rs in there for r in rs)

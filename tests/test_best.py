@@ -55,6 +55,13 @@ def test_whole_numbers_as_floats(ask):
     res = ask(df.assign(stars=df['stars'] + 0.5), label_col='stars', minutes=0.02, verbose=False)
     assert 'mse' in (res.results if ask is self_pretrain else res.report.results)
 
+@pytest.mark.parametrize('ask', [best_classifier, self_pretrain])
+def test_a_label_of_validation_alone(ask):
+    "The remedy is one that these calls have"
+    df = frame(60).assign(valid=[False]*50 + [True]*10)
+    df.loc[55, 'label'] = 'new'
+    with pytest.raises(ValueError, match="'new'.*index 55.: move some to training or leave them out$"): ask(df, valid_col='valid', minutes=0.02, verbose=False)
+
 def test_classes_as_integers_and_one_rare():
     df = frame(200)
     df['label'] = (df.label == 'warm').astype(int)

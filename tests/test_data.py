@@ -247,7 +247,8 @@ def test_one_set_is_empty(value, which):
 def test_label_in_validation_only():
     df = frame()
     df.loc[[4, 9], 'label'] = 'neutral'
-    with pytest.raises(ValueError, match=r"'neutral' of column 'label' occurs in validation rows only: 2 of 20 rows \(index 4, 9\).*y_block"): check(df)
+    with pytest.raises(ValueError, match=r"'neutral' of column 'label' occurs in validation rows only: 2 of 20 rows \(index 4, 9\).*y_block .from_folder: a vocab. that holds it"): check(df)
+    with pytest.raises(ValueError, match=r"index 4, 9\): move some to training or leave them out$"): check(df, block_ok=False)
     check(df, unseen_ok=True)
     df.loc[0, 'label'] = 'neutral'
     check(df)
@@ -308,6 +309,17 @@ def test_empty_label_among_others(tags, kw):
     dls = TransformerDataLoaders.from_df(df, label_col='tags', valid_col='is_valid', **kw, **FAST)
     assert list(dls.vocab[1]) == ['neg','pos']
     check(df.assign(tags=''  if kw else [[] for _ in range(20)]), label='tags', valid=None, **kw)
+
+
+def test_empty_label_in_one_of_several_columns():
+    "It was a class without a name; the remedy in the message works"
+    df = frame(a=['x','y']*10, b=['','  ','z','z']*5)
+    with pytest.raises(ValueError, match="'b' has an empty label.*10 of 20 rows.*leave it out") as e: check(df, label=['a','b'])
+    check(df, label=['a','b'], unseen_ok=True)
+    assign,label_col = str(e.value).split('leave it out with ')[1].split(" and label_col=")
+    exec(assign)
+    dls = TransformerDataLoaders.from_df(df, label_col=eval(label_col), valid_col='is_valid', **FAST)
+    assert list(dls.vocab[1]) == ['x','y','z']
 
 
 @pytest.mark.parametrize('kw', [dict(label_col=['fun', 'long']), dict(label_col='tags', label_delim=';'), dict(label_col='lists'),

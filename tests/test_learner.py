@@ -220,6 +220,16 @@ def test_predict(trained, df):
         one = trained.predict(t)
         assert one[0] == l; close(one[2], p)
 
+def test_predict_with_input(trained, dls):
+    "As fastai's text learner gives it: the text as the model reads it comes first"
+    theirs = quiet(fastai_text.text_classifier_learner(dls, fastai_text.AWD_LSTM, pretrained=False))
+    for t in texts[:2] + ['a WARM film zzzz']: assert trained.predict(t, with_input=True)[0] == theirs.predict(t, with_input=True)[0]
+    shown,*res = trained.predict(texts, with_input=True)
+    for i,t in enumerate(texts):
+        one = trained.predict(t, with_input=True)
+        assert one[0] == shown[i] and one[1] == res[0][i] == trained.predict(t)[0]
+    assert len(trained.predict(texts[0])) == 3
+
 @pytest.mark.parametrize('item,error,words', [([], ValueError, 'no text'), (pd.DataFrame(dict(text=[])), ValueError, 'no rows'), (['a', None], TypeError, 'number 1 is None'),
     (pd.DataFrame(dict(text=['a', np.nan])), ValueError, "'text' has no text .nan. in 1 of 2 rows"), (pd.DataFrame(dict(body=['a'])), ValueError, "called 'text'.*'body'"), (['a', 3], TypeError, '3: a int')])
 def test_predict_refuses(trained, item, error, words):

@@ -557,6 +557,19 @@ def test_columns_of_one_name(tmp_path):
         one = frame.iloc[:,1:]
         assert model.predict(one) == [model.predict('dull acting')]
 
+def test_row_without_the_column_of_the_text(tmp_path):
+    "A row of a frame whose text is called otherwise was read as several texts; files from before the names were kept are read"
+    df = DF.rename(columns=dict(text='review'))
+    learn = quiet(clf(clf_dls()))
+    model = load_published(learn.publish(tmp_path/'a', trained=True))
+    row = df[['review','label']].iloc[0]
+    for f in (learn.predict, model.predict):
+        with pytest.raises(ValueError, match="no column 'text'.*rename the one with the text, or name it, text_col="): f(row)
+    assert model.predict(row, text_col='review') == model.predict(row.review)
+    assert len(model.predict(pd.Series([row.review]*2, index=['a','b']))) == 2
+    def older(config, texts): assert 'label' in texts['text.json']['sides'][0].pop('other_cols')
+    assert load_published(rewritten(tmp_path/'a', older)).predict(row.review) == model.predict(row.review)
+
 @pytest.mark.parametrize('look', ['validate','get_preds','show_results','predict','lr_find','fit'])
 def test_card_after_a_look(tmp_path, look):
     "What is done with a learner after its training is not what its training has measured"

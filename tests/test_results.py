@@ -6,12 +6,15 @@ import pytest
 root = Path(__file__).parents[1]
 results = root/'benchmarks'/'results'
 
-@pytest.fixture(scope='module')
-def page():
-    spec = importlib.util.spec_from_file_location('results_page', root/'benchmarks'/'page.py')
+def script(name):
+    "A script of the benchmarks as a module"
+    spec = importlib.util.spec_from_file_location(f'results_{name}', root/'benchmarks'/f'{name}.py')
     mod = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(mod)
     return mod
+
+@pytest.fixture(scope='module')
+def page(): return script('page')
 
 def read(f): return f.read_text(encoding='utf-8')
 def rows(name): return [json.loads(l) for l in read(results/f'{name}.jsonl').splitlines()]
@@ -75,6 +78,19 @@ def test_questions(page):
         assert re.search(r'Measured on .*cores.*\(Python 3\.\d+\.\d+, torch [\d.]+\S*, fastai [\d.]+.*; 20\d\d-\d\d-\d\d.*commits? ', o), title
         scripts = re.findall(r'\.venv/bin/python (benchmarks/\w+\.py)', o)
         assert scripts and all((root/s).exists() for s in scripts), title
+
+def test_labels_stand_apart(monkeypatch):
+    "In the picture of all peers, no label touches the next"
+    monkeypatch.syspath_prepend(str(root/'benchmarks'))
+    plot,figs = script('plot'), []
+    monkeypatch.setattr('matplotlib.figure.Figure.savefig', lambda fig, *a, **kw: figs.append(fig))
+    plot.main()
+    fig, = figs
+    fig.canvas.draw()
+    for ax in fig.axes:
+        ys = sorted((o.y0, o.y1) for o in (l.get_window_extent() for l in ax.get_yticklabels() if l.get_text()))
+        assert all(top + 2 < bottom for (_,top),(bottom,_) in zip(ys, ys[1:])), ax.get_title()
+    plot.plt.close(fig)
 
 def test_published(page):
     "A published figure has an address"

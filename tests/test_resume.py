@@ -231,6 +231,20 @@ def test_costs_nothing(new, whole):
     learn.validate(); learn.predict('a warm film'); learn.get_preds(); learn.lr_find(num_it=5, show_plot=False)
     assert file.read_bytes() == before
 
+def test_two_that_begin_at_once(new, tmp_path):
+    "The second to save is refused, the first goes on, and its file is its own"
+    class Late(Callback):
+        "Another training begins when this one has looked for a file, and is killed"
+        order = 50
+        def before_fit(self): killed(new('lm', 0), ResumeCallback(every=1), Kill(3))
+    file = tmp_path/'models'/'resume.pth'
+    with pytest.raises(ValueError, match='another training has begun to keep its state in .*resume.pth: give each a name of its own'):
+        new('clf', 1).fit_one_cycle(N, 1e-2, cbs=[ResumeCallback(every=1), Late()])
+    run(new('lm', 5), ResumeCallback(every=1), Kill())
+    assert not file.exists()
+    new('clf', 1).fit_one_cycle(N, 1e-2, cbs=[ResumeCallback('mine', every=1), Late()])
+    assert file.exists()
+
 # Refused
 
 def resume(learn, *cbs, fit='fit_one_cycle', lr=1e-2, **kw): getattr(learn, fit)(N, lr, cbs=[ResumeCallback(), Kill(), *cbs], **kw)

@@ -1,8 +1,9 @@
 "The encoder–decoder, from its parts to a learner that answers: references, masks, caches, loaders, odd input"
 import math, pickle, random, subprocess, sys, warnings
 import numpy as np, pandas as pd, pytest, sacrebleu, torch, torch.nn as nn, torch.nn.functional as F
-from fastai.text.all import (accuracy, BaseTokenizer, Callback, ColReader, ColSplitter, DataBlock, SaveModelCallback, TextBlock, TextDataLoaders,
-                             load_learner, set_seed)
+from fastai.text.all import (AccumMetric, accuracy, BalancedAccuracy, BaseTokenizer, Callback, ColReader, ColSplitter, DataBlock, F1Score, SaveModelCallback,
+                             TextBlock, TextDataLoaders, load_learner, set_seed)
+from fastai.metrics import ActivationType, skm
 from hypothesis import example, given, settings, strategies as st
 from fastai_txf.model.attention import causal_mask
 from fastai_txf.all import *
@@ -534,6 +535,23 @@ def test_metrics_leave_out_padding(make):
     learn.recorder.train_metrics = True
     learn.fit(1)
     assert learn.recorder.values[-1][2] == pytest.approx(learn.recorder.values[-1][1])
+
+def test_metrics_of_all_targets_leave_out_padding(make):
+    "fastai's metrics of sklearn, on classes and on probabilities: as on the tokens that count, for all batch sizes"
+    def log_loss(pred, targ): return F.nll_loss(pred.log(), targ)
+    learn = make(metrics=[TokenAccuracy(), BalancedAccuracy(), F1Score(average='macro'), AccumMetric(log_loss, dim_argmax=-1, activation=ActivationType.Softmax, flatten=False)])
+    learn.fit(4, 1e-2)
+    assert learn.metrics[2].name == pickle.loads(pickle.dumps(learn.metrics[2])).name == 'f1_score'
+    rows = [learn.validate(dl=learn.dls.valid.new(bs=bs))[1:] for bs in (1,5,12)]
+    pred,targ = [],[]
+    for src,tgt in learn.dls.valid:
+        src,tgt = (o.as_subclass(torch.Tensor) for o in (src,tgt))
+        with torch.no_grad(): logits,tgt = learn.model.eval()(src, tgt[:,:-1]), tgt[:,1:]
+        pred.append(logits[tgt != PAD_]); targ.append(tgt[tgt != PAD_])
+    pred,targ = torch.cat(pred), torch.cat(targ)
+    guess = pred.argmax(-1)
+    want = [(guess == targ).float().mean().item(), skm.balanced_accuracy_score(targ, guess), skm.f1_score(targ, guess, average='macro'), F.cross_entropy(pred, targ).item()]
+    for row in rows: assert list(row) == pytest.approx(want, rel=1e-4)
 
 def test_bleu(make, monkeypatch):
     "The metric is sacrebleu's on what the model writes"

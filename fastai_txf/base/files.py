@@ -8,6 +8,7 @@ __all__ = []
 # %% ../../nbs/0_base/02_files.ipynb #ac4feb35
 import errno, os, tempfile, torch, zipfile
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 
 # %% ../../nbs/0_base/02_files.ipynb #044e558f
@@ -42,6 +43,12 @@ def _mode(path):
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask
+
+def sweep(
+    path, # a file that `replacing` writes
+):
+    "Remove what a kill in the middle of writing has left."
+    for o in path.parent.glob(f'.{escape(path.name)}.*.tmp'): o.unlink(missing_ok=True)
 
 def _cannot(e, what, path):
     "The error `e` with the name of the file in its text."

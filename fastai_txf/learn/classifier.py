@@ -24,9 +24,11 @@ from ..base.ids import evenly_drawn
 from ..model.config import make_config, PRESETS, TransformerConfig
 from ..model.models import classifier_splitter, SigmoidRange, TransformerClassifier
 from ..model.wide import token_letters
+from ..text.codec import text_list
 from ..text.loaders import check_dls
 from ..text.special import text_vocab, UNK
-from ..text.target import check_range, labelled_ids, sample_numbers, Target
+from ..text.target import (
+    check_outputs, check_range, has_labels, labelled_ids, sample_numbers, Target)
 from ..generate.sampling import DIVERGED
 from ..train.counting import (
     count_features, deep_outputs, fitting_scale, loss_weights, usual_shares)
@@ -58,34 +60,13 @@ class OneClass(Callback):
                       'model has learnt nothing yet, or the learning rate was too high '
                       '(start anew with a lower one)')
 
-def _has_labels(dls):
-    "Whether `dls` say what their texts are labelled with."
-    ds = dls.valid_ds
-    return isinstance(ds, Datasets) and len(ds.tls) > 1
-
-def check_outputs(
-    dls, # `DataLoaders` of texts with labels, several labels or numbers
-    n_out, # as the caller gives it, or None
-    y_range, # likewise
-    own_loss:bool, # the caller gives a loss
-):
-    "A ValueError for outputs without a name, and for bounds of what are no numbers."
-    if not _has_labels(dls): return
-    target = Target.of(dls)
-    if y_range is not None and not target.is_number:
-        raise ValueError(f'{y_range=} bounds numbers, and these targets are classes: leave it out, '
-                         'or make the loaders with numbers (y_block=RegressionBlock)')
-    if n_out in (None, target.n_out) or target.is_number and own_loss: return
-    raise ValueError(f'{n_out=}, and these texts have {target.describe()}, which needs '
-                     f'{target.n_out}: leave n_out out')
-
 _of_classes = accuracy, accuracy_multi, error_rate, top_k_accuracy
 
 def check_metrics(
     learn, # a classifier's learner
 ):
     "A ValueError for a metric of classes where the targets are numbers."
-    if not _has_labels(learn.dls) or not Target.of(learn.dls).is_number: return
+    if not has_labels(learn.dls) or not Target.of(learn.dls).is_number: return
     for m in learn.metrics:
         func = getattr(m, 'func', None)
         if getattr(func, 'func', func) not in _of_classes: continue
@@ -102,7 +83,7 @@ def start_numbers(
     "Begin at the targets' mean. A ValueError or a warning for a range that does not hold them."
     dls,model = learn.dls, learn.model
     if not isinstance(getattr(learn.loss_func, 'func', learn.loss_func), _of_numbers): return
-    if not _has_labels(dls) or not Target.of(dls).is_number or not len(dls.train_ds): return
+    if not has_labels(dls) or not Target.of(dls).is_number or not len(dls.train_ds): return
     y,bounded = sample_numbers(dls), isinstance(model.range, SigmoidRange)
     if bounded: check_range(y, model.range.low, model.range.high)
     start = model.range.inverse(y.mean(0)) if bounded else y.mean(0)
@@ -304,6 +285,7 @@ class TransformerClassifierLearner(TransformerLearner):
         item, # a text, a row of a frame, a dict; or a list, a series or a frame of texts
         text_col:str=None, # the data frame's column; default: the column or columns of training
         bs:int=None, # batch size; default: that of validation
+        with_input:bool=False, # first the text as the model reads it
     ): # (decoded prediction, its index or activation, probabilities); lists and tensors for several
         """Prediction for one text, as fastai returns it, or for many at once.
         A ValueError if the model has diverged."""
@@ -312,8 +294,9 @@ class TransformerClassifierLearner(TransformerLearner):
         out = self.outputs(ids, ifnone(bs, self.dls.valid.bs))
         preds = getcallable(self.loss_func, 'activation')(out)
         dec = getcallable(self.loss_func, 'decodes')(preds)
-        if self.codec.is_one(item, text_col): return self.label_of(dec[0]), dec[0], preds[0]
-        return [self.label_of(d) for d in dec], dec, preds
+        res = [self.label_of(d) for d in dec], dec, preds
+        if with_input: res = ([text_list(self.dls).decode(o) for o in ids], *res)
+        return tuple(o[0] for o in res) if self.codec.is_one(item, text_col) else res
 
     def show_results(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation

@@ -92,7 +92,7 @@ def _rule_name(rule):
     name = getattr(rule, '__qualname__', type(rule).__qualname__)
     raise _of_code(f'the rule {name}', f"train with rules among fastai's own, {[*_known_rules]}")
 
-_fields = 'vocab','text_cols','token_col','marked','sep'
+_fields = 'vocab','text_cols','other_cols','token_col','marked','sep'
 
 def codec_data(
     codec, # `PlainCodec`, or a `TextCodec`
@@ -107,11 +107,14 @@ def codec_data(
     return dict(tokenizer=tokenizer_data(codec.tok), rules=[*map(_rule_name, codec.rules)],
                 steps=list(steps), **{k:getattr(codec, k) for k in _fields})
 
-def _check_codec(data):
-    "A ValueError for a field of another type than `codec_data` gives."
-    strings = 'vocab','rules','steps','text_cols'
+_since = dict(other_cols=[]) # fields that older files lack
+
+def _checked_codec(data):
+    "The fields of a codec. A ValueError for one of another type than `codec_data` gives."
+    strings = 'vocab','rules','steps','text_cols','other_cols'
     types = dict.fromkeys(strings, list) | dict(tokenizer=dict, token_col=str, marked=bool, sep=str)
     if not isinstance(data, dict): raise ValueError(f'{str(data)[:60]!r} describes no text')
+    data = {**_since, **data}
     for k,t in types.items():
         if k not in data: raise ValueError(f'the field {k!r} is missing')
         if type(data[k]) is not t: raise ValueError(f'{k}={str(data[k])[:60]} is no {t.__name__}')
@@ -122,13 +125,14 @@ def _check_codec(data):
     for k,known in dict(rules=_known_rules, steps=STEPS).items():
         odd = [o for o in data[k] if o not in known]
         if odd: raise ValueError(f'{odd[0]!r} is none of the {k} {[*known]}')
+    return data
 
 def make_codec(
     data:dict, # from `codec_data`
     cls=PlainCodec, # the class
 ): # `cls`
     "The codec that `data` describe. A ValueError for what describes none."
-    _check_codec(data)
+    data = _checked_codec(data)
     rest = {k:v for k,v in data.items() if k not in ('tokenizer','rules')}
     rules = [_known_rules[r] for r in data['rules']]
     return cls(tok=make_tokenizer(data['tokenizer']), rules=rules, **rest)

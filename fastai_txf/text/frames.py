@@ -147,15 +147,16 @@ def each_label(s, label_delim=None):
     if label_delim is not None: s = s[s!=''].str.split(label_delim, regex=False)
     return s[s.map(len)>0].explode() if s.map(_holds_several).any() else s
 
-def _check_unseen(df, cols, each, valid):
+def _check_unseen(df, cols, each, valid, block_ok=True):
     "Every label of a validation row is in some training row; `each` as of `each_label`"
     is_valid = valid[each.index]
     bad = each[is_valid & ~each.isin(set(each[~is_valid]))]
     if not len(bad): return
     rows = _rows(df, np.isin(np.arange(len(df)), bad.index))
+    fix = 'move some to training or leave them out'
+    if block_ok: fix += ', or pass a y_block (from_folder: a vocab) that holds it'
     raise ValueError(f'label {bad.tolist()[0]!r} of column {cols[0]!r} occurs in validation rows '
-                     f'only: {rows}: move some to training, leave them out, '
-                     'or pass a y_block whose vocab holds it')
+                     f'only: {rows}: {fix}')
 
 # %% ../../nbs/2_text/02_frames.ipynb #b2a20002
 def warn_of_copies(
@@ -217,7 +218,8 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
         if not unseen_ok: _check_whole(df, labels, block_ok)
     if kind in ('category','multi'):
         each = pd.concat([each_label(df[c], label_delim) for c in labels])
-        if valid is not None and not unseen_ok: _check_unseen(df, labels, each, valid)
+        if valid is not None and not unseen_ok:
+            _check_unseen(df, labels, each, valid, block_ok)
         _warn_of_twins(each.unique())
     if kind=='category' and valid is not None: _warn_of_one_label(df[labels[0]], valid)
 
@@ -257,7 +259,6 @@ def _check_blank(df, col):
 def _check_blank_parts(df, cols, label_delim):
     "No empty label among several: a delimiter at the end of a string makes one"
     for c in cols:
-        if label_delim is None and not df[c].map(_holds_several).any(): continue
         each = each_label(df[c], label_delim)
         blank = each.index[each.map(lambda o: isinstance(o, str) and not o.strip())]
         if not len(blank): continue
@@ -265,9 +266,13 @@ def _check_blank_parts(df, cols, label_delim):
         parts = 'os' if label_delim is None else f'os.split({label_delim!r})'
         kept = f'[o for o in {parts} if o.strip()]'
         if label_delim is not None: kept = f'{label_delim!r}.join({kept})'
+        fix = f'df[{c!r}] = df[{c!r}].map(lambda os: {kept})'
+        if len(cols) > 1 and label_delim is None:
+            fix = f'df["labels"] = df[{cols}].apply(lambda os: {kept}, axis=1)'
+            fix += ' and label_col="labels"'
         raise ValueError(f'column {c!r} has an empty label among others, as in '
-                         f'{df[c][bad].tolist()[0]!r}, in {_rows(df, bad)}: leave it out with '
-                         f'df[{c!r}] = df[{c!r}].map(lambda os: {kept})')
+                         f'{df[c][bad].tolist()[0]!r}, in {_rows(df, bad)}: '
+                         f'leave it out with {fix}')
 
 def _check_whole(df, cols, block_ok):
     "No label that may be meant as a class and was made a float by a missing value"

@@ -121,11 +121,13 @@ class PlainCodec:
         token_col:str='text', # the column in which a frame of tokens holds them
         marked:bool=False, # whether `xxfld` and a number stand before each column
         sep:str=None, # what stands between two tokens of a text; default: as the tokenizer says
+        other_cols=(), # names of the other columns of training, as far as they are known
     ):
         sep = ifnone(sep, ' ' if tok is None else tok.sep)
         vars(self).update(
             vocab=list(vocab), tok=tok, rules=list(rules), steps=tuple(steps), marked=marked,
-            text_cols=list(text_cols), token_col=token_col, sep=sep)
+            text_cols=list(text_cols), other_cols=list(other_cols), token_col=token_col,
+            sep=sep)
 
     def __setattr__(self, name, value):
         raise AttributeError(f'a {type(self).__name__} is never changed: '
@@ -189,7 +191,7 @@ class PlainCodec:
         if not isinstance(names, (dict,list)): return self.text_cols
         missing = any(not isinstance(c, int) and c not in names for c in self.text_cols)
         if missing and self.token_col in names: return [self.token_col]
-        refuse_row(item, self.text_cols, ())
+        refuse_row(item, self.text_cols, self.other_cols)
         return self.text_cols
 
     def rows(self,

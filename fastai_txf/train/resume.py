@@ -6,7 +6,7 @@
 __all__ = ['ResumeCallback']
 
 # %% ../../nbs/4_train/05_resume.ipynb #8058c7ff
-import dataclasses, enum, glob, inspect, math, numpy as np, torch, warnings
+import dataclasses, enum, inspect, math, numpy as np, torch, warnings
 from functools import partial
 from zlib import crc32
 from fastai.callback.core import Callback, CancelEpochException, CancelFitException
@@ -19,7 +19,7 @@ from fastai.text.data import LMDataLoader
 from fastai.torch_core import (
     get_model, get_random_states, no_random, num_distrib, set_random_states, to_device)
 from fastcore.foundation import CollBase, GetAttr, L, store_attr
-from ..base.files import load_tensors, save_tensors
+from ..base.files import load_tensors, save_tensors, sweep
 from ..base.ids import evenly_drawn
 from .schedule import TimeBudget
 
@@ -258,6 +258,7 @@ _in_file = 'run','fit','epoch','iter','start','rows','state'
 
 class ResumeCallback(Callback):
     """Keep a fit's state in a file, and resume from it if it is there; a fit that ends removes it.
+    Runs that differ in random numbers alone cannot be told apart: give each a name of its own.
     A ValueError: another run's file. A TypeError: several processes, a schedule by the clock."""
     order,run_valid = -100,False
     def __init__(self,
@@ -279,12 +280,12 @@ class ResumeCallback(Callback):
         if num_distrib() > 1:
             raise TypeError(f'{num_distrib()} processes: ResumeCallback keeps the state of one')
         self._path = join_path_file(self.file, self.learn.path/self.learn.model_dir, ext='.pth')
-        self._others = _remembering(self.learn, self)
-        self._given = None
+        self._others,self._given = _remembering(self.learn, self), None
         self._run = _describe(self.learn, self._others)
         self._refuse_same_file()
-        self._sweep()
+        sweep(self._path)
         self._saved = self._read() if self._path.exists() else None
+        self._is_new = self._saved is None
         self._sizes = _log_sizes(self.learn, (self._saved or {}).get('sizes', {}))
 
     def _refuse_same_file(self):
@@ -363,15 +364,14 @@ class ResumeCallback(Callback):
 
     def _save(self):
         "Write the file; where that fails, the last one stays whole and training goes on."
+        if self._is_new and self._path.exists():
+            raise ValueError(f'another training has begun to keep its state in {self._path}: '
+                             'give each a name of its own')
         try: save_tensors(self._contents(), self._path)
         except OSError as e:
             kept = 'an earlier state' if self._path.exists() else 'nothing'
             warnings.warn(f'{e}; training goes on, and a kill would leave {kept} to resume from')
-
-    def _sweep(self):
-        "Remove what a kill in the middle of writing has left."
-        left = self._path.parent.glob(f'.{glob.escape(self._path.name)}.*.tmp')
-        for o in left: o.unlink(missing_ok=True)
+        self._is_new = False
 
     def _contents(self):
         "What goes into the file."

@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/4_train/11_token_metrics.ipynb #5e1a0c03
 import torch
 from fastai.learner import AvgLoss, AvgMetric
-from fastai.metrics import Perplexity
+from fastai.metrics import AccumMetric, Perplexity
 
 # %% ../../nbs/4_train/11_token_metrics.ipynb #5e1a0c06
 def _counted(learn):
@@ -48,9 +48,18 @@ class TokenMetric(AvgMetric):
         self.total += total.double()
         self.count += n.double()
 
+class TokenAccum(AccumMetric):
+    "A metric of all predictions and targets, as one of all tokens that count."
+    def __init__(self, metric): vars(self).update(vars(metric))
+    def accum_values(self, preds, targs, learn=None):
+        if learn is not None and preds.shape[:2] == targs.shape:
+            preds,targs = (o[_counted(learn)] for o in (preds,targs))
+        super().accum_values(preds, targs, learn)
+
 def by_token(
     metric, # fastai's
 ): # a metric
-    "`metric` weighted by tokens, if it is one of fastai's that are weighted by rows."
+    "`metric` of tokens, if it is one of fastai's that count rows or look at all targets."
     if type(metric) is AvgMetric: return TokenMetric(metric.func)
+    if type(metric) is AccumMetric: return TokenAccum(metric)
     return TokenPerplexity() if type(metric) is Perplexity else metric
