@@ -29,8 +29,9 @@ from ..text.codec import TextCodec
 from ..text.pairs import check_pairs, pair_vocabs, show_pairs
 from ..generate.decode import as_generator, stream_tokens
 from ..train.losses import GatherLogProbs
-from .growth import (
-    text_up_to_end, write_in_batches, write_options, write_texts)
+from fastai_txf.learn.growth import (
+    stream_options, text_end, text_up_to_end, write_in_batches, write_options, write_pieces,
+    write_texts)
 from .base import (
     HIDDEN, make_learner, refuse_options, split_options, start_config, TokenLearner)
 
@@ -98,13 +99,14 @@ class Seq2SeqLearner(TokenLearner):
         n_samples:int=1, # texts for each source, one after the other
         no_unk:bool=True, # never `xxunk` or `xxfld`
         decoder=decode_specials, # from tokens to strings, where the tokenizer has no `detokenize`
+        stop=None, # string, or strings, before which a text ends
         **kwargs
     )->list: # `bs*n_samples` texts
         "Write a text for each source. A ValueError for options out of range or that do not agree."
         check_spelling(Seq2SeqLearner.write, kwargs)
         return write_texts(self.model, src, self.codec.pad_idx, self.target_codec, self.ratio,
                            n_tokens, num_beams, length_penalty, temperature, n_samples, no_unk,
-                           decoder, **kwargs)
+                           decoder, stop, **kwargs)
 
     @delegates(write, but='src')
     def predict(self,
@@ -123,6 +125,18 @@ class Seq2SeqLearner(TokenLearner):
         write = partial(self.write, n_samples=n_samples, seed=seed, **kwargs)
         res = write_in_batches(write, ids, self._pad, bs, n_samples)
         return res[0] if self.codec.is_one(item, text_col) else res
+
+    @delegates(predict, but='item,text_col,bs,n_samples,num_beams,length_penalty')
+    def stream_text(self,
+        text:str, # to read
+        **kwargs
+    ): # yields strings: together, what `predict` gives
+        """Write piece by piece. A TypeError for anything but one string, a ValueError for several
+        samples or beams."""
+        kwargs = stream_options(text, kwargs)
+        check_spelling(Seq2SeqLearner.stream_text, kwargs)
+        return write_pieces(self.model, self._pad(self.codec.encode(text)), self.codec.pad_idx,
+                            self.target_codec, self.ratio, **kwargs)
 
     def show_results(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
@@ -265,11 +279,12 @@ class SacreBLEU(Metric):
         **kwargs
     ):
         check_spelling(Seq2SeqLearner.write, kwargs)
-        options = {k:v for k,v in kwargs.items() if k not in ('no_unk','decoder')}
+        options = {k:v for k,v in kwargs.items() if k not in ('no_unk','decoder','stop')}
         if options.get('n_samples', 1) != 1:
             raise ValueError(f"n_samples={options['n_samples']}: "
                              'BLEU compares one text with its target')
         write_options(**options)
+        text_end(None, '', kwargs.get('stop'))
         self.options = kwargs
         _sacrebleu()
     def __getstate__(self): return dict(options=self.options)
