@@ -805,6 +805,26 @@ def test_long_texts(make):
     assert isinstance(learned.predict('Ab cde fg '*20, n_tokens=30), str)
     with pytest.raises(ValueError, match='learned positions end at max_len=8'): learned.validate()
 
+@pytest.mark.parametrize('split', ['train','valid'])
+@pytest.mark.parametrize('kind', ['pairs','block'])
+def test_targets_beyond_learned_positions(split, kind, tmp_path):
+    "Refused before the first step, wherever the long target is; one that just fits is learnt, and other positions cut none"
+    df = pairs_df()
+    at = df.index[df.is_valid == (split == 'valid')][3]
+    df.loc[at,'tgt'] = 'h'*40
+    if kind == 'pairs': dls = Seq2SeqDataLoaders.from_df(df, tok_tfm=CharTokenizer(), **KW)
+    else: dls = DataBlock((SequenceBlock(CharTokenizer()), SequenceBlock(CharTokenizer())), get_x=ColReader('src'), get_y=ColReader('tgt'), splitter=ColSplitter()).dataloaders(df, bs=4, num_workers=0)
+    make = lambda **kw: quiet(transformer_seq2seq_learner(dls, **{**SMALL, 'path':tmp_path, **kw}))
+    learn = make(positions='learned', max_len=40)
+    before = weights(learn)
+    for fit in (lambda: learn.fit(1, 1e-2), lambda: learn.fit_one_cycle(1, 1e-2), lambda: learn.lr_find(show_plot=False)):
+        with pytest.raises(ValueError, match=rf'dls.{split}_ds.3. has 41 tokens.*end at max_len=40.*max_len=41.*rotary'): fit()
+    assert not changed(learn, before)
+    for kw in (dict(positions='learned', max_len=41), dict(max_len=5)):
+        learn = make(**kw)
+        learn.fit(1, 1e-2)
+        assert (learn.get_preds(dl=dls[split == 'valid'].new(shuffle=False, drop_last=False))[0] < 0).sum(1).max() == 41
+
 SCRIPT = """import sys
 from fastai.text.all import load_learner
 learn = load_learner(sys.argv[1])

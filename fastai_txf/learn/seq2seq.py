@@ -43,6 +43,11 @@ class TeacherForcing(Callback):
         bos_idx:int=2, # id that every target begins with: all that goes in where there is no target
     ): store_attr()
 
+    def before_fit(self):
+        "A ValueError for targets that go beyond learned positions."
+        if isinstance(self.model, Seq2SeqTransformer):
+            _check_targets(self.dls, self.model.decoder.positions.max_len)
+
     def before_batch(self):
         src = self.xb[0]
         if len(self.yb) > 0:
@@ -50,6 +55,18 @@ class TeacherForcing(Callback):
             self.learn.xb = (src, tgt[:,:-1])
             self.learn.yb = (tgt[:,1:],)
         else: self.learn.xb = (src, src.new_full((len(src),1), self.bos_idx))
+
+def _check_targets(dls, end):
+    "A ValueError for a target that needs more than `end` positions; None: there is no end."
+    if end is None: return
+    for name,dl in zip(('train','valid'), dls.loaders):
+        lens = [len(dl.create_item(i)[1])-1 for i in range(dl.n)]      # `xxeos` does not go in
+        longest = max(lens, default=0)
+        if longest <= end: continue
+        raise ValueError(f'the target of dls.{name}_ds[{lens.index(longest)}] has {longest} '
+                         f'tokens, but learned positions end at max_len={end}: make a learner '
+                         f'with max_len={longest}, leave long pairs out, or use rotary, ALiBi or '
+                         'sinusoidal positions')
 
 # %% ../../nbs/5_learn/08_seq2seq.ipynb #91f656e6
 def _longest_ratio(ds, n=500):
