@@ -236,9 +236,12 @@ def test_masked(made):
 def test_pairs(made):
     learn,folder = made('pairs')
     p,texts = load_published(folder), odd_texts(20, 30)
-    for kw in ({}, dict(seed=1, top_k=5), dict(num_beams=2, n_tokens=9), dict(n_samples=2, seed=2)):
+    for kw in ({}, dict(seed=1, top_k=5), dict(num_beams=2, n_tokens=9), dict(n_samples=2, seed=2), dict(stop=['a','e'])):
         kw = dict(n_tokens=12) | kw
         assert p.predict(texts, **kw) == learn.predict(texts, **kw)
+    for kw in (dict(), dict(n_tokens=12, seed=5, top_k=9), dict(stop='a', seed=1, temperature=2.)):
+        assert list(p.stream('a film', **kw)) == list(learn.stream_text('a film', **kw)) and ''.join(p.stream('a film', **kw)) == p.predict('a film', **kw)
+    with pytest.raises(ValueError, match='num_beams=2'): p.stream('a film', num_beams=2)
     assert p.encode('a film').allclose(learn.encode('a film').pooled, atol=1e-5)
 
 def test_shares(made):

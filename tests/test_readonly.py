@@ -36,6 +36,7 @@ CALLS = dict(
              step_through=lambda o, i: list(o.step_through(TEXTS[i]).steps.values())),
     s2s=dict(predict=lambda o, i: o.predict(WORDS[i], n_tokens=6),
              beams=lambda o, i: o.predict(WORDS[i], n_tokens=4, num_beams=3),
+             stream_text=lambda o, i: list(o.stream_text(WORDS[i], n_tokens=6, stop='dd')),
              attention=lambda o, i: o.attention(WORDS[i], target='abc').weights,
              encode=lambda o, i: o.encode(WORDS[i]).states,
              step_through=lambda o, i: list(o.step_through(WORDS[i], 'abc').steps.values())))
@@ -167,11 +168,14 @@ STREAMS = dict(stream_text=lambda learn: learn.stream_text('the film', n_tokens=
                several=lambda learn: stream_tokens(learn.model, IDS, n_samples=6, **LONG))
 each_stream = pytest.mark.parametrize('stream', STREAMS.values(), ids=STREAMS)
 
+PAIRS = lambda learn: learn.stream_text('abcd', min_tokens=40, n_tokens=40, temperature=2., seed=0)
+
 @each_mode
-@each_stream
-def test_suspended_stream_changes_nothing(made, stream, training):
+@pytest.mark.parametrize('kind,stream', [*(('lm', o) for o in STREAMS.values()), ('s2s', PAIRS)],
+                         ids=[*STREAMS, 'pairs'])
+def test_suspended_stream_changes_nothing(made, kind, stream, training):
     "After each of its first pieces, after it is closed, and after it is forgotten"
-    learn = made('lm', training)
+    learn = made(kind, training)
     before = seen(learn)
     pieces = stream(learn)
     for _ in range(4):

@@ -715,6 +715,60 @@ def test_predict_ends(make):
     assert learn.predict(['h','hh'], num_beams=1) == ['','']
     for t in ('xxpad','xxbos','xxunk','xxfld'): always(t); assert t not in learn.predict('h', n_tokens=5)
 
+@pytest.fixture(scope='module', params=['characters','words'])
+def speller(request, pdf, tmp_path_factory):
+    "It has learnt to write backwards, by characters and by words"
+    tok = dict(characters=CharTokenizer, words=BaseTokenizer)[request.param]()
+    dls = Seq2SeqDataLoaders.from_df(pdf, tok_tfm=tok, rules=[], min_freq=1, **KW)
+    set_seed(0)
+    learn = quiet(transformer_seq2seq_learner(dls, **{**SMALL, 'd_model':32, 'path':tmp_path_factory.mktemp('speller')}))
+    learn.fit(15, 1e-2)
+    return learn
+
+def before(text, *stop): return text[:min([i for i in map(text.find, stop) if i >= 0], default=len(text))]
+
+def test_stop(speller):
+    "A text ends before the first of the strings, of one source or of many, greedy, sampled and searched; never met, they change nothing"
+    learn,texts = speller,['Ab cde','h fg','cde Ab h','']
+    for kw in (dict(), dict(seed=1, top_k=9), dict(seed=2, n_samples=3), dict(n_tokens=4)):
+        whole = learn.predict(texts, **kw)
+        for stop in (('edc','gf'), ('dc b',), (' ',), ('b','A'), ('zz',)):
+            want = [[before(o, *stop) for o in w] if isinstance(w, list) else before(w, *stop) for w in whole]
+            assert learn.predict(texts, stop=[*stop], **kw) == want
+    assert any(' ' in o for o in whole) and learn.predict(texts[0], stop=' ') == before(learn.predict(texts[0]), ' ')
+    for beams in (1,4):
+        got = learn.predict(texts, stop=[' ','e'], num_beams=beams)
+        assert any(got) and not any(s in o for o in got for s in ' e')
+        assert learn.predict(texts, stop='zz', num_beams=beams) == learn.predict(texts, num_beams=beams)
+
+def test_stream_text(speller):
+    "What `predict` gives, piece by piece, a token at a time and none more than is asked for; a stop string is held back while it may come"
+    learn,count = speller,[]
+    for kw in (dict(), dict(seed=3, temperature=1.5), dict(seed=4, top_k=5, min_tokens=9), dict(stop=['dc','b A']), dict(n_tokens=3), dict(n_tokens=0), dict(cache=False),
+               dict(seed=5, rep_penalty=1.3, no_unk=False), dict(num_beams=1, n_samples=1), dict(decoder=lambda toks: [t.upper() for t in toks])):
+        for t in ('Ab cde','h fg h','','zz 漢字'):
+            pieces = list(learn.stream_text(t, **kw))
+            assert ''.join(pieces) == learn.predict(t, **kw) and all(pieces)
+    assert len(list(learn.stream_text('Ab cde'))) > 1
+    assert not any('d' in p for p in learn.stream_text('Ab cde', stop='d'))
+    stream = learn.stream_text('Ab cde')
+    first = next(stream)
+    assert learn.predict('Ab cde').startswith(first) and learn.predict('Ab cde') == first + ''.join(stream) # others may ask meanwhile
+
+@pytest.mark.parametrize('kw,error,match', [(dict(num_beams=3), ValueError, 'num_beams=3: .*leave it out, or use predict'), (dict(n_samples=2), ValueError, 'n_samples=2: .*once for each'), (dict(stop=''), ValueError, "stop=''"),
+                                            (dict(temperature=-1), ValueError, 'temperature=-1'), (dict(n_tokens=-1), ValueError, 'n_tokens=-1'), (dict(topk=3), TypeError, "did you mean 'top_k'"), (dict(text_col='src'), TypeError, 'text_col')])
+def test_stream_text_errors(make, kw, error, match):
+    "At the call, before the first piece"
+    with pytest.raises(error, match=match): make().stream_text('h', **kw)
+
+def test_stream_text_of_one(make):
+    learn = make()
+    for item in (['h'], pd.Series(['h']), dict(src='h')):
+        with pytest.raises(TypeError, match='one str'): learn.stream_text(item)
+    with pytest.raises(ValueError, match='stop='): learn.predict('h', stop=['a',''])
+    with pytest.raises(ValueError, match='stop='): SacreBLEU(stop='')
+    with pytest.raises(TypeError, match='use its own .*`stream_text`'): stream_text(learn, 'h')
+
 @pytest.mark.parametrize('kw,match', [(dict(temperature=-1), 'temperature=-1'), (dict(n_tokens=-1), 'n_tokens=-1'), (dict(num_beams=0), 'num_beams=0'), (dict(top_p=2), 'top_p=2'), (dict(bs=0), 'bs=0.*texts in a batch'), (dict(bs=-1), 'bs=-1'),
                                       (dict(num_beams=2, top_k=3), 'leave out top_k=3'), (dict(num_beams=2, n_samples=2), 'leave out n_samples=2'), (dict(num_beams=2, temperature=0.5), 'leave out temperature')])
 def test_predict_errors(make, kw, match):
@@ -768,6 +822,26 @@ def test_long_texts(make):
     learned = make(max_len=8, positions='learned')
     assert isinstance(learned.predict('Ab cde fg '*20, n_tokens=30), str)
     with pytest.raises(ValueError, match='learned positions end at max_len=8'): learned.validate()
+
+@pytest.mark.parametrize('split', ['train','valid'])
+@pytest.mark.parametrize('kind', ['pairs','block'])
+def test_targets_beyond_learned_positions(split, kind, tmp_path):
+    "Refused before the first step, wherever the long target is; one that just fits is learnt, and other positions cut none"
+    df = pairs_df()
+    at = df.index[df.is_valid == (split == 'valid')][3]
+    df.loc[at,'tgt'] = 'h'*40
+    if kind == 'pairs': dls = Seq2SeqDataLoaders.from_df(df, tok_tfm=CharTokenizer(), **KW)
+    else: dls = DataBlock((SequenceBlock(CharTokenizer()), SequenceBlock(CharTokenizer())), get_x=ColReader('src'), get_y=ColReader('tgt'), splitter=ColSplitter()).dataloaders(df, bs=4, num_workers=0)
+    make = lambda **kw: quiet(transformer_seq2seq_learner(dls, **{**SMALL, 'path':tmp_path, **kw}))
+    learn = make(positions='learned', max_len=40)
+    before = weights(learn)
+    for fit in (lambda: learn.fit(1, 1e-2), lambda: learn.fit_one_cycle(1, 1e-2), lambda: learn.lr_find(show_plot=False)):
+        with pytest.raises(ValueError, match=rf'dls.{split}_ds.3. has 41 tokens.*end at max_len=40.*max_len=41.*rotary'): fit()
+    assert not changed(learn, before)
+    for kw in (dict(positions='learned', max_len=41), dict(max_len=5)):
+        learn = make(**kw)
+        learn.fit(1, 1e-2)
+        assert (learn.get_preds(dl=dls[split == 'valid'].new(shuffle=False, drop_last=False))[0] < 0).sum(1).max() == 41
 
 SCRIPT = """import sys
 from fastai.text.all import load_learner

@@ -9,7 +9,7 @@ __all__ = ['beam_search']
 import math, torch
 from ..base.plain import ifnone
 from ..base.checks import check_values
-from .sampling import checked_logits, filter_logits, without_ends
+from .sampling import checked_logits, filter_logits, opts_by_step
 from .decode import known_ids, make_reader
 
 # %% ../../nbs/3_generate/04_beam.ipynb #a768439f
@@ -48,13 +48,13 @@ def _score(logp, n, length_penalty):
     "The score of a text of `n` tokens."
     return logp * math.exp(min(-length_penalty*math.log(max(n, 1)), 700))
 
-def _search(reader, n, num_beams, length_penalty, stop, judge, options):
-    "Ended texts as (score, ids); `options` gives those of the filter for each token."
+def _search(reader, n, num_beams, length_penalty, stop, judge, opts_at):
+    "Ended texts as (score, ids); `opts_at` as `opts_by_step` gives it."
     live,ended = torch.zeros(1, device=reader.idxs.device),[]
     n_prompt = reader.idxs.shape[1]
     for i in range(1, n+1):
         logits = checked_logits(reader.next() if i > 1 else reader.prefill())
-        total = live[:,None] + filter_logits(logits, reader.idxs, **options(i)).log_softmax(-1)
+        total = live[:,None] + filter_logits(logits, reader.idxs, **opts_at(i-1)).log_softmax(-1)
         scores,rows,texts,done,go_on = _candidates(total, reader.idxs, stop, judge, num_beams)
         ended += [(_score(scores[j].item(), i, length_penalty), texts[j]) for j in done]
         if not go_on: break                                             # ended, or dropped
@@ -102,9 +102,8 @@ def beam_search(
         new = text[n_prompt:]
         if drop is not None and drop(new): return 'dropped'
         return 'ended' if new[-1] in stop or is_end is not None and is_end(new) else 'live'
-    early = without_ends(opts, [*stop])
-    def options(i): return early if i <= min_tokens else opts
-    ended = _search(reader, n, num_beams, length_penalty, stop, judge, options)
+    opts_at = opts_by_step(opts, [*stop], min_tokens)
+    ended = _search(reader, n, num_beams, length_penalty, stop, judge, opts_at)
     scores,texts = zip(*sorted(ended, key=lambda o: -o[0])[:num_beams])
     width = max(map(len, texts))
     texts = [torch.cat([t, t[-1:].expand(width-len(t))]) for t in texts]

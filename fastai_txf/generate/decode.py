@@ -15,7 +15,7 @@ from ..base.checks import check_ids, check_values, whole_ids
 from ..base.shadow import kept_shadow, shadow
 from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
 from .sampling import (
-    check_options, checked_logits, filter_logits, sample, take_best, without_ends)
+    check_options, checked_logits, filter_logits, opts_by_step, sample, take_best)
 from .cache import KVCache
 try: from fastai_txf.generate.faststep import faster
 except ImportError: faster = None
@@ -276,11 +276,11 @@ def _tokens(reader, n, n_samples, stop, generator, min_tokens, opts):
     "The loop."
     device = reader.idxs.device
     done = torch.zeros(len(reader.idxs)*n_samples, dtype=torch.bool, device=device)
-    early = without_ends(opts, stop) if min_tokens else opts
+    opts_at = opts_by_step(opts, stop, min_tokens)
     pick = take_best if opts.get('temperature') == 0 else partial(sample, generator=generator)
     for i in range(n):
         logits = reader.next() if i else _prefill(reader, n_samples)
-        new = pick(filter_logits(logits, reader.idxs, **(early if i < min_tokens else opts)))
+        new = pick(filter_logits(logits, reader.idxs, **opts_at(i)))
         if len(stop): new = torch.where(done, reader.idxs[:,-1], new)
         reader.append(new)
         yield new

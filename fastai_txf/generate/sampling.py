@@ -112,13 +112,16 @@ def filter_logits(
     return logits
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #6a1f0c53
-def without_ends(
+def opts_by_step(
     opts:dict, # of `filter_logits`
     stop, # ids of tokens that end a text
-)->dict:
-    "`opts` of a text that must not end yet."
+    min_tokens:int=0, # new tokens before which none of these comes
+): # from the number of new tokens so far to `opts` for the next one
+    "The options of each step, where a text must not end too early."
+    if not min_tokens: return lambda n_new: opts
     barred,ends = (whole_ids(ifnone(o, [])).flatten().tolist() for o in (opts.get('barred'), stop))
-    return {**opts, 'barred':barred+ends}
+    early = {**opts, 'barred':barred+ends}
+    return lambda n_new: early if n_new < min_tokens else opts
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #5e0c7a12
 def check_options(f, **options):

@@ -11,7 +11,7 @@ from contextlib import closing
 from ..base.checks import check_values
 from ..base.plain import ifnone, listify
 from ..text.special import BOS, decode_specials, EOS
-from ..generate.decode import generate, stream_tokens
+from ..generate.decode import new_tokens
 from ..generate.beam import beam_search
 
 # %% ../../nbs/5_learn/00_growth.ipynb #851d8de5
@@ -57,14 +57,15 @@ def text_end(
     return end if stop or n_words is not None else None
 
 # %% ../../nbs/5_learn/00_growth.ipynb #10070af2
-def _grow_texts(steps, n_rows, codec, decoder, end):
-    "The new texts after each step until all have ended; without an `end` only the last of them."
-    ids,texts = [[] for _ in range(n_rows)], ['']*n_rows
-    done = [False]*n_rows
+def _grow_texts(steps, limits, codec, decoder, end):
+    """The new texts, of as many tokens at most as `limits` says, after each step until all have
+    ended, and once more at the end; without an `end` only then."""
+    ids,texts = [[] for _ in limits], ['']*len(limits)
+    done = [False]*len(limits)
     with closing(steps): # also if `decoder` fails
         for new in steps:
             for r,i in enumerate(new.tolist()):
-                if done[r]: continue
+                if done[r] or len(ids[r]) == limits[r]: continue
                 done[r] = i in codec.stops
                 if not done[r]: ids[r].append(i)
                 if end is None: continue
@@ -73,7 +74,7 @@ def _grow_texts(steps, n_rows, codec, decoder, end):
                 texts[r],done[r] = text[:cut], done[r] or cut is not None
             if end is not None: yield texts
             if all(done): break
-    if end is None: yield [codec.decode(o, decoder) for o in ids]
+    yield [codec.decode(o, decoder) for o in ids] if end is None else texts
 
 # %% ../../nbs/5_learn/00_growth.ipynb #fd818bce
 def _n_new(n_words, n_tokens):
@@ -83,22 +84,24 @@ def _n_new(n_words, n_tokens):
     if n_words is None: raise ValueError('n_words=None and n_tokens=None: say how much to add')
     return _max_per_word*n_words
 
-def _sampled(model, codec, ids, n, end, no_unk, decoder, bar=None, n_samples=1, **options):
-    "The new texts as they grow, text by text and sample by sample."
-    barred = codec.barred if no_unk else codec.fillers
-    steps = stream_tokens(model, ids, n, n_samples=n_samples, stop_idx=codec.stops,
-                          barred=barred, **options)
-    if bar: steps = bar(steps, n)
-    return _grow_texts(steps, len(ids)*n_samples, codec, decoder, end)
+def _ends(codec, no_unk):
+    "What ends a text, and what does not come."
+    return dict(stop_idx=codec.stops, barred=codec.barred if no_unk else codec.fillers)
 
-def _searched(model, codec, ids, n, end, no_unk, decoder, lost=None, **options):
+def _sampled(model, codec, ids, limits, end, decoder, alone=False, bar=None, n_samples=1,
+             **options):
+    "The new texts as they grow, text by text and sample by sample; `limits` as in `_grow_texts`."
+    steps = new_tokens(model, ids, max(limits), alone, n_samples=n_samples, **options)
+    if bar: steps = bar(steps, max(limits))
+    return _grow_texts(steps, [n for n in limits for _ in range(n_samples)], codec, decoder, end)
+
+def _searched(model, codec, ids, limits, end, decoder, lost=None, src=None, **options):
     "The best new text of each prompt, without those that are `lost`."
-    barred = codec.barred if no_unk else codec.fillers
+    srcs = [None]*len(ids) if src is None else src[:,None]
     is_end = None if end is None else lambda new: end(codec.decode(new, decoder)) is not None
     drop = None if lost is None else lambda new: lost(codec.decode(new, decoder))
-    for o in ids:
-        best,_ = beam_search(model, o[None], n, stop_idx=codec.stops, barred=barred,
-                             is_end=is_end, drop=drop, **options)
+    for o,n,s in zip(ids, limits, srcs):
+        best,_ = beam_search(model, o[None], n, src=s, is_end=is_end, drop=drop, **options)
         text = codec.decode(best[0,len(o):].tolist(), decoder)
         yield text[:end(text)] if end else text
 
@@ -140,15 +143,13 @@ def continue_texts(
     A ValueError for a number of words or tokens that is none, and for options that do not agree."""
     n = _n_new(n_words, n_tokens)
     end = text_end(n_words if n_tokens is None else None, codec.sep, stop)
-    how = dict(no_unk=no_unk, decoder=decoder)
-    options['n_samples'] = n_samples
+    how = model, codec, ids, [n]*len(ids), end, decoder
+    ends,options['n_samples'] = _ends(codec, no_unk), n_samples
     if num_beams > 1:
         search = beam_options(num_beams, length_penalty, **options)
         if n_tokens is None: search['lost'] = too_many_marks(n_words)
-        new = list(_searched(model, codec, ids, n, end, **how, **search))
-    else:
-        new = ['']*(len(ids)*n_samples)
-        for new in _sampled(model, codec, ids, n, end, bar=bar, **how, **options): pass
+        new = list(_searched(*how, **ends, **search))
+    else: *_,new = _sampled(*how, bar=bar, **ends, **options)
     return [codec.append(prompts[i//n_samples], t) for i,t in enumerate(new)]
 
 def by_prompt(
@@ -161,6 +162,21 @@ def by_prompt(
     return texts[0] if one else texts
 
 # %% ../../nbs/5_learn/00_growth.ipynb #a8c4c56d
+_of_many = dict(n_samples='a stream is one text, so call it once for each',
+    num_beams='a beam search knows its text at the end only: leave it out, or use predict')
+
+def stream_options(
+    text, # what is given to be read
+    options:dict, # of `predict`
+)->dict: # without what makes several texts
+    """The options of a stream. A TypeError unless `text` is one str, a ValueError for several
+    samples or beams."""
+    if not isinstance(text, str):
+        raise TypeError(f'{text!r} is a {type(text).__name__}: a stream is made for one str')
+    for k,remedy in _of_many.items():
+        if options.get(k, 1) != 1: raise ValueError(f'{k}={options[k]}: {remedy}')
+    return {k:v for k,v in options.items() if k not in _of_many}
+
 def _settled(text, stop):
     "How many characters of a growing text can be handed out."
     text = text.rstrip('\ufffd')
@@ -193,7 +209,7 @@ def grow_text(
     end = text_end(n_words if n_tokens is None else None, codec.sep, stop)
     end = ifnone(end, lambda text: None)
     if ids is None: ids = codec.prompts([text])
-    texts = _sampled(model, codec, ids, n, end, no_unk, decoder, **options)
+    texts = _sampled(model, codec, ids, [n], end, decoder, **_ends(codec, no_unk), **options)
     return _pieces(codec, text, texts, listify(stop))
 
 # %% ../../nbs/5_learn/00_growth.ipynb #52c30996
@@ -225,6 +241,14 @@ def text_up_to_end(
     eos,ids = codec.vocab.index(EOS), torch.as_tensor(ids).tolist()
     return codec.decode(ids[:ids.index(eos)] if eos in ids else ids, decoder)
 
+def _from_sources(src, pad_idx, codec, ratio, n_tokens, no_unk):
+    "The first ids of the texts, the most tokens of each, and options for all of them."
+    lens = (src != pad_idx).sum(1).tolist()
+    limits = [ifnone(n_tokens, int(max(2, ratio)*n) + 20) for n in lens]
+    (bos,eos),ends = map(codec.vocab.index, (BOS,EOS)), _ends(codec, no_unk)
+    options = dict(src=src, stop_idx=eos, barred=[*ends['barred'], bos])
+    return torch.full((len(src),1), bos), limits, options
+
 def write_texts(
     model, # an encoder–decoder
     src, # ids of the sources, `(bs, src_len)`
@@ -238,22 +262,35 @@ def write_texts(
     n_samples:int=1, # as in `write_options`
     no_unk:bool=True, # never `xxunk` or `xxfld`
     decoder=decode_specials, # from tokens to strings
+    stop=None, # as in `text_end`
     **kwargs # as in `write_options`
 )->list: # `bs*n_samples` strings
     "The texts that an encoder–decoder writes for the sources."
     options = write_options(n_tokens, num_beams, length_penalty, temperature, n_samples, **kwargs)
-    bos,eos = map(codec.vocab.index, (BOS,EOS))
-    barred = [*(codec.barred if no_unk else codec.fillers), bos]
-    ends = dict(stop_idx=eos, barred=barred)
-    lens = (src != pad_idx).sum(1).tolist()
-    limits = [ifnone(n_tokens, int(max(2, ratio)*n) + 20) for n in lens]
-    start = torch.full((len(src),1), bos)
-    if num_beams > 1:
-        rows = [beam_search(model, start[:1], n, src=o[None], **ends, **options)[0][0]
-                for o,n in zip(src, limits)]
-    else: rows = generate(model, start, max(limits), src=src, **ends, **options)
-    limits = [n for n in limits for _ in range(n_samples)]
-    return [text_up_to_end(codec, r[1:n+1], decoder) for r,n in zip(rows, limits)]
+    start,limits,given = _from_sources(src, pad_idx, codec, ratio, n_tokens, no_unk)
+    how = model, codec, start, limits, text_end(None, codec.sep, stop), decoder
+    if num_beams > 1: return list(_searched(*how, **given, **options))
+    *_,new = _sampled(*how, alone=True, **given, **options)
+    return new
+
+def write_pieces(
+    model, # an encoder–decoder
+    src, # ids of one source, `(1, src_len)`
+    pad_idx:int, # as in `write_texts`
+    codec, # as in `write_texts`
+    ratio:float=2., # as in `write_texts`
+    n_tokens:int=None, # as in `write_texts`
+    no_unk:bool=True, # as in `write_texts`
+    decoder=decode_specials, # as in `write_texts`
+    stop=None, # as in `text_end`
+    **kwargs # as in `write_options`
+): # yields strings: together, what `write_texts` gives
+    "What an encoder–decoder writes for a source, piece by piece."
+    options = write_options(n_tokens, **kwargs)
+    end = ifnone(text_end(None, codec.sep, stop), lambda text: None)
+    start,limits,given = _from_sources(src, pad_idx, codec, ratio, n_tokens, no_unk)
+    texts = _sampled(model, codec, start, limits, end, decoder, **given, **options)
+    return _pieces(codec, '', texts, listify(stop))
 
 def write_in_batches(
     write, # from sources `(bs, src_len)` to `bs*n_samples` texts

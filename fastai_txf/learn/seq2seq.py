@@ -29,8 +29,9 @@ from ..text.codec import TextCodec
 from ..text.pairs import check_pairs, pair_vocabs, show_pairs
 from ..generate.decode import as_generator, stream_tokens
 from ..train.losses import GatherLogProbs
-from .growth import (
-    text_up_to_end, write_in_batches, write_options, write_texts)
+from fastai_txf.learn.growth import (
+    stream_options, text_end, text_up_to_end, write_in_batches, write_options, write_pieces,
+    write_texts)
 from .base import (
     HIDDEN, make_learner, refuse_options, split_options, start_config, TokenLearner)
 
@@ -42,6 +43,11 @@ class TeacherForcing(Callback):
         bos_idx:int=2, # id that every target begins with: all that goes in where there is no target
     ): store_attr()
 
+    def before_fit(self):
+        "A ValueError for targets that go beyond learned positions."
+        if isinstance(self.model, Seq2SeqTransformer):
+            _check_targets(self.dls, self.model.decoder.positions.max_len)
+
     def before_batch(self):
         src = self.xb[0]
         if len(self.yb) > 0:
@@ -49,6 +55,18 @@ class TeacherForcing(Callback):
             self.learn.xb = (src, tgt[:,:-1])
             self.learn.yb = (tgt[:,1:],)
         else: self.learn.xb = (src, src.new_full((len(src),1), self.bos_idx))
+
+def _check_targets(dls, end):
+    "A ValueError for a target that needs more than `end` positions; None: there is no end."
+    if end is None: return
+    for name,dl in zip(('train','valid'), dls.loaders):
+        lens = [len(dl.create_item(i)[1])-1 for i in range(dl.n)]      # `xxeos` does not go in
+        longest = max(lens, default=0)
+        if longest <= end: continue
+        raise ValueError(f'the target of dls.{name}_ds[{lens.index(longest)}] has {longest} '
+                         f'tokens, but learned positions end at max_len={end}: make a learner '
+                         f'with max_len={longest}, leave long pairs out, or use rotary, ALiBi or '
+                         'sinusoidal positions')
 
 # %% ../../nbs/5_learn/08_seq2seq.ipynb #91f656e6
 def _longest_ratio(ds, n=500):
@@ -98,13 +116,14 @@ class Seq2SeqLearner(TokenLearner):
         n_samples:int=1, # texts for each source, one after the other
         no_unk:bool=True, # never `xxunk` or `xxfld`
         decoder=decode_specials, # from tokens to strings, where the tokenizer has no `detokenize`
+        stop=None, # string, or strings, before which a text ends
         **kwargs
     )->list: # `bs*n_samples` texts
         "Write a text for each source. A ValueError for options out of range or that do not agree."
         check_spelling(Seq2SeqLearner.write, kwargs)
         return write_texts(self.model, src, self.codec.pad_idx, self.target_codec, self.ratio,
                            n_tokens, num_beams, length_penalty, temperature, n_samples, no_unk,
-                           decoder, **kwargs)
+                           decoder, stop, **kwargs)
 
     @delegates(write, but='src')
     def predict(self,
@@ -123,6 +142,18 @@ class Seq2SeqLearner(TokenLearner):
         write = partial(self.write, n_samples=n_samples, seed=seed, **kwargs)
         res = write_in_batches(write, ids, self._pad, bs, n_samples)
         return res[0] if self.codec.is_one(item, text_col) else res
+
+    @delegates(predict, but='item,text_col,bs,n_samples,num_beams,length_penalty')
+    def stream_text(self,
+        text:str, # to read
+        **kwargs
+    ): # yields strings: together, what `predict` gives
+        """Write piece by piece. A TypeError for anything but one string, a ValueError for several
+        samples or beams."""
+        kwargs = stream_options(text, kwargs)
+        check_spelling(Seq2SeqLearner.stream_text, kwargs)
+        return write_pieces(self.model, self._pad(self.codec.encode(text)), self.codec.pad_idx,
+                            self.target_codec, self.ratio, **kwargs)
 
     def show_results(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
@@ -265,11 +296,12 @@ class SacreBLEU(Metric):
         **kwargs
     ):
         check_spelling(Seq2SeqLearner.write, kwargs)
-        options = {k:v for k,v in kwargs.items() if k not in ('no_unk','decoder')}
+        options = {k:v for k,v in kwargs.items() if k not in ('no_unk','decoder','stop')}
         if options.get('n_samples', 1) != 1:
             raise ValueError(f"n_samples={options['n_samples']}: "
                              'BLEU compares one text with its target')
         write_options(**options)
+        text_end(None, '', kwargs.get('stop'))
         self.options = kwargs
         _sacrebleu()
     def __getstate__(self): return dict(options=self.options)

@@ -16,7 +16,7 @@ from ..model.models import Seq2SeqTransformer
 from ..text.special import decode_specials
 from ..text.plain import kept
 from ..generate.decode import stream_tokens, token_logprobs
-from .growth import by_prompt, continue_texts, grow_text
+from .growth import by_prompt, continue_texts, grow_text, stream_options
 from .base import codec_of
 
 # %% ../../nbs/5_learn/04_writing.ipynb #138987e5
@@ -41,7 +41,7 @@ def writing_codec(learn):
     "The codec of a learner that continues texts; an error for one that does not."
     if isinstance(learn.model, Seq2SeqTransformer):
         raise TypeError('this learner goes from one text to another and continues none: '
-                        'use its own `predict`')
+                        'use its own `predict` or `stream_text`')
     codec = codec_of(learn)
     if codec.backwards:
         raise ValueError('these loaders turn texts around (backwards=True): a model trained on '
@@ -146,11 +146,9 @@ def stream_text(
     stop=None, # as in `predict`
     **kwargs
 ): # yields strings: together, what `predict` adds to the prompt
-    "Generate text piece by piece. A TypeError for anything but one string."
-    if not isinstance(text, str):
-        raise TypeError(f'{text!r} is a {type(text).__name__}: a stream goes on with one str')
-    if kwargs.pop('n_samples', 1) != 1:
-        raise ValueError('n_samples: a stream is one text, so call it once for each')
+    """Generate text piece by piece. A TypeError for anything but one string, a ValueError for
+    several samples or beams."""
+    kwargs = stream_options(text, kwargs)
     check_spelling(stream_text, kwargs)
     kwargs.pop('only_last_word', None)
     return grow_text(learn.model, writing_codec(learn), text, n_words, no_unk, decoder, n_tokens,

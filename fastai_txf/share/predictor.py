@@ -16,8 +16,9 @@ from ..model.windows import masked_mean
 from ..text.plain import kept, PlainCodec
 from ..text.special import decode_specials
 from ..generate.decode import as_generator, stream_tokens
-from ..learn.growth import (
-    by_prompt, continue_texts, grow_text, write_in_batches, write_texts)
+from fastai_txf.learn.growth import (
+    by_prompt, continue_texts, grow_text, stream_options, write_in_batches, write_pieces,
+    write_texts)
 from ..learn.scoring import fill_gaps, text_outputs
 from .text import Answers, GapAnswers, LabelAnswers
 
@@ -150,8 +151,7 @@ class WritingPredictor(Predictor):
         **kwargs
     ): # yields strings: together, what `predict` adds to the prompt
         "Write piece by piece."
-        if not isinstance(text, str):
-            raise TypeError(f'{text!r} is a {type(text).__name__}: a stream goes on with one str')
+        kwargs = stream_options(text, kwargs)
         check_spelling(self.stream, kwargs)
         return grow_text(self.model, self.codec, text, n_words, **kwargs)
 
@@ -190,6 +190,7 @@ class PairPredictor(Predictor):
         temperature:float=None, # 0: greedy, the default unless samples or a filter ask for 1
         no_unk:bool=True, # never `xxunk` or `xxfld`
         decoder=decode_specials, # from tokens to strings
+        stop=None, # string, or strings, before which a text ends
         **kwargs
     ): # a text; a list of them for several sources or samples (for both, a list of lists)
         "What the model writes for `item`, as the learner's `predict` does."
@@ -201,5 +202,17 @@ class PairPredictor(Predictor):
         def _write(src):
             return write_texts(self.model, src, pad, self.codecs[1], self.labels['ratio'],
                                n_tokens, num_beams, length_penalty, temperature, n_samples,
-                               no_unk, decoder, seed=seed, **kwargs)
+                               no_unk, decoder, stop, seed=seed, **kwargs)
         return self._one(item, text_col, write_in_batches(_write, ids, _padded, bs, n_samples))
+
+    @delegates(predict, but='item,text_col,bs,n_samples,num_beams,length_penalty')
+    def stream(self,
+        text:str, # to read
+        **kwargs
+    ): # yields strings: together, what `predict` gives
+        "Write piece by piece."
+        kwargs = stream_options(text, kwargs)
+        check_spelling(self.stream, kwargs)
+        src = torch.stack(self.codec.encode(text))
+        return write_pieces(self.model, src, self.codec.pad_idx, self.codecs[1],
+                            self.labels['ratio'], **kwargs)
