@@ -29,9 +29,9 @@ from ..text.codec import TextCodec
 from ..text.pairs import check_pairs, pair_vocabs, show_pairs
 from ..generate.decode import as_generator, stream_tokens
 from ..train.losses import GatherLogProbs
-from fastai_txf.learn.growth import (
-    stream_options, text_end, text_up_to_end, write_in_batches, write_options, write_pieces,
-    write_texts)
+from .growth import (
+    stream_options, text_end, text_up_to_end, write_in_batches,
+    write_options, write_pieces, write_texts)
 from .base import (
     HIDDEN, make_learner, refuse_options, split_options, start_config, TokenLearner)
 

@@ -16,9 +16,9 @@ from ..model.windows import masked_mean
 from ..text.plain import kept, PlainCodec
 from ..text.special import decode_specials
 from ..generate.decode import as_generator, stream_tokens
-from fastai_txf.learn.growth import (
-    by_prompt, continue_texts, grow_text, stream_options, write_in_batches, write_pieces,
-    write_texts)
+from ..learn.growth import (
+    by_prompt, continue_texts, grow_text, stream_options,
+    write_in_batches, write_pieces, write_texts)
 from ..learn.scoring import fill_gaps, text_outputs
 from .text import Answers, GapAnswers, LabelAnswers
 
