@@ -831,6 +831,28 @@ def test_not_recorded():
     generate(tiny(block=Counting, n_layers=1), ids(3), 9)
     assert Counting.calls == 9
 
+@pytest.mark.parametrize('how', [{}, dict(cache=False), dict(n_samples=2, temperature=1.)])
+def test_hooks_on_the_model(how):
+    "What a hook makes of a model's inputs and outputs holds for what the model writes, and no longer"
+    model,x = tiny(), torch.randint(0, V, (2,4))
+    want = generate(model, x, 5, temperature=0)
+    def only(i): return lambda m,x,out: torch.full_like(out, -9.).index_fill(-1, torch.tensor(i), 1e4)
+    handle = model.register_forward_hook(only(3))
+    assert (generate(model, x, 5, **{'temperature':0, **how})[:,4:] == 3).all()
+    assert beam_search(model, x[:1], 5, num_beams=2)[0][0,4:].tolist() == [3]*5
+    handle.remove()
+    handle = model.register_forward_pre_hook(lambda m,args: (torch.zeros_like(args[0]),))
+    zeros = generate(model, x, 1, temperature=0)[:,-1]
+    handle.remove()
+    assert zeros.equal(generate(model, torch.zeros_like(x), 1, temperature=0)[:,-1])
+    assert generate(model, x, 5, temperature=0).equal(want)
+
+def test_hooks_on_an_encoder_decoder():
+    model = Seq2SeqTransformer(make_config('default', vocab_sz=V, tgt_vocab_sz=V, d_model=16, n_heads=2, n_layers=1)).eval()
+    src = torch.randint(0, V, (1,5))
+    model.register_forward_hook(lambda m,x,out: torch.full_like(out, -9.).index_fill(-1, torch.tensor(3), 1e4))
+    assert generate(model, torch.zeros(1, 1, dtype=torch.long), 4, src=src, temperature=0)[0,1:].tolist() == [3]*4
+
 def test_two_streams():
     "The end of one text does not turn the dropout of another on"
     model = tiny(positions='learned', p=0.5, max_len=64).train()

@@ -12,6 +12,7 @@ from functools import partial
 from numbers import Integral
 from ..base.plain import delegates, first, ifnone, store_attr
 from ..base.checks import check_ids, check_values, whole_ids
+from ..base.compat import is_hooked
 from ..base.shadow import kept_shadow, shadow
 from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
 from .sampling import (
@@ -106,9 +107,9 @@ class Reader:
 _own = {TransformerLM:('forward','hidden'), Seq2SeqTransformer:('forward','hidden','encode')}
 
 def _cacheable(model):
-    "Whether `model` is this library's: its own forward, causal, blocks that take a cache."
+    "Whether `model` is this library's: its own forward without hooks, causal, blocks that take a cache."
     cls,names = first((cls,fs) for cls,fs in _own.items() if isinstance(model, cls)) or (None,())
-    if cls is None or not model.decoder.config.causal: return False
+    if cls is None or is_hooked(model) or not model.decoder.config.causal: return False
     if not model.decoder.positions.per_token: return False                  # looks at other tokens
     same = lambda f: getattr(type(model), f) is getattr(cls, f) and f not in vars(model)
     if not all(map(same, names)): return False
