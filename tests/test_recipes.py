@@ -82,6 +82,14 @@ def test_baseline_three_classes(df):
     want = np.stack([nb_svm(x, y==i, x_valid) for i in range(3)]).argmax(0)
     assert baseline(dls).accuracy[1] == pytest.approx((want == y_valid).mean())
 
+def test_baseline_draws_nothing(dls, dls_reg):
+    "A training that follows has the random numbers that it would have had"
+    def state(dls, look):
+        set_seed(0)
+        look(dls)
+        return torch.rand(1).item(), np.random.rand(), random.random()
+    for o in (dls, dls_reg): assert state(o, baseline) == state(o, lambda dls: None)
+
 def test_baseline_many_labels(dls_multi):
     x,y,x_valid,y_valid = reference(dls_multi)
     want = np.stack([nb_svm(x, y[:,i]==1, x_valid) > 0 for i in range(y.shape[1])], 1)

@@ -7,6 +7,7 @@ __all__ = ['ngrams', 'ngram_matrix', 'baseline']
 
 # %% ../../nbs/7_recipes/00_baseline.ipynb #6c2dabc0
 import numpy as np, pandas as pd, time
+from fastai.torch_core import no_random
 from ..base.checks import check_values
 from ..text.special import text_vocab
 from ..text.target import Target
@@ -91,7 +92,7 @@ def baseline(
     rows = []
     for model,predict in models.items():
         start = time.perf_counter()
-        score = _score(predict(), y_new, target)
+        with no_random(): score = _score(predict(), y_new, target)
         seconds = time.perf_counter()-start
         rows.append({'model':model, target.metric_name:score, 'seconds':seconds})
     return pd.DataFrame(rows)
