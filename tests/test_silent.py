@@ -5,7 +5,7 @@ import matplotlib.pyplot as plt, pandas as pd, pytest, torch
 import torch.nn as nn, torch.nn.functional as F
 from fastai.text.all import (BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException,
                              CrossEntropyLossFlat, Learner,
-                             MSELossFlat, Perplexity, RegressionBlock, TextDataLoaders, accuracy, accuracy_multi,
+                             MSELossFlat, Perplexity, RegressionBlock, SaveModelCallback, TextDataLoaders, accuracy, accuracy_multi,
                              load_learner, mse)
 from fastai_txf.all import (
     CharTokenizer, KVCache, LMDataLoaders, LearnedPositions, Seq2SeqDataLoaders, Seq2SeqTransformer,
@@ -74,6 +74,67 @@ def test_load_encoder_then_save_and_load(any_learner, kw, here, there):
     learn.save('whole')
     fresh.load('whole')
     close(logits(fresh), logits(learn))
+
+others = [('clf', o) for o in (dict(n_heads=1), dict(positions='sinusoidal'), dict(causal=True), dict(eps=1e-3), dict(pos_base=7.),
+                               dict(ff='relu'), dict(scale_emb=True), dict(pool='max'))]
+others += [(k, o) for k in ('lm','mlm','s2s') for o in (dict(n_heads=1), dict(eps=1e-3), dict(wiring='post'))] + [('s2s', dict(tie=False))]
+
+@pytest.mark.parametrize('kind,option', others, ids=str)
+def test_load_of_another_configuration(any_learner, kind, option):
+    "Weights that would answer otherwise are refused before any is changed; the error says which field and which file"
+    pool = dict(pool='mean') if kind == 'clf' else {}
+    saved,learn = any_learner(kind, **pool), any_learner(kind, **pool | option)
+    saved.save('m')
+    before = logits(learn)
+    field, = option
+    with pytest.raises(ValueError, match=rf'm\.pth holds .*{field}=.*\(here .*make the learner'): learn.load('m')
+    close(logits(learn), before, 0)
+    with pytest.warns(UserWarning, match=field): learn.load('m', strict=False)
+
+def test_load_of_what_changes_no_answer(any_learner, recwarn, tmp_path):
+    "Dropouts, `init`, fields that the model does not look at, or what is derived anyhow; files of others; how much is read is a warning"
+    kw = dict(d_model=16, n_heads=2, d_ff=64)
+    saved = any_learner('clf', **kw)
+    saved.save('m')
+    same = any_learner('clf', **kw | dict(d_ff=None), p=0.5, init='gpt2', checkpoint=True, positions='rotary', causal=False)
+    close(logits(same.load('m', with_opt=False)), logits(saved))
+    learned = [any_learner('lm', **kw, positions='learned', pos_base=b) for b in (10., 20.)]
+    learned[0].save('learned')
+    learned[1].load('learned', with_opt=False)
+    assert not [w for w in recwarn if 'learner with' in str(w.message)]
+    with pytest.warns(UserWarning, match=r"max_len=512 \(here 64\), long='window' \(here 'tail'\)"):
+        any_learner('clf', **kw, max_len=64, long='tail').load('m')
+    for o in (saved.model.state_dict(), dict(saved.model.state_dict())): # files of other programs, without a word about it
+        torch.save(o, tmp_path/'models'/'plain.pth')
+        any_learner('clf', **kw | dict(n_heads=1)).load('plain', with_opt=False)
+    plain = Learner(saved.dls, same.model, loss_func=CrossEntropyLossFlat(), path=tmp_path)
+    close(logits(plain.load('m', with_opt=False)), logits(saved))
+    plain.save('plain')
+    saved.load('plain')
+    assert not saved.model._state_dict_hooks and not saved.model._load_state_dict_pre_hooks
+
+def test_load_with_other_words_or_labels(make, df, dls, dls_reg):
+    "As many of them, in another order or by other names; bounds of numbers"
+    saved = make('clf')
+    saved.save('m')
+    tokens,labels = saved.dls.vocab
+    def other(**kw): return make('clf', dls=make_dls(df, **kw))
+    with pytest.raises(ValueError, match='m.pth holds .*token number 9 .*here.*text_vocab='):
+        other(text_vocab=[*tokens[:9], *tokens[9:][::-1]]).load('m')
+    renamed = df.assign(label=df.label.map({o:f'a {o}' for o in labels}))
+    with pytest.raises(ValueError, match="label number 0 .*here 'a .*CategoryBlock"):
+        make('clf', dls=make_dls(renamed, text_vocab=list(tokens))).load('m')
+    make('clf', dls=dls_reg, y_range=(0, 9)).save('r')
+    with pytest.raises(ValueError, match='y_range='): make('clf', dls=dls_reg, y_range=(0, 5)).load('r')
+    with pytest.raises(ValueError, match='y_range='): make('clf', dls=dls_reg).load('r')
+
+def test_best_weights_are_compared_too(make):
+    "Files of `SaveModelCallback`, with the optimizer and without"
+    for with_opt in (True,False):
+        learn = make('clf')
+        learn.fit(1, 1e-3, cbs=SaveModelCallback(fname='best', with_opt=with_opt))
+        close(logits(make('clf').load('best', with_opt=with_opt)), logits(learn))
+        with pytest.raises(ValueError, match='n_heads'): make('clf', n_heads=1).load('best')
 
 @pytest.mark.parametrize('kw', kinds.values(), ids=kinds)
 @pytest.mark.parametrize('here', [True,False])
