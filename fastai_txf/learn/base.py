@@ -34,8 +34,8 @@ from ..train.rates import RatedLearner
 from ..train.token_metrics import by_token, TokenLoss
 from ..train.token_metrics import TokenMetric, TokenPerplexity # names in older exports
 from .transfer import (
-    adopted_fields, check_same_scale, check_same_shape, encoder_state, fit_weights, load_head,
-    load_named, model_encoder, read_encoder, save_named)
+    adopted_fields, check_same_scale, check_same_shape, encoder_state, export_named, fit_weights,
+    load_head, load_named, model_encoder, read_encoder, save_named)
 import fastai_txf.train.schedule # it gives learners their `fit_minutes`
 
 # %% ../../nbs/5_learn/03_base.ipynb #2e8f7282
@@ -47,6 +47,7 @@ def _listens(cb, event_name):
 class TransformerLearner(RatedLearner):
     "A `Learner` around a transformer: what classifiers and language models share."
     save,load = save_named,load_named
+    export = export_named
     no_loss = ('there is no loss: the loader has no targets '
                '(test_dl keeps them with_labels=True), or not one batch')
     def __call__(self, event_name):

@@ -6,15 +6,15 @@
 __all__ = ['remap_rows']
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #62b0247b
-import dataclasses, json, math, torch, warnings, zipfile
+import cloudpickle, dataclasses, json, math, torch, warnings, zipfile
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from fastai.learner import Learner
 from fastai.text.core import PAD
-from fastai.torch_core import get_model, join_path_file, to_cpu
+from fastai.torch_core import get_model, join_path_file, rank_distrib, to_cpu
 from fastcore.basics import first, ifnone
 from fastcore.meta import delegates
-from ..base.files import load_tensors, naming
+from ..base.files import load_tensors, naming, save_tensors
 from ..model.config import FOR_TRAINING, PRESETS, TransformerConfig, UNUSED
 from ..model.models import (
     Seq2SeqTransformer, SigmoidRange, TransformerClassifier, TransformerLM, TransformerMLM)
@@ -353,3 +353,28 @@ def load_named(
     named = nullcontext() if whole else naming(path, 'weights', 'copy it again or repeat learn.save')
     with named, _comparing(self, path, kwargs.get('strict', True)):
         return Learner.load(self, file, device, with_opt=with_opt, **kwargs)
+
+# %% ../../nbs/5_learn/02_transfer.ipynb #5c1d0b0a
+@contextmanager
+def _emptied(learn):
+    "The learner without data, optimizer and its last batch; the first two come back."
+    dls,opt = learn.dls, learn.opt
+    learn.dls,learn.opt = dls.new_empty(), None
+    learn.dl = learn.pred = learn.loss = None
+    learn.xb = learn.yb = (None,)
+    try: yield
+    finally: learn.dls,learn.opt = dls, opt
+
+@delegates(Learner.export)
+def export_named(
+    self, # a learner
+    fname='export.pkl', # a path, below `self.path` unless it is absolute
+    pickle_module=cloudpickle, # what pickles the learner
+    pickle_protocol:int=2, # of the pickle
+):
+    "As in `Learner`; it makes the folder, and a file that cannot be written leaves the old one."
+    if rank_distrib(): return
+    with _emptied(self), warnings.catch_warnings():
+        warnings.simplefilter('ignore') # torch's, that it cannot check the model's source
+        save_tensors(self, self.path/fname, pickle_module=pickle_module,
+                     pickle_protocol=pickle_protocol)
