@@ -2179,6 +2179,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'fastai_txf.text.codec._cut_columns': ('2_text/codec.html#_cut_columns', 'fastai_txf/text/codec.py'),
                                        'fastai_txf.text.codec._loaders': ('2_text/codec.html#_loaders', 'fastai_txf/text/codec.py'),
                                        'fastai_txf.text.codec._names_in': ('2_text/codec.html#_names_in', 'fastai_txf/text/codec.py'),
+                                       'fastai_txf.text.codec._refuse_without': ( '2_text/codec.html#_refuse_without',
+                                                                                  'fastai_txf/text/codec.py'),
                                        'fastai_txf.text.codec._token_frame': ('2_text/codec.html#_token_frame', 'fastai_txf/text/codec.py'),
                                        'fastai_txf.text.codec._tokenize_frame': ( '2_text/codec.html#_tokenize_frame',
                                                                                   'fastai_txf/text/codec.py'),

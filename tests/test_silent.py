@@ -784,3 +784,24 @@ def test_bytes_are_no_text(any_learner):
 
 def test_outputs_of_no_text(make):
     with pytest.raises(ValueError, match=r'there is no text in \[\]: give at least one'): make('clf').outputs([])
+
+def test_another_column_is_not_read(df):
+    "fastai's own `text` is no text of training: without the column of training there is no answer, and its name is said"
+    body = df.rename(columns=dict(text='body')).assign(text='dull weak')
+    dls = TransformerDataLoaders.from_df(body, text_col='body', label_col='label', valid_col='is_valid', bs=8, tok_tfm=BaseTokenizer())
+    lm = LMDataLoaders.from_df(body, text_col='body', valid_col='is_valid', bs=4, seq_len=8, tok_tfm=BaseTokenizer())
+    learn = quiet(transformer_classifier_learner(dls, **SMALL))
+    writer = quiet(transformer_lm_learner(lm, **SMALL))
+    without = body[:4].drop(columns='body')
+    calls = [learn.predict, dls.test_dl, learn.explain, lambda o: writer.predict(o, n_words=1), writer.perplexity]
+    for frame in (without, without[['label']], without[['text']]):
+        for item in (frame, frame.iloc[0], frame.iloc[0].to_dict(), frame.to_dict('records'), [*map(frame.iloc.__getitem__, range(2))]):
+            for f in calls:
+                if f == learn.explain and not isinstance(item, dict): continue
+                if f in calls[3:] and 'text' not in frame: continue # a row may be a series of texts: its columns are not known
+                with pytest.raises(ValueError, match="'body'"): f(item)
+    for item in (body[:4], body.iloc[0], body[:2].to_dict('records')): assert len(learn.predict(item)[1].shape) in (0,1)
+    cut = pd.DataFrame(dict(text=[t.split() for t in body.body[:3]])) # a frame of tokens
+    assert len(learn.predict(cut)[1]) == 3 and len(dls.test_dl(cut).one_batch()[0]) == 3
+    assert learn.predict(without, text_col='text')[1].shape == (4,)
+    assert len(learn.predict(pd.Series(['warm film', 'dull'], index=['x','y']))[1]) == 2

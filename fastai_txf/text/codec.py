@@ -193,6 +193,10 @@ def _names_in(item):
     if isinstance(item, pd.DataFrame): return [*map(str, item.columns)]
     return [*item] if isinstance(item, dict) else item.index if isinstance(item, pd.Series) else []
 
+def _refuse_without(col, names):
+    raise ValueError(f'no column is called {col!r}, where training had its texts, among {names}: '
+                     'rename the one with the texts, or name it, text_col=…')
+
 def _check_places(names, cols, seen):
     """A ValueError where columns are given by position alone, and a frame's `names` do not show
     that its columns stand as those of training, `seen`, did."""
@@ -212,13 +216,16 @@ def columns(self:TextCodec,
     item, # a frame, a row, a dictionary, or a list of them
     text_col:str=None, # the one to read; default: those of training
 )->list: # names or positions
-    """Which columns of `item` to read: if those of training are missing, fastai's `text`.
-    A ValueError for a row without them, and for a column that has the place of another."""
+    """Which columns of `item` to read: those of training, or in a frame of tokens theirs.
+    A ValueError where one is missing, and for a column that has the place of another."""
     if text_col is not None: return [text_col]
     names,cols = _names_in(item), self.text_cols
-    missing = any(not isinstance(c, int) and c not in names for c in cols)
-    if missing and self.token_col in names: return [self.token_col]
-    refuse_row(item, cols, self.other_cols)
+    missing = [c for c in cols if not isinstance(c, int) and c not in names]
+    if missing and isinstance(item, pd.DataFrame) and self.cut_already(item) is not None:
+        return [self.token_col]
+    one = first(item) if isinstance(item, list) else item
+    refuse_row(one, cols, [*self.other_cols, self.token_col])
+    if missing and isinstance(one, (pd.DataFrame,dict)): _refuse_without(missing[0], names)
     if isinstance(item, pd.DataFrame): _check_places(names, cols, self._asked('seen_cols', ()))
     return cols
 
