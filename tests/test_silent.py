@@ -3,7 +3,7 @@ import sys; sys.modules.setdefault('torchvision', None) # `transformers` would i
 import dataclasses, math, random
 import matplotlib.pyplot as plt, pandas as pd, pytest, torch
 import torch.nn as nn, torch.nn.functional as F
-from fastai.text.all import (BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException,
+from fastai.text.all import (BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, ClassificationInterpretation,
                              CrossEntropyLossFlat, Learner,
                              MSELossFlat, Perplexity, RegressionBlock, SaveModelCallback, TextDataLoaders, accuracy, accuracy_multi,
                              load_learner, mse)
@@ -805,3 +805,13 @@ def test_another_column_is_not_read(df):
     assert len(learn.predict(cut)[1]) == 3 and len(dls.test_dl(cut).one_batch()[0]) == 3
     assert learn.predict(without, text_col='text')[1].shape == (4,)
     assert len(learn.predict(pd.Series(['warm film', 'dull'], index=['x','y']))[1]) == 2
+
+def test_interpretation_without_texts(df, make):
+    "A learner that has learnt all texts (as `best_classifier` does) has none to be judged on: the error says what to give"
+    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_pct=0, bs=8, tok_tfm=BaseTokenizer())
+    learn = make('clf', dls=dls)
+    for f in (learn.validate, learn.get_preds, lambda: ClassificationInterpretation.from_learner(learn),
+              lambda: learn.get_preds(dl=dls.valid.new()), lambda: learn.validate(dl=dls.valid.new())):
+        with pytest.raises(ValueError, match='has not one batch .*dl=learn.dls.test_dl'): f()
+    dl = dls.test_dl(df, with_labels=True)
+    assert ClassificationInterpretation.from_learner(learn, dl=dl).confusion_matrix().sum() == len(df)

@@ -124,13 +124,14 @@ class TransformerLearner(RatedLearner):
             raise TypeError(f'dl is a {type(dl).__name__}: '
                             'give a loader, dl=learn.dls.test_dl(df, with_labels=True)')
         self.check_vocabs(dl)
-        if dl is not None: return dl
-        if not len(self.dls[ds_idx]):
-            raise ValueError(f'the loader number {ds_idx} has not one batch (an exported learner '
+        name = f'loader number {ds_idx}' if dl is None else 'loader'
+        dl = self.dls[ds_idx] if dl is None else dl
+        if not len(dl):
+            raise ValueError(f'the {name} has not one batch (an exported learner '
                              'takes no texts along, best_classifier learns all of them): give one, '
                              'dl=learn.dls.test_dl(df, with_labels=True), or other loaders with '
                              'the same vocabulary, learn.dls = dls')
-        return self.dls[ds_idx]
+        return dl
 
     def fit_callbacks(self):
         "Callbacks of every fit, besides those that it is given."
