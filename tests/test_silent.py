@@ -13,6 +13,8 @@ from fastai_txf.all import (
     chunked_cross_entropy, compile_for_training, from_hf, generate, predict, text_vocab,
     transformer_classifier_learner, transformer_lm_learner, transformer_mlm_learner,
     transformer_seq2seq_learner)
+from fastai_txf.recipes.pretrain import more_texts
+from fastai_txf.text.plain import PlainCodec
 from fastai_txf.train.losses import in_full
 from fixtures import SMALL, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet, texts_df
 
@@ -815,3 +817,28 @@ def test_interpretation_without_texts(df, make):
         with pytest.raises(ValueError, match='has not one batch .*dl=learn.dls.test_dl'): f()
     dl = dls.test_dl(df, with_labels=True)
     assert ClassificationInterpretation.from_learner(learn, dl=dl).confusion_matrix().sum() == len(df)
+
+def test_texts_without_order(any_learner, pairs, dls):
+    "Nobody can know which answer of a set is whose"
+    learns = any_learner('clf'), any_learner('lm'), any_learner('mlm'), any_learner('s2s', share_emb=False)
+    for many in ({'warm film', 'dull'}, frozenset(['warm film', 'dull'])):
+        calls = [learns[0].predict, lambda o: learns[1].predict(o, n_words=1), learns[1].perplexity, learns[3].predict,
+                 learns[0].codec.encode, pairs.test_dl, PlainCodec(list(learns[0].codec.vocab), learns[0].codec.tok).encode]
+        for f in calls:
+            with pytest.raises(TypeError, match='no order.*give a list'): f(many)
+
+@pytest.mark.parametrize('labels', [lambda l,i: (l, i%2 or 'a'), lambda l,i: [l, i%2 or 'a'], lambda l,i: l if i else 1])
+def test_labels_of_two_types(df, labels):
+    "Also within tuples and lists: they cannot be put in an order, and the error says how to mend it"
+    bad = df.assign(label=[labels(l, i) for i,l in enumerate(df.label)])
+    def loaders(df): return TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', bs=8, tok_tfm=BaseTokenizer())
+    with pytest.raises(ValueError, match="'label' mixes labels of different types .int, str.: convert it") as e: loaders(bad)
+    mended = eval(str(e.value).split('convert it with ')[1], dict(df=bad))
+    assert {*map(type, loaders(bad.assign(label=mended)).vocab[1])} == {str}
+
+def test_unlabelled_texts_from_a_generator(df):
+    "They are listed; a set is put in an order, so that training can be repeated"
+    texts = df.text.unique().tolist()
+    assert more_texts((t for t in texts), 'text') == texts == more_texts(pd.Series(texts), 'text')
+    assert more_texts({*texts}, 'text') == sorted(texts)
+    with pytest.raises(ValueError, match='unlabelled holds no text'): more_texts(iter([]), 'text')

@@ -19,6 +19,7 @@ from ..model.config import make_config, TransformerConfig
 from ..text.special import MASKS, text_vocab
 from ..text.frames import as_frame, check_df, one_column, random_mask, valid_mask
 from ..text.tokens import as_tokenizer
+from ..text.plain import kept
 from ..text.codec import as_texts
 from ..text.target import Target
 from ..text.loaders import check_options, TransformerDataLoaders
@@ -61,6 +62,8 @@ def more_texts(
     if isinstance(unlabelled, str):
         raise TypeError(f'unlabelled={unlabelled[:40]!r} is one string: give a list of texts, a '
                         'series (df[column]) or a data frame')
+    unlabelled = kept(unlabelled)
+    if isinstance(unlabelled, (set,frozenset)): unlabelled = sorted(unlabelled, key=str)
     if not len(unlabelled):
         raise ValueError('unlabelled holds no text: leave it out to learn from the labelled texts '
                          'alone')

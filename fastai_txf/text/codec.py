@@ -19,7 +19,7 @@ from fastcore.foundation import L
 from fastcore.xtras import is_listy
 from fasttransform.transform import Transform
 from ..base.compat import join_texts
-from .special import text_vocab
+from .special import check_ordered, text_vocab
 from .tokens import as_tokenizer, token_lists
 from .plain import check_cut, PlainCodec, put_start, refuse_row
 from .frames import (
@@ -308,6 +308,7 @@ def tokenize_like(
 ): # for `dls.test_dl`
     "Tokenize `items` as the training texts of `dls` were; ValueError if there are none."
     codec = TextCodec(dls, side=side)
+    check_ordered(items)
     if isinstance(items, (str, Path)): items = [items]
     items = given_frame(items, codec.columns(items))
     if not isinstance(items, pd.DataFrame): items = list(items)
