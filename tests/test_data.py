@@ -758,7 +758,7 @@ def test_test_dl_errors(lines):
         with pytest.raises(ValueError, match='no texts'): dls.test_dl(empty)
     with pytest.raises(ValueError, match=r'None \(number 1 of 2\) is no text'): dls.test_dl(['a', None])
     with pytest.raises(ValueError, match="'review' has no text"): dls.test_dl(pd.DataFrame(dict(review=['a', None])))
-    with pytest.raises(ValueError, match="no columns are called 'review'.*'texts'"): dls.test_dl(pd.DataFrame(dict(texts=['a'])))
+    with pytest.raises(ValueError, match="no column is called 'review'.*'texts'"): dls.test_dl(pd.DataFrame(dict(texts=['a'])))
     named = TransformerDataLoaders.from_df(frame(), valid_col='is_valid', **FAST)
     with pytest.raises(ValueError, match="no columns are called 'text'.*'review'"): named.test_dl(pd.DataFrame(dict(review=['a'])))
     with pytest.raises(ValueError, match="2 columns are called 'text'"): named.test_dl(pd.concat([frame(), frame()[['text']]], axis=1))

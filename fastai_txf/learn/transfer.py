@@ -23,7 +23,8 @@ from ..text.special import vocab_lists
 # %% ../../nbs/5_learn/02_transfer.ipynb #c22dac34
 _shape_fields = ('d_model','n_heads','n_layers','mode','qk_norm','positions','ff','norm','wiring',
                  'eps','bigrams')
-_derived_fields = ('d_ff','d_head','n_kv_heads','n_dec_layers','bias') # None may stand for the same value
+# None may stand for the same value
+_derived_fields = ('d_ff','d_head','n_kv_heads','n_dec_layers','bias')
 _fitted = {'emb.weight','positions.emb.weight'} # as many rows as are needed
 _defaults = {f.name:f.default for f in dataclasses.fields(TransformerConfig)}
 
@@ -260,10 +261,11 @@ def _field_differences(theirs, mine):
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #5c1d0b04
 def _reading_apart(theirs, mine, same):
-    "Both without what may differ: derived fields of equal shapes. And how they read, if it differs."
+    "Both without derived fields, if shapes are the `same`; and what differs in how they read."
     known = {*(_derived_fields if same else ()), *_reading}
     a,b = theirs['config'], mine['config']
-    other = [f'{k}={a[k]!r} (here {b[k]!r})' for k in _reading if k in a and k in b and a[k] != b[k]]
+    other = [f'{k}={a[k]!r} (here {b[k]!r})'
+             for k in _reading if k in a and k in b and a[k] != b[k]]
     def without(o): return o | dict(config={k:v for k,v in o['config'].items() if k not in known})
     return without(theirs), without(mine), ', '.join(other)
 
@@ -350,7 +352,8 @@ def load_named(
     if not whole:
         path = join_path_file(file, self.path/self.model_dir, ext='.pth')
         whole = not path.exists() or zipfile.is_zipfile(path)
-    named = nullcontext() if whole else naming(path, 'weights', 'copy it again or repeat learn.save')
+    remedy = 'copy it again or repeat learn.save'
+    named = nullcontext() if whole else naming(path, 'weights', remedy)
     with named, _comparing(self, path, kwargs.get('strict', True)):
         return Learner.load(self, file, device, with_opt=with_opt, **kwargs)
 
