@@ -10,6 +10,7 @@ from fastai_txf.text.stream import FlatLMDataLoader, FlatTexts, LMDataLoaders
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fastai_txf.all import load_published
+from fastai_txf.recipes.pretrain import ids_of, read_loaders
 
 lists = st.lists(st.lists(st.integers(0, 99), max_size=12), min_size=1, max_size=12)
 VOCAB = ['xxunk','xxpad','xxbos',*map(str, range(97))]
@@ -275,8 +276,9 @@ def test_no_xxbos_where_none_was(tmp_path):
     "Without it in the vocabulary, and in classification, nothing changes; a published model reads the same"
     df = texts_df()
     kw = dict(text_col='text', valid_col='is_valid', bs=4, num_workers=0)
-    none = TransformerDataLoaders.from_df(df, is_lm=True, tok_tfm=_Unmarked(), seq_len=8, **kw)
-    assert len(none.valid_ds[0][0]) == len(df.text[df.is_valid].iloc[0])
+    for o in (dict(tok_tfm=_Unmarked()), dict(tok_tfm=_Known(), starts=False)):
+        none = TransformerDataLoaders.from_df(df, is_lm=True, seq_len=8, **kw, **o)
+        assert len(none.valid_ds[0][0]) == len(df.text[df.is_valid].iloc[0])
     dls = TransformerDataLoaders.from_df(df, label_col='label', tok_tfm=CharTokenizer(), **kw)
     assert len(dls.valid_ds[0][0]) == len(df.text[df.is_valid].iloc[0])
     learn = quiet(transformer_lm_learner(TransformerDataLoaders.from_df(df, is_lm=True, tok_tfm=CharTokenizer(), seq_len=8, **kw), path=tmp_path, **SMALL))
@@ -285,3 +287,10 @@ def test_no_xxbos_where_none_was(tmp_path):
     assert load_published(tmp_path/'lm').predict('warm', n_tokens=5, temperature=0) == learn.predict('warm', n_tokens=5, temperature=0)
     learn.export(tmp_path/'l.pkl')
     assert load_learner(tmp_path/'l.pkl').predict('warm', n_tokens=5, temperature=0) == learn.predict('warm', n_tokens=5, temperature=0)
+
+def test_pretraining_reads_what_the_classifier_reads():
+    "With a tokenizer without rules, too: `best_classifier` finds the labelled texts among all by their ids"
+    df = texts_df().drop_duplicates('text')
+    lm,clf = read_loaders(df, 'text', 'label', ['a clever film of acting'], df.is_valid.to_numpy(), seed=0, tok_tfm=BPETokenizer(300), bs=4, seq_len=8, num_workers=0)
+    every = {o.tobytes() for o in ids_of(lm)}
+    assert {o.tobytes() for o in ids_of(clf)[:(~df.is_valid).sum()]} < every and len(every) > 1

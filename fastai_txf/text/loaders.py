@@ -202,6 +202,7 @@ class TransformerDataLoaders(TextDataLoaders):
         min_freq:int=None, # rarer ones become xxunk; None: 1 if `tok_tfm` has `detokenize`, else 3
         max_vocab:int=60000, # most tokens in the vocabulary
         n_workers:int=None, # processes; None: one per CPU, 0 below 2,000; not for `BatchTokenizer`s
+        starts:bool=True, # of a language model: xxbos before each text that does not begin with it
         **kwargs
     ):
         "Loaders from the rows of `df`; ValueError, TypeError as `check_df` and `check_dls` say"
@@ -222,7 +223,7 @@ class TransformerDataLoaders(TextDataLoaders):
                                     tok_text_col=tok_text_col, n_workers=n_workers)
         tok.tok.learn(join_columns(df[~valid], cols), tok.rules)
         vocab = ifnone(text_vocab, tok.tok.vocab) # a counted one has xxbos
-        tok.starts = is_lm and (vocab is None or BOS in vocab)
+        tok.starts = is_lm and starts and (vocab is None or BOS in vocab)
         x_block = _text_block(tok, vocab, is_lm, seq_len, min_freq, max_vocab,
                               backwards=backwards)
         target = {} if is_lm else _target(df, label_col, label_delim, valid, y_block)
