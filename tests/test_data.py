@@ -730,11 +730,12 @@ def test_test_dl_tokenizes_as_in_training(lines):
     df,dls = lines
     valid = df[df.is_valid]
     want = [x for x,_ in dls.valid_ds]
-    for items in (list(valid.review), valid.review, valid.review.to_numpy(), tuple(valid.review), valid, valid.rename(columns=dict(review='text'))):
+    for items in (list(valid.review), valid.review, valid.review.to_numpy(), tuple(valid.review), valid):
         got = [x for x, in dls.test_dl(items, num_workers=0).dataset]
         assert len(got) == len(want) and all(torch.equal(a, b) for a,b in zip(got, want))
     assert torch.equal(dls.test_dl(valid.review.iloc[0]).dataset[0][0], want[0])
     assert torch.equal(dls.test_dl([valid.iloc[1]]).dataset[0][0], want[1])
+    with pytest.raises(ValueError, match="no column is called 'review'"): dls.test_dl(valid.rename(columns=dict(review='text')))
     x,y = dls.test_dl(valid, with_labels=True, num_workers=0, bs=8).one_batch()
     assert sorted(y.tolist()) == sorted(y.item() for _,y in dls.valid_ds)
 
@@ -769,7 +770,7 @@ def test_test_dl_errors(lines):
         with pytest.raises(ValueError, match='no texts'): dls.test_dl(empty)
     with pytest.raises(ValueError, match=r'None \(number 1 of 2\) is no text'): dls.test_dl(['a', None])
     with pytest.raises(ValueError, match="'review' has no text"): dls.test_dl(pd.DataFrame(dict(review=['a', None])))
-    with pytest.raises(ValueError, match="no columns are called 'review'.*'texts'"): dls.test_dl(pd.DataFrame(dict(texts=['a'])))
+    with pytest.raises(ValueError, match="no column is called 'review'.*'texts'"): dls.test_dl(pd.DataFrame(dict(texts=['a'])))
     named = TransformerDataLoaders.from_df(frame(), valid_col='is_valid', **FAST)
     with pytest.raises(ValueError, match="no columns are called 'text'.*'review'"): named.test_dl(pd.DataFrame(dict(review=['a'])))
     with pytest.raises(ValueError, match="2 columns are called 'text'"): named.test_dl(pd.concat([frame(), frame()[['text']]], axis=1))

@@ -3,7 +3,7 @@ import copy, os, pickle, random, resource, signal, subprocess, sys, tempfile, te
 from pathlib import Path
 import numpy as np, pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
-from fastai.text.all import BaseTokenizer, Callback
+from fastai.text.all import BaseTokenizer, Callback, load_learner
 from fastai_txf.all import LMDataLoaders, ResumeCallback, flat_ids, read_ids, transformer_classifier_learner
 from fastai_txf.base import ids as ids_room
 from fastai_txf.base.files import load_tensors, replacing, save_tensors
@@ -441,4 +441,29 @@ def test_weights_that_were_cut_off(dls, tmp_path):
     file.write_bytes(whole)
     learn.load('w')
     with pytest.raises(FileNotFoundError, match='none.pth'): learn.load('none')
+    with pytest.raises(ValueError, match=r'w.pth .* d_model=16 \(here 8\)'): transformer_classifier_learner(dls, path=tmp_path, **{**SMALL, 'd_model':8}).load('w')
+    torch.save(learn.model.state_dict(), file)
     with pytest.raises(RuntimeError, match='size mismatch'): transformer_classifier_learner(dls, path=tmp_path, **{**SMALL, 'd_model':8}).load('w')
+
+def _broken_off(o, f, **kwargs):
+    "In place of `torch.save`: Ctrl-C in the middle"
+    f.write(b'half')
+    raise KeyboardInterrupt
+
+def test_export_that_fails(dls, tmp_path, monkeypatch):
+    "The old file stays whole, and the learner has its data and its optimizer; a folder that is not there is made"
+    learn = quiet(transformer_classifier_learner(dls, path=tmp_path, **SMALL))
+    learn.fit(1)
+    opt,moments = learn.opt, learn.opt.state_dict()
+    learn.export('new/folder/l.pkl')
+    file = tmp_path/'new'/'folder'/'l.pkl'
+    whole = file.read_bytes()
+    with monkeypatch.context() as m:
+        m.setattr(torch, 'save', _broken_off)
+        with pytest.raises(KeyboardInterrupt): learn.export(file)
+    (tmp_path/'taken').write_text('')
+    with pytest.raises(OSError, match='taken'): learn.export('taken/l.pkl')
+    assert file.read_bytes() == whole and [*file.parent.iterdir()] == [file]
+    assert learn.dls is dls and learn.opt is opt and str(opt.state_dict()) == str(moments)
+    learn.fit(1)
+    assert load_learner(file).predict('a warm film')[0] in dls.vocab[1]

@@ -3,9 +3,9 @@ import sys; sys.modules.setdefault('torchvision', None) # `transformers` would i
 import dataclasses, math, random
 import matplotlib.pyplot as plt, pandas as pd, pytest, torch
 import torch.nn as nn, torch.nn.functional as F
-from fastai.text.all import (BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException,
+from fastai.text.all import (BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, ClassificationInterpretation,
                              CrossEntropyLossFlat, Learner,
-                             MSELossFlat, Perplexity, RegressionBlock, TextDataLoaders, accuracy, accuracy_multi,
+                             MSELossFlat, Perplexity, RegressionBlock, SaveModelCallback, TextDataLoaders, accuracy, accuracy_multi,
                              load_learner, mse)
 from fastai_txf.all import (
     CharTokenizer, KVCache, LMDataLoaders, LearnedPositions, Seq2SeqDataLoaders, Seq2SeqTransformer,
@@ -13,6 +13,8 @@ from fastai_txf.all import (
     chunked_cross_entropy, compile_for_training, from_hf, generate, predict, text_vocab,
     transformer_classifier_learner, transformer_lm_learner, transformer_mlm_learner,
     transformer_seq2seq_learner)
+from fastai_txf.recipes.pretrain import more_texts
+from fastai_txf.text.plain import PlainCodec
 from fastai_txf.train.losses import in_full
 from fixtures import SMALL, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet, texts_df
 
@@ -74,6 +76,67 @@ def test_load_encoder_then_save_and_load(any_learner, kw, here, there):
     learn.save('whole')
     fresh.load('whole')
     close(logits(fresh), logits(learn))
+
+others = [('clf', o) for o in (dict(n_heads=1), dict(positions='sinusoidal'), dict(causal=True), dict(eps=1e-3), dict(pos_base=7.),
+                               dict(ff='relu'), dict(scale_emb=True), dict(pool='max'))]
+others += [(k, o) for k in ('lm','mlm','s2s') for o in (dict(n_heads=1), dict(eps=1e-3), dict(wiring='post'))] + [('s2s', dict(tie=False))]
+
+@pytest.mark.parametrize('kind,option', others, ids=str)
+def test_load_of_another_configuration(any_learner, kind, option):
+    "Weights that would answer otherwise are refused before any is changed; the error says which field and which file"
+    pool = dict(pool='mean') if kind == 'clf' else {}
+    saved,learn = any_learner(kind, **pool), any_learner(kind, **pool | option)
+    saved.save('m')
+    before = logits(learn)
+    field, = option
+    with pytest.raises(ValueError, match=rf'm\.pth holds .*{field}=.*\(here .*make the learner'): learn.load('m')
+    close(logits(learn), before, 0)
+    with pytest.warns(UserWarning, match=field): learn.load('m', strict=False)
+
+def test_load_of_what_changes_no_answer(any_learner, recwarn, tmp_path):
+    "Dropouts, `init`, fields that the model does not look at, or what is derived anyhow; files of others; how much is read is a warning"
+    kw = dict(d_model=16, n_heads=2, d_ff=64)
+    saved = any_learner('clf', **kw)
+    saved.save('m')
+    same = any_learner('clf', **kw | dict(d_ff=None), p=0.5, init='gpt2', checkpoint=True, positions='rotary', causal=False)
+    close(logits(same.load('m', with_opt=False)), logits(saved))
+    learned = [any_learner('lm', **kw, positions='learned', pos_base=b) for b in (10., 20.)]
+    learned[0].save('learned')
+    learned[1].load('learned', with_opt=False)
+    assert not [w for w in recwarn if 'learner with' in str(w.message)]
+    with pytest.warns(UserWarning, match=r"max_len=512 \(here 64\), long='window' \(here 'tail'\)"):
+        any_learner('clf', **kw, max_len=64, long='tail').load('m')
+    for o in (saved.model.state_dict(), dict(saved.model.state_dict())): # files of other programs, without a word about it
+        torch.save(o, tmp_path/'models'/'plain.pth')
+        any_learner('clf', **kw | dict(n_heads=1)).load('plain', with_opt=False)
+    plain = Learner(saved.dls, same.model, loss_func=CrossEntropyLossFlat(), path=tmp_path)
+    close(logits(plain.load('m', with_opt=False)), logits(saved))
+    plain.save('plain')
+    saved.load('plain')
+    assert not saved.model._state_dict_hooks and not saved.model._load_state_dict_pre_hooks
+
+def test_load_with_other_words_or_labels(make, df, dls, dls_reg):
+    "As many of them, in another order or by other names; bounds of numbers"
+    saved = make('clf')
+    saved.save('m')
+    tokens,labels = saved.dls.vocab
+    def other(**kw): return make('clf', dls=make_dls(df, **kw))
+    with pytest.raises(ValueError, match='m.pth holds .*token number 9 .*here.*text_vocab='):
+        other(text_vocab=[*tokens[:9], *tokens[9:][::-1]]).load('m')
+    renamed = df.assign(label=df.label.map({o:f'a {o}' for o in labels}))
+    with pytest.raises(ValueError, match="label number 0 .*here 'a .*CategoryBlock"):
+        make('clf', dls=make_dls(renamed, text_vocab=list(tokens))).load('m')
+    make('clf', dls=dls_reg, y_range=(0, 9)).save('r')
+    with pytest.raises(ValueError, match='y_range='): make('clf', dls=dls_reg, y_range=(0, 5)).load('r')
+    with pytest.raises(ValueError, match='y_range='): make('clf', dls=dls_reg).load('r')
+
+def test_best_weights_are_compared_too(make):
+    "Files of `SaveModelCallback`, with the optimizer and without"
+    for with_opt in (True,False):
+        learn = make('clf')
+        learn.fit(1, 1e-3, cbs=SaveModelCallback(fname='best', with_opt=with_opt))
+        close(logits(make('clf').load('best', with_opt=with_opt)), logits(learn))
+        with pytest.raises(ValueError, match='n_heads'): make('clf', n_heads=1).load('best')
 
 @pytest.mark.parametrize('kw', kinds.values(), ids=kinds)
 @pytest.mark.parametrize('here', [True,False])
@@ -723,3 +786,59 @@ def test_bytes_are_no_text(any_learner):
 
 def test_outputs_of_no_text(make):
     with pytest.raises(ValueError, match=r'there is no text in \[\]: give at least one'): make('clf').outputs([])
+
+def test_another_column_is_not_read(df):
+    "fastai's own `text` is no text of training: without the column of training there is no answer, and its name is said"
+    body = df.rename(columns=dict(text='body')).assign(text='dull weak')
+    dls = TransformerDataLoaders.from_df(body, text_col='body', label_col='label', valid_col='is_valid', bs=8, tok_tfm=BaseTokenizer())
+    lm = LMDataLoaders.from_df(body, text_col='body', valid_col='is_valid', bs=4, seq_len=8, tok_tfm=BaseTokenizer())
+    learn = quiet(transformer_classifier_learner(dls, **SMALL))
+    writer = quiet(transformer_lm_learner(lm, **SMALL))
+    without = body[:4].drop(columns='body')
+    calls = [learn.predict, dls.test_dl, learn.explain, lambda o: writer.predict(o, n_words=1), writer.perplexity]
+    for frame in (without, without[['label']], without[['text']]):
+        for item in (frame, frame.iloc[0], frame.iloc[0].to_dict(), frame.to_dict('records'), [*map(frame.iloc.__getitem__, range(2))]):
+            for f in calls:
+                if f == learn.explain and not isinstance(item, dict): continue
+                if f in calls[3:] and 'text' not in frame: continue # a row may be a series of texts: its columns are not known
+                with pytest.raises(ValueError, match="'body'"): f(item)
+    for item in (body[:4], body.iloc[0], body[:2].to_dict('records')): assert len(learn.predict(item)[1].shape) in (0,1)
+    cut = pd.DataFrame(dict(text=[t.split() for t in body.body[:3]])) # a frame of tokens
+    assert len(learn.predict(cut)[1]) == 3 and len(dls.test_dl(cut).one_batch()[0]) == 3
+    assert learn.predict(without, text_col='text')[1].shape == (4,)
+    assert len(learn.predict(pd.Series(['warm film', 'dull'], index=['x','y']))[1]) == 2
+
+def test_interpretation_without_texts(df, make):
+    "A learner that has learnt all texts (as `best_classifier` does) has none to be judged on: the error says what to give"
+    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_pct=0, bs=8, tok_tfm=BaseTokenizer())
+    learn = make('clf', dls=dls)
+    for f in (learn.validate, learn.get_preds, lambda: ClassificationInterpretation.from_learner(learn),
+              lambda: learn.get_preds(dl=dls.valid.new()), lambda: learn.validate(dl=dls.valid.new())):
+        with pytest.raises(ValueError, match='has not one batch .*dl=learn.dls.test_dl'): f()
+    dl = dls.test_dl(df, with_labels=True)
+    assert ClassificationInterpretation.from_learner(learn, dl=dl).confusion_matrix().sum() == len(df)
+
+def test_texts_without_order(any_learner, pairs, dls):
+    "Nobody can know which answer of a set is whose"
+    learns = any_learner('clf'), any_learner('lm'), any_learner('mlm'), any_learner('s2s', share_emb=False)
+    for many in ({'warm film', 'dull'}, frozenset(['warm film', 'dull'])):
+        calls = [learns[0].predict, lambda o: learns[1].predict(o, n_words=1), learns[1].perplexity, learns[3].predict,
+                 learns[0].codec.encode, pairs.test_dl, PlainCodec(list(learns[0].codec.vocab), learns[0].codec.tok).encode]
+        for f in calls:
+            with pytest.raises(TypeError, match='no order.*give a list'): f(many)
+
+@pytest.mark.parametrize('labels', [lambda l,i: (l, i%2 or 'a'), lambda l,i: [l, i%2 or 'a'], lambda l,i: l if i else 1])
+def test_labels_of_two_types(df, labels):
+    "Also within tuples and lists: they cannot be put in an order, and the error says how to mend it"
+    bad = df.assign(label=[labels(l, i) for i,l in enumerate(df.label)])
+    def loaders(df): return TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', bs=8, tok_tfm=BaseTokenizer())
+    with pytest.raises(ValueError, match="'label' mixes labels of different types .int, str.: convert it") as e: loaders(bad)
+    mended = eval(str(e.value).split('convert it with ')[1], dict(df=bad))
+    assert {*map(type, loaders(bad.assign(label=mended)).vocab[1])} == {str}
+
+def test_unlabelled_texts_from_a_generator(df):
+    "They are listed; a set is put in an order, so that training can be repeated"
+    texts = df.text.unique().tolist()
+    assert more_texts((t for t in texts), 'text') == texts == more_texts(pd.Series(texts), 'text')
+    assert more_texts({*texts}, 'text') == sorted(texts)
+    with pytest.raises(ValueError, match='unlabelled holds no text'): more_texts(iter([]), 'text')

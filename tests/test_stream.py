@@ -7,7 +7,10 @@ from fastai_txf.learn.classifier import transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.base.ids import flat_ids, FlatIds, read_ids
 from fastai_txf.text.stream import FlatLMDataLoader, FlatTexts, LMDataLoaders
+from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
+from fastai_txf.all import load_published
+from fastai_txf.recipes.pretrain import ids_of, read_loaders
 
 lists = st.lists(st.lists(st.integers(0, 99), max_size=12), min_size=1, max_size=12)
 VOCAB = ['xxunk','xxpad','xxbos',*map(str, range(97))]
@@ -231,3 +234,63 @@ def test_file_in_use(tmp_path, monkeypatch, vocab):
     new = LMDataLoaders.from_texts(['b'*4]*3, ['abc'], **kw).train_ds.flat.ids
     assert old.tolist() == want and read_ids(tmp_path/'train.ids').ids.tolist() == new.tolist() != want
     assert sorted(o.name for o in tmp_path.iterdir()) == ['train.ids','valid.ids']
+
+class _Letters:
+    "A tokenizer of one's own, as fastai's are: a function of texts"
+    rules = ()
+    def __call__(self, items): return (list(t.replace(' ', '_')) for t in items)
+
+class _Known(_Letters):
+    "With its vocabulary"
+    vocab = ['xxunk','xxpad','xxbos',*'abcdefghijklmnopqrstuvwxyz_']
+
+class _Unmarked(_Letters):
+    "With a vocabulary that has no xxbos"
+    vocab = ['xxunk','xxpad',*'abcdefghijklmnopqrstuvwxyz_']
+
+@pytest.mark.parametrize('backwards', [False,True])
+@pytest.mark.parametrize('tok', [CharTokenizer, lambda: BPETokenizer(300), _Letters, _Known, BaseTokenizer], ids=['char','bpe','own','known','words'])
+def test_frames_of_texts_begin_with_xxbos(tok, backwards):
+    "Whatever the tokenizer: once before each text, in training and in use, as in `LMDataLoaders`"
+    df = texts_df()
+    kw = dict(text_col='text', valid_col='is_valid', bs=4, seq_len=8)
+    dls = TransformerDataLoaders.from_df(df, is_lm=True, tok_tfm=tok(), backwards=backwards, num_workers=0, **kw)
+    bos,way = dls.vocab.index('xxbos'), -1 if backwards else 1
+    for ds,dl in zip((dls.train_ds, dls.valid_ds), dls.loaders):
+        ids = [x.tolist()[::way] for x, in ds]
+        assert all(o[0] == bos and o.count(bos) == 1 for o in ids)
+        assert [*dl.lens] == [*map(len, ids)] == ds.items.text_length.tolist()
+    if not backwards:
+        other = LMDataLoaders.from_df(df, tok_tfm=tok(), text_vocab=list(dls.vocab), **kw)
+        assert ids == [o.tolist() for o in other.valid_ds]
+    learn = quiet(transformer_lm_learner(dls, **SMALL))
+    texts = df.text[df.is_valid].tolist()
+    assert [o.tolist()[::way] for o in learn.codec.encode(texts)] == ids
+    if tok is CharTokenizer: assert learn.codec.encode([''])[0].tolist() == [bos]
+    whole = dls.valid_ds.items
+    for items in (texts, df[df.is_valid], whole, whole.assign(text=[t[1:] for t in whole.text], text_length=[len(t)-1 for t in whole.text])):
+        dl = dls.test_dl(items, num_workers=0)
+        assert [x.tolist()[::way] for x, in dl.dataset] == ids and [*dl.lens] == [*map(len, ids)]
+
+def test_no_xxbos_where_none_was(tmp_path):
+    "Without it in the vocabulary, and in classification, nothing changes; a published model reads the same"
+    df = texts_df()
+    kw = dict(text_col='text', valid_col='is_valid', bs=4, num_workers=0)
+    for o in (dict(tok_tfm=_Unmarked()), dict(tok_tfm=_Known(), starts=False)):
+        none = TransformerDataLoaders.from_df(df, is_lm=True, seq_len=8, **kw, **o)
+        assert len(none.valid_ds[0][0]) == len(df.text[df.is_valid].iloc[0])
+    dls = TransformerDataLoaders.from_df(df, label_col='label', tok_tfm=CharTokenizer(), **kw)
+    assert len(dls.valid_ds[0][0]) == len(df.text[df.is_valid].iloc[0])
+    learn = quiet(transformer_lm_learner(TransformerDataLoaders.from_df(df, is_lm=True, tok_tfm=CharTokenizer(), seq_len=8, **kw), path=tmp_path, **SMALL))
+    learn.fit(1)
+    learn.publish(tmp_path/'lm')
+    assert load_published(tmp_path/'lm').predict('warm', n_tokens=5, temperature=0) == learn.predict('warm', n_tokens=5, temperature=0)
+    learn.export(tmp_path/'l.pkl')
+    assert load_learner(tmp_path/'l.pkl').predict('warm', n_tokens=5, temperature=0) == learn.predict('warm', n_tokens=5, temperature=0)
+
+def test_pretraining_reads_what_the_classifier_reads():
+    "With a tokenizer without rules, too: `best_classifier` finds the labelled texts among all by their ids"
+    df = texts_df().drop_duplicates('text')
+    lm,clf = read_loaders(df, 'text', 'label', ['a clever film of acting'], df.is_valid.to_numpy(), seed=0, tok_tfm=BPETokenizer(300), bs=4, seq_len=8, num_workers=0)
+    every = {o.tobytes() for o in ids_of(lm)}
+    assert {o.tobytes() for o in ids_of(clf)[:(~df.is_valid).sum()]} < every and len(every) > 1

@@ -58,10 +58,11 @@ def _cannot(e, what, path):
 def save_tensors(
     o, # tensors, numbers and strings in dictionaries and lists
     path, # the file
+    **kwargs # of `torch.save`
 ):
     "Write `o` so that `load_tensors` can read it."
     with replacing(path) as f:
-        try: torch.save(o, f)
+        try: torch.save(o, f, **kwargs)
         except RuntimeError as e: # torch's own writer does not say that the disk is full
             if 'inline_container' not in str(e): raise
             raise OSError(errno.EIO, 'the disk is full, or cannot be written') from e

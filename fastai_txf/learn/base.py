@@ -22,7 +22,7 @@ from fastcore.xtras import ContextManagers
 from ..base.compat import emulates_bf16, validation_loop
 from ..base.checks import check_functions, check_spelling, check_values
 from ..base.files import save_tensors
-from ..model.config import make_config, TransformerConfig
+from ..model.config import make_config, TransformerConfig, UNUSED
 from ..text.special import pad_index, text_vocab, vocab_lists, vocabs_differ
 from ..text.codec import note_columns, TextCodec
 from ..text.pairs import PairDL
@@ -34,8 +34,8 @@ from ..train.rates import RatedLearner
 from ..train.token_metrics import by_token, TokenLoss
 from ..train.token_metrics import TokenMetric, TokenPerplexity # names in older exports
 from .transfer import (
-    adopted_fields, check_same_scale, check_same_shape, encoder_state, fit_weights, load_head,
-    load_named, model_encoder, read_encoder)
+    adopted_fields, check_same_scale, check_same_shape, encoder_state, export_named, fit_weights,
+    load_head, load_named, model_encoder, read_encoder, save_named)
 import fastai_txf.train.schedule # it gives learners their `fit_minutes`
 
 # %% ../../nbs/5_learn/03_base.ipynb #2e8f7282
@@ -46,7 +46,8 @@ def _listens(cb, event_name):
 # %% ../../nbs/5_learn/03_base.ipynb #8b3590a5
 class TransformerLearner(RatedLearner):
     "A `Learner` around a transformer: what classifiers and language models share."
-    load = load_named
+    save,load = save_named,load_named
+    export = export_named
     no_loss = ('there is no loss: the loader has no targets '
                '(test_dl keeps them with_labels=True), or not one batch')
     def __call__(self, event_name):
@@ -123,13 +124,14 @@ class TransformerLearner(RatedLearner):
             raise TypeError(f'dl is a {type(dl).__name__}: '
                             'give a loader, dl=learn.dls.test_dl(df, with_labels=True)')
         self.check_vocabs(dl)
-        if dl is not None: return dl
-        if not len(self.dls[ds_idx]):
-            raise ValueError(f'the loader number {ds_idx} has not one batch (an exported learner '
+        name = f'loader number {ds_idx}' if dl is None else 'loader'
+        dl = self.dls[ds_idx] if dl is None else dl
+        if not len(dl):
+            raise ValueError(f'the {name} has not one batch (an exported learner '
                              'takes no texts along, best_classifier learns all of them): give one, '
                              'dl=learn.dls.test_dl(df, with_labels=True), or other loaders with '
                              'the same vocabulary, learn.dls = dls')
-        return self.dls[ds_idx]
+        return dl
 
     def fit_callbacks(self):
         "Callbacks of every fit, besides those that it is given."
@@ -278,16 +280,6 @@ def refuse_options(model, kwargs):
 
 # %% ../../nbs/5_learn/03_base.ipynb #88b1a27b
 _shared = 'vocab_sz','pad_idx' # the data decide
-_classifiers = ('n_out','pool','pooler','token_p','word_p','head_p','wide','wide_words',
-                'wide_letters','members')
-_pairs = 'tgt_vocab_sz','n_dec_layers','share_emb'
-
-UNUSED = dict( # fields of the configuration that a model of each kind does not look at
-    classifier=(*_pairs,'tie','mlm_head'),
-    lm=(*_classifiers,*_pairs,'long','mlm_head'),
-    mlm=(*_classifiers,*_pairs,'long','causal'),
-    seq2seq=(*_classifiers,'causal','mlm_head'))
-
 HIDDEN = { # what the signature of each factory does not show
     k:[*_shared, *v, *(['tgt_vocab_sz'] if k == 'seq2seq' else [])] for k,v in UNUSED.items()}
 

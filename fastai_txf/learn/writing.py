@@ -71,6 +71,7 @@ def predict(
 ): # the prompts with what comes after; a list for several prompts or samples (both: of lists)
     """Go on with `text`, up to `n_words` words or `n_tokens` tokens, or to the end of the text if
     the model says so before (or writes nothing but punctuation, where words are counted).
+    One `seed` is for the whole call: a sample depends on the other texts of the list, too.
 
     A TypeError for what is no text, an unknown option or an encoder–decoder; a ValueError for an
     option out of range, or one that sampling or beam search does not have."""

@@ -19,6 +19,7 @@ from ..model.config import make_config, TransformerConfig
 from ..text.special import MASKS, text_vocab
 from ..text.frames import as_frame, check_df, one_column, random_mask, valid_mask
 from ..text.tokens import as_tokenizer
+from ..text.plain import kept
 from ..text.codec import as_texts
 from ..text.target import Target
 from ..text.loaders import check_options, TransformerDataLoaders
@@ -61,6 +62,8 @@ def more_texts(
     if isinstance(unlabelled, str):
         raise TypeError(f'unlabelled={unlabelled[:40]!r} is one string: give a list of texts, a '
                         'series (df[column]) or a data frame')
+    unlabelled = kept(unlabelled)
+    if isinstance(unlabelled, (set,frozenset)): unlabelled = sorted(unlabelled, key=str)
     if not len(unlabelled):
         raise ValueError('unlabelled holds no text: leave it out to learn from the labelled texts '
                          'alone')
@@ -124,7 +127,7 @@ def read_loaders(
     rows = pd.DataFrame({text_col:texts})
     valid_pct = min(0.5, max(0.05, 1.5/len(texts)))
     lm = from_df(rows, text_col=text_col, is_lm=True, valid_pct=valid_pct, seed=seed,
-                 bs=bs, val_bs=max(1, bs//4), seq_len=seq_len, **kwargs)
+                 bs=bs, val_bs=max(1, bs//4), seq_len=seq_len, starts=False, **kwargs)
     kwargs = {**kwargs, 'text_vocab':text_vocab(lm)}
     return lm, from_df(df, text_col=text_col, label_col=label_col, label_delim=label_delim,
                        valid_col=valid, bs=bs, **kwargs)

@@ -14,7 +14,7 @@ from fastcore.xtras import is_listy
 from numbers import Number
 from ..base.checks import check_share
 from ..base.files import read_text
-from .special import check_unicode, is_unicode
+from .special import check_ordered, check_unicode, is_unicode
 
 # %% ../../nbs/2_text/02_frames.ipynb #fdcb8f18
 def as_frame(df):
@@ -210,7 +210,8 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
     _check_unicode(df, labels)
     if label_delim is not None: _check_strings(df, labels, f'{label_delim=} splits strings')
     kind = label_kind(df, labels, label_delim)
-    if kind=='category': _check_one_kind(df, labels[0])
+    if kind in ('category','multi'):
+        for c in labels: _check_one_kind(df, c, label_delim)
     if kind=='category' and not unseen_ok: _check_blank(df, labels[0])
     if kind=='multi' and not unseen_ok: _check_blank_parts(df, labels, label_delim)
     if kind=='regression':
@@ -240,13 +241,15 @@ def _warn_of_one_label(labels, valid):
     warnings.warn(f'all {len(labels)-valid.sum()} training rows have the label '
                   f'{labels[~valid].iloc[0]!r}, so every text will get it', stacklevel=4)
 
-def _check_one_kind(df, col):
+def _check_one_kind(df, col, label_delim):
     "Labels that can be sorted"
-    try: sorted(df[col].unique())
+    each = each_label(df[col], label_delim)
+    try: sorted(each.unique())
     except TypeError as e:
-        types = ', '.join(sorted({type(o).__name__ for o in df[col]}))
+        types = ', '.join(sorted({type(o).__name__ for o in each}))
+        how = '.map(lambda os: [*map(str, os)])' if len(each) > len(df) else '.astype(str)'
         raise ValueError(f'column {col!r} mixes labels of different types ({types}): '
-                         f'convert it with df[{col!r}].astype(str)') from e
+                         f'convert it with df[{col!r}]{how}') from e
 
 def _check_blank(df, col):
     "No label that is an empty string: it stands for a missing one"
@@ -347,6 +350,7 @@ def as_texts(
 )->list:
     "The texts as a list; ValueError where there are none, TypeError for what is no text"
     if isinstance(item, bytes): raise TypeError(f'{item[:40]!r} is no str: give it .decode()')
+    check_ordered(item)
     item = given_frame(item, [text_col])
     if isinstance(item, pd.DataFrame): item = _column(item, str(text_col))
     try: texts = [item] if isinstance(item, str) else list(item)

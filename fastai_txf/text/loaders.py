@@ -14,7 +14,7 @@ from fastai.data.core import DataLoaders, FilteredBase, TfmdDL
 from fastai.data.transforms import (
     Categorize, ColReader, EncodedMultiCategorize, get_text_files, GrandparentSplitter,
     IndexSplitter, parent_label, RandomSplitter, RegressionSetup)
-from fastai.text.core import defaults, PAD, WordTokenizer
+from fastai.text.core import BOS, defaults, PAD, WordTokenizer
 from fastai.text.data import (
     LMDataLoader, Numericalize, Pad_Chunk, SortedDL, TextBlock, TextDataLoaders)
 from fastcore.basics import first, ifnone, patch
@@ -28,7 +28,7 @@ from .tokens import as_tokenizer
 from .frames import (
     as_frame, check_columns, check_df, check_numbers, column_names, each_label, label_kind,
     random_mask, read_texts, valid_mask, warn_of_copies)
-from .codec import join_columns, TextTokenizer, tokenize_like
+from .codec import join_columns, TextStart, TextTokenizer, tokenize_like
 from .folders import FolderTokenizer
 
 # %% ../../nbs/2_text/07_loaders.ipynb #e379e308
@@ -151,6 +151,7 @@ def _text_block(tok, vocab, is_lm, seq_len, min_freq, max_vocab, **kwargs):
     vocab = ifnone(vocab, tok.tok.vocab)
     res = TextBlock(tok, vocab, is_lm, seq_len, **kwargs)
     res.type_tfms[1] = _Numericalize(vocab, ifnone(min_freq, tok.tok.min_freq), max_vocab)
+    if tok.starts: res.type_tfms = L(tok, TextStart(), *res.type_tfms[1:])
     if vocab is not None and not is_lm:
         res.dls_kwargs = {'before_batch': Pad_Chunk(pad_idx=pad_index(vocab), seq_len=seq_len)}
     return res
@@ -201,6 +202,7 @@ class TransformerDataLoaders(TextDataLoaders):
         min_freq:int=None, # rarer ones become xxunk; None: 1 if `tok_tfm` has `detokenize`, else 3
         max_vocab:int=60000, # most tokens in the vocabulary
         n_workers:int=None, # processes; None: one per CPU, 0 below 2,000; not for `BatchTokenizer`s
+        starts:bool=True, # of a language model: xxbos before each text that does not begin with it
         **kwargs
     ):
         "Loaders from the rows of `df`; ValueError, TypeError as `check_df` and `check_dls` say"
@@ -220,7 +222,9 @@ class TransformerDataLoaders(TextDataLoaders):
         tok = TextTokenizer.from_df(cols, as_tokenizer(tok_tfm), rules,
                                     tok_text_col=tok_text_col, n_workers=n_workers)
         tok.tok.learn(join_columns(df[~valid], cols), tok.rules)
-        x_block = _text_block(tok, text_vocab, is_lm, seq_len, min_freq, max_vocab,
+        vocab = ifnone(text_vocab, tok.tok.vocab) # a counted one has xxbos
+        tok.starts = is_lm and starts and (vocab is None or BOS in vocab)
+        x_block = _text_block(tok, vocab, is_lm, seq_len, min_freq, max_vocab,
                               backwards=backwards)
         target = {} if is_lm else _target(df, label_col, label_delim, valid, y_block)
         dblock = _data_block(x_block, tok_text_col, valid, **target)

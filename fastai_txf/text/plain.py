@@ -15,7 +15,7 @@ from numbers import Integral
 from os.path import commonprefix
 from ..base.plain import first, ifnone, is_listy
 from .special import (
-    BARRED, BOS, check_unicode, decode_specials, EOS, FILLERS,
+    BARRED, BOS, check_ordered, check_unicode, decode_specials, EOS, FILLERS,
     FLD, PAD, pad_index, STOPS, token_places)
 from .tokens import CharTokenizer, token_lists
 
@@ -57,6 +57,7 @@ def _records(item, cols):
         return item.loc[:,~item.columns.duplicated()].to_dict('records')
     if is_pandas(item, 'Series') and has_columns(item, cols): return [item.to_dict()]
     if isinstance(item, (str,dict)): return [item]
+    check_ordered(item)
     try: items = list(item)
     except TypeError as e:
         raise TypeError(f'{item!r} is a {type(item).__name__}: '

@@ -200,6 +200,14 @@ def is_unicode(
     except UnicodeEncodeError: return False
     return True
 
+def check_ordered(
+    items, # what is given for many texts
+):
+    "A TypeError for a set: nobody could tell which answer belongs to which of its texts."
+    if not isinstance(items, (set,frozenset)): return
+    raise TypeError(f'a {type(items).__name__} has no order, so no answer could be told from '
+                    'another: give a list, sorted(texts)')
+
 def check_unicode(
     text:str, # of any length
     i:int, # its number among those that are given
