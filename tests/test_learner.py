@@ -3,9 +3,10 @@ import dataclasses, inspect, subprocess, sys, warnings
 from copy import deepcopy
 import numpy as np, pandas as pd, pytest, torch
 from functools import partial
+import torch.nn.functional as F
 from torch import nn
-from fastai.text.all import (L, BaseTokenizer, CancelFitException, CategoryBlock, CSVLogger, ClassificationInterpretation, DataBlock, EarlyStoppingCallback, GradientClip, GrandparentSplitter,
-                             Learner, Module, Perplexity, RMSProp, SGD, SaveModelCallback, TextBlock, TextDataLoaders, accuracy, accuracy_multi,
+from fastai.text.all import (L, BaseLoss, BaseTokenizer, CancelFitException, CategoryBlock, CSVLogger, ClassificationInterpretation, DataBlock, EarlyStoppingCallback, GradientClip, GrandparentSplitter, L1LossFlat,
+                             Learner, Module, MSELossFlat, Perplexity, RMSProp, SGD, SaveModelCallback, TextBlock, TextDataLoaders, accuracy, accuracy_multi,
                              get_text_files, load_learner, parent_label, tokenize_folder)
 import fastai.text.learner as fastai_text, fastai_txf.learn.classifier as learner_module
 from fastai_txf.text.special import pad_index, text_vocab
@@ -338,6 +339,22 @@ def test_regression(make, df):
     free = make('reg')
     with torch.no_grad(): free.model.head.weight.mul_(1000)
     assert free.predict(df.text)[2].abs().max() > 1
+
+each_number_loss = pytest.mark.parametrize('cls,name', [(nn.MSELoss,'mse_loss'), (nn.L1Loss,'l1_loss'), (nn.SmoothL1Loss,'smooth_l1_loss'),
+                                                        (nn.HuberLoss,'huber_loss')])
+
+@each_number_loss
+def test_losses_that_broadcast(make, df, cls, name):
+    "torch's losses of numbers compare (bs, 1) with (bs,), each text with all: refused where there is one number, and the remedy works"
+    func = getattr(F, name)
+    for loss in (cls(), func, partial(func, reduction='mean'), partial(partial(func), reduction='mean'), BaseLoss(cls)):
+        with pytest.raises(ValueError, match=r'loss_func=.*each text with the numbers of all texts.*take loss_func=') as e: make('reg', loss_func=loss)
+    given = eval(str(e.value).split('take loss_func=')[1].split(', which')[0])
+    learn = make('reg', loss_func=given)
+    preds,targs = learn.get_preds()
+    close(learn.validate()[0], cls()(preds[:,0], targs).item())
+    two = make_dls(df.assign(more=df.score/2), label_col=['score','more'])
+    for loss in (cls(), func, partial(func, reduction='mean'), given): make('reg', dls=two, loss_func=loss)
 
 # Tables and plots
 
