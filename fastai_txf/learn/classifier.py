@@ -30,8 +30,9 @@ from ..generate.sampling import DIVERGED
 from ..train.counting import (
     count_features, deep_outputs, fitting_scale, loss_weights, usual_shares)
 from ..train.rates import width_lr
-from ..train.targets import (
-    check_loss, check_metrics, check_outputs, OneClass, start_numbers)
+from fastai_txf.train.targets import (
+    check_loss, check_metrics, check_outputs, has_head, has_numbers, InSpreads, OneClass,
+    start_numbers)
 from .scoring import text_outputs
 from .base import (
     check_kind, HIDDEN, make_learner, split_options, start_config, TransformerLearner)
@@ -294,15 +295,18 @@ def transformer_classifier_learner(
         learner_kw.setdefault('lr', width_lr(make_config(**config_kw).d_model))
     n_out = ifnone(n_out, get_c(dls))
     if not n_out: raise ValueError('the number of outputs cannot be read from `dls`: give n_out')
+    scaled = own is None and has_numbers(dls)
     learn = make_learner(TransformerClassifierLearner, dls, config, arch, classifier_splitter,
-                         pretrained, drop_mult, compile, dict(block=block, y_range=y_range),
+                         pretrained, drop_mult, compile,
+                         dict(block=block, y_range=y_range, scaled=scaled or None),
                          {**config_kw, 'n_out':n_out}, learner_kw)
     check_metrics(learn)
     if own is None:
         check_loss(learn)
-        start_numbers(learn, keep=isinstance(pretrained, torch.nn.Module))
+        start_numbers(learn, keep=has_head(pretrained, learn.model))
     learn.automatic,wide = automatic,wide_path(learn.model)
     if wide is not None: read_vocab(wide, text_vocab(dls))
+    if scaled: learn.add_cb(InSpreads(not learner_kw.get('loss_func')))
     return learn.add_cbs([OneClass(), CountWords()])
 
 # %% ../../nbs/5_learn/05_classifier.ipynb #3b40418b

@@ -12,7 +12,8 @@ from fastai.callback.core import Callback
 from fastai.data.core import Datasets
 from fastai.losses import BaseLoss
 from fastai.metrics import accuracy, accuracy_multi, error_rate, top_k_accuracy
-from ..model.models import SigmoidRange
+from fastai.torch_core import get_model
+from ..model.models import LinearRange, SigmoidRange
 from ..text.target import check_range, sample_numbers, Target
 
 # %% ../../nbs/4_train/14_targets.ipynb #7c41a0d9
@@ -44,6 +45,10 @@ def has_labels(dls):
     ds = dls.valid_ds
     return isinstance(ds, Datasets) and len(ds.tls) > 1
 
+def has_numbers(dls):
+    "Whether `dls` say that their texts have numbers."
+    return has_labels(dls) and Target.of(dls).is_number
+
 def check_outputs(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
     n_out, # as the caller gives it, or None
@@ -67,7 +72,7 @@ def check_metrics(
     learn, # a classifier's learner
 ):
     "A ValueError for a metric of classes where the targets are numbers."
-    if not has_labels(learn.dls) or not Target.of(learn.dls).is_number: return
+    if not has_numbers(learn.dls): return
     for m in learn.metrics:
         func = getattr(m, 'func', None)
         if getattr(func, 'func', func) not in _of_classes: continue
@@ -101,24 +106,51 @@ def check_loss(
 ):
     "A ValueError for a loss that would compare each number with those of all texts of a batch."
     cls,loss = number_loss(learn.loss_func), _whole(learn.loss_func)
-    if cls is None or not has_labels(learn.dls) or not len(learn.dls.train_ds): return
+    if cls is None or not has_numbers(learn.dls) or not len(learn.dls.train_ds): return
     if isinstance(loss, BaseLoss) and loss.flatten and not loss.is_2d: return
-    if not Target.of(learn.dls).is_number or learn.dls.train_ds.tls[-1][0].ndim: return
+    if learn.dls.train_ds.tls[-1][0].ndim: return                               # several numbers
     raise ValueError(f'loss_func={getattr(loss, "__name__", loss)} compares the prediction for '
                      'each text with the numbers of all texts of its batch, as their shapes '
                      f'differ, (bs, 1) and (bs,): take loss_func={_flat[cls]}, which flattens both')
 
 # %% ../../nbs/4_train/14_targets.ipynb #7c41a0e7
+def has_head(
+    pretrained, # what a model starts from
+    model, # a classifier
+):
+    "Whether the head of `model` comes from `pretrained`."
+    if type(pretrained) is not type(model): return False
+    return pretrained.head.weight.shape == model.head.weight.shape
+
 def start_numbers(
     learn, # a classifier's learner
     keep:bool=False, # the head comes from elsewhere and stays as it is
 ):
-    "Begin at the targets' mean. A ValueError or a warning for a range that does not hold them."
+    """Begin at the targets' mean, and count in their spread. A ValueError or a warning for a range
+    that does not hold them."""
     dls,model = learn.dls, learn.model
     if number_loss(learn.loss_func) is None: return
-    if not has_labels(dls) or not Target.of(dls).is_number or not len(dls.train_ds): return
+    if not has_numbers(dls) or not len(dls.train_ds): return
     y,bounded = sample_numbers(dls), isinstance(model.range, SigmoidRange)
     if bounded: check_range(y, model.range.low, model.range.high)
-    start = model.range.inverse(y.mean(0)) if bounded else y.mean(0)
-    if keep or start.shape != model.head.bias.shape: return
-    for m in (model, *model.others): m.head.bias.data.copy_(start)
+    if keep or y.shape[1:] != model.head.bias.shape: return
+    for m in (model, *model.others):
+        if not bounded: m.range.measure(y)
+        m.head.bias.data.copy_(m.range.inverse(y.mean(0)))
+
+# %% ../../nbs/4_train/14_targets.ipynb #7c41a0ea
+class InSpreads(Callback):
+    "Train on a loss that counts in spreads: a fit goes alike in all units."
+    order,run_valid = -50,False
+    def __init__(self,
+        by_column:bool=True, # each number in its own spread; False: all in the mean one
+    ): self.by_column = by_column
+
+    def after_loss(self):
+        cls,range = number_loss(self.loss_func), getattr(get_model(self.model), 'range', None)
+        if cls is None or not isinstance(range, LinearRange) or not len(self.yb): return
+        spread,squared = range.spread, cls is torch.nn.MSELoss
+        if self.by_column and squared:
+            y = self.y.view_as(self.pred)
+            self.learn.loss_grad = self.loss_func(self.pred/spread, y/spread)
+        else: self.learn.loss_grad = self.loss_grad/spread.square().mean().sqrt()**(1+squared)
