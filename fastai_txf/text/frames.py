@@ -314,6 +314,23 @@ def check_numbers(
         _check_types(df, c, Number, 'a number is needed',
                      f"convert it with pd.to_numeric(df[{c!r}].str.replace(',', '.'))")
 
+def check_known(
+    df, # a row for each text
+    cols, # names of the columns with labels
+    vocab, # the labels that a model knows; None for numbers
+    label_delim:str=None, # what separates the labels in a string
+):
+    "A ValueError for a label that is missing, or that is not known"
+    _check_missing(df, cols, 'label')
+    if vocab is None: return check_numbers(df, cols)
+    for c in cols:
+        each = each_label(df[c], label_delim)
+        bad = each[~each.isin(vocab)]
+        if not len(bad): continue
+        rows = _rows(df, np.isin(np.arange(len(df)), bad.index))
+        raise ValueError(f'label {bad.tolist()[0]!r} of column {c!r} is none of {vocab[:10]}, '
+                         f'which are known from training: {rows}: leave them out')
+
 # %% ../../nbs/2_text/02_frames.ipynb #b2a20004
 def is_row(item, cols):
     "Whether `item` is one text: a dictionary, or a series that has the text columns in its index."
