@@ -3,10 +3,11 @@ import dataclasses, inspect, subprocess, sys, warnings
 from copy import deepcopy
 import numpy as np, pandas as pd, pytest, torch
 from functools import partial
+import torch.nn.functional as F
 from torch import nn
-from fastai.text.all import (L, BaseTokenizer, CancelFitException, CategoryBlock, CSVLogger, ClassificationInterpretation, DataBlock, EarlyStoppingCallback, GradientClip, GrandparentSplitter,
-                             Learner, Module, Perplexity, RMSProp, SGD, SaveModelCallback, TextBlock, TextDataLoaders, accuracy, accuracy_multi,
-                             get_text_files, load_learner, parent_label, tokenize_folder)
+from fastai.text.all import (AvgMetric, L, BaseLoss, BaseTokenizer, Callback, CancelFitException, CategoryBlock, CSVLogger, ClassificationInterpretation, DataBlock, EarlyStoppingCallback, GradientClip, GrandparentSplitter, L1LossFlat,
+                             Learner, Module, MSELossFlat, Perplexity, RegressionBlock, RMSProp, SGD, SaveModelCallback, TextBlock, TextDataLoaders, accuracy, accuracy_multi,
+                             get_text_files, load_learner, parent_label, set_seed, tokenize_folder)
 import fastai.text.learner as fastai_text, fastai_txf.learn.classifier as learner_module
 from fastai_txf.text.special import pad_index, text_vocab
 from fastai_txf.text.frames import check_df
@@ -14,6 +15,7 @@ from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.model.layers import TransformerBlock
 from fastai_txf.learn.transfer import remap_rows
 from fastai_txf.learn.base import HIDDEN, TransformerLearner
+from fastai_txf.train.losses import ChunkedLoss
 from fastai_txf.train.rates import width_lr
 from fastai_txf.learn.classifier import transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
@@ -349,7 +351,132 @@ def test_regression(make, df):
     with torch.no_grad(): free.model.head.weight.mul_(1000)
     assert free.predict(df.text)[2].abs().max() > 1
 
+each_number_loss = pytest.mark.parametrize('cls,name', [(nn.MSELoss,'mse_loss'), (nn.L1Loss,'l1_loss'), (nn.SmoothL1Loss,'smooth_l1_loss'),
+                                                        (nn.HuberLoss,'huber_loss')])
+
+@each_number_loss
+def test_losses_that_broadcast(make, df, cls, name):
+    "torch's losses of numbers compare (bs, 1) with (bs,), each text with all: refused where there is one number, and the remedy works"
+    func = getattr(F, name)
+    for loss in (cls(), func, partial(func, reduction='mean'), partial(partial(func), reduction='mean'), BaseLoss(cls)):
+        with pytest.raises(ValueError, match=r'loss_func=.*each text with the numbers of all texts.*take loss_func=') as e: make('reg', loss_func=loss)
+    given = eval(str(e.value).split('take loss_func=')[1].split(', which')[0])
+    learn = make('reg', loss_func=given)
+    preds,targs = learn.get_preds()
+    close(learn.validate()[0], cls()(preds[:,0], targs).item())
+    two = make_dls(df.assign(more=df.score/2), label_col=['score','more'])
+    for loss in (cls(), func, partial(func, reduction='mean'), given): make('reg', dls=two, loss_func=loss)
+
+def variance_left(learn, lr=1e-2, n=4):
+    "The share of the variance of each number that is left after training, and the outputs"
+    learn.fit_one_cycle(n, lr)
+    preds,targs = learn.get_preds()
+    targs = targs.view_as(preds)
+    return ((preds-targs)**2).mean(0)/targs.var(0, correction=0), preds
+
+def numbers(df, cols=('score',), **columns): return make_dls(df.assign(**columns), label_col=[*cols], y_block=RegressionBlock())
+
+@pytest.mark.parametrize('config', [None,'default'])
+@pytest.mark.parametrize('loss', [None,MSELossFlat(),L1LossFlat()])
+def test_numbers_in_any_unit(make, df, config, loss):
+    "A training run is the same in any unit: prices of a million, shares of a thousandth; outputs and loss stay in the unit"
+    def left(factor, shift=0):
+        set_seed(0)
+        learn = make('reg', dls=numbers(df, score=df.score*factor + shift), config=config, loss_func=loss)
+        res,preds = variance_left(learn)
+        want = nn.functional.l1_loss if isinstance(getattr(loss, 'func', None), nn.L1Loss) else nn.functional.mse_loss
+        close(learn.validate()[0], want(preds, learn.get_preds()[1].view_as(preds)).item(), 1e-4)
+        return res, (preds-shift)/factor
+    (one,out),(price,prices),(share,shares) = left(1), left(1e6, 3e6), left(1e-3)
+    close(price, one, 2e-2); close(prices, out, 2e-2)
+    close(share, one, 2e-2); close(shares, out, 2e-2)
+    assert one.item() < 0.8
+
+def test_columns_of_any_size(make, df):
+    "A small number beside a large one is learned as it is beside one of its size"
+    def left(factor):
+        set_seed(0)
+        return variance_left(make('reg', dls=numbers(df, ('score','more'), more=(1-df.score)*factor)), n=6)[0]
+    even,uneven = left(1), left(1e6)
+    close(uneven, even, 2e-2)
+    assert (uneven < 0.6).all()
+
+def test_a_given_loss_keeps_its_weights(make, df):
+    "A loss of one's own is divided by one number: the columns count as it says, and what is shown is the loss itself"
+    seen = []
+    class Look(Callback):
+        order = 0
+        def after_loss(self):
+            if self.training: seen.append((self.learn.loss_grad/self.learn.loss).item())
+    learn = make('reg', dls=numbers(df, ('score','more'), more=df.score*1e3), loss_func=MSELossFlat(), cbs=Look())
+    learn.fit(1, 1e-3)
+    spread = learn.model.range.spread
+    close(spread[1]/spread[0], torch.tensor(1e3), 1e-3)
+    close(torch.tensor(seen), torch.full((len(seen),), 1/spread.square().mean().item()), 1e-4)
+
+def test_weights_from_before_the_spread(make, df):
+    "Weights without a spread mean what they meant; a plain model takes over that of a learner; other parts alone leave it"
+    learn = make('reg', dls=numbers(df, score=df.score*1e6))
+    x,_ = learn.dls.one_batch()
+    state = learn.model.eval().state_dict()
+    assert learn.model.range.spread > 1e5
+    plain = TransformerClassifier(learn.model.config).to(x.device)
+    plain.load_state_dict(state)
+    close(plain.eval()(x), learn.model(x))
+    old = {k:v.clone() for k,v in state.items() if not k.startswith('range.')}
+    learn.model.load_state_dict({k:v for k,v in old.items() if not k.startswith('head.')}, strict=False)
+    assert learn.model.range.spread > 1e5
+    torch.save(old, learn.path/'old.pth')
+    learn.load(learn.path/'old')
+    close(learn.model.eval()(x), plain.range.inverse(plain(x)), 1e-4)
+    assert learn.model.range.spread == 1 and learn.model.range.mean == 0
+
+def test_head_of_another_shape_begins_at_the_mean(make, df):
+    "A classifier to start from gives its encoder; a head that does not fit, and one that does, are measured and kept"
+    clf,dls = make(), numbers(df, score=df.score*1e6)
+    clf.model.vocab = text_vocab(clf.dls)
+    learn = make('reg', dls=dls, pretrained=clf.model)
+    assert learn.model.range.mean > 1e5
+    learn.model.head.bias.data.fill_(7)
+    learn.model.vocab = text_vocab(dls)
+    again = make('reg', dls=dls, pretrained=learn.model)
+    assert again.model.head.bias.item() == 7 and again.model.range.spread.equal(learn.model.range.spread)
+
+@pytest.mark.parametrize('kw', [{}, dict(pool='max_logits'), dict(config='auto')])
+def test_chunked_loss_is_for_language_models(make, kw):
+    "A classifier pools before its head: the promised TypeError, at the first batch"
+    with pytest.raises(TypeError, match='TransformerClassifier is not that of its head'): make(**kw).fit(1, cbs=ChunkedLoss())
+
+@pytest.mark.parametrize('change,match', [(dict(label='new'), r"label 'new' of column 'label' is none of \['neg', 'pos'\].*4 of 4 rows \(index 0, 1, 2, 3\)"),
+                                          (dict(label=['pos',None,'neg','pos']), r"column 'label' has no label .* in 1 of 4 rows \(index 1\)"),
+                                          (dict(label=['pos','neg','old','pos']), r"label 'old' .*: 1 of 4 rows \(index 2\)")])
+def test_unknown_labels_of_a_test_set(df, change, match):
+    "What is no label of training is named at once, not by a worker"
+    own = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', bs=8)
+    with pytest.raises(ValueError, match=match): own.test_dl(df[:4].assign(**change), with_labels=True)
+    assert len(own.test_dl(df[:4], with_labels=True).dataset) == 4
+
+def test_unknown_labels_of_other_targets(df):
+    "Several labels, and numbers that are missing"
+    own = partial(TransformerDataLoaders.from_df, text_col='text', valid_col='is_valid', bs=8)
+    several = own(df, label_col='tags', label_delim=';')
+    with pytest.raises(ValueError, match=r"label 'odd' of column 'tags' is none of .* 1 of 4 rows \(index 2\)"):
+        several.test_dl(df[:4].assign(tags=['',df.tags[1],'odd;odd',df.tags[3]]), with_labels=True)
+    several.test_dl(df[:4], with_labels=True)
+    with pytest.raises(ValueError, match=r"column 'score' has no label .*index 3"):
+        own(df, label_col='score').test_dl(df[:4].assign(score=[0.1,0.2,0.3,None]), with_labels=True)
+
 # Tables and plots
+
+def test_shown_texts_are_not_measured(make, tables):
+    "A metric that needs more than the few texts of a table is left out of it, and is there again"
+    class Fussy(AvgMetric):
+        def accumulate(self, learn): raise ValueError('this metric needs all texts')
+    learn = make(metrics=Fussy(accuracy))
+    learn.show_results(max_n=2)
+    learn.get_preds(with_loss=True)                                    # as top losses do
+    assert len(learn.metrics) == 1
+    with pytest.raises(ValueError, match='needs all texts'): learn.validate()
 
 @pytest.fixture
 def tables(monkeypatch):

@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from hypothesis import given, HealthCheck, settings, strategies as st
-from fastai.text.all import accuracy, BalancedAccuracy, BaseTokenizer, BCEWithLogitsLossFlat, CategoryBlock, CrossEntropyLossFlat, defaults, lowercase
+from fastai.text.all import accuracy, BalancedAccuracy, BaseTokenizer, BCEWithLogitsLossFlat, CategoryBlock, CrossEntropyLossFlat, defaults, load_learner, lowercase
 import fastai.text.core as core
 from fastai_txf.all import (
-    baseline, BPETokenizer, CharTokenizer, FastSpacyTokenizer, learner_from, LMDataLoaders, load_published, PredictorPool, PRESETS,
-    Seq2SeqDataLoaders, SelfAttention, stream_tokens, transformer_classifier_learner, transformer_lm_learner,
+    baseline, BPETokenizer, CharTokenizer, FastSpacyTokenizer, learner_from, LMDataLoaders, load_published, OnnxPredictor, PredictorPool, PRESETS,
+    Seq2SeqDataLoaders, SelfAttention, stream_tokens, to_onnx, transformer_classifier_learner, transformer_lm_learner,
     transformer_mlm_learner, transformer_seq2seq_learner, TransformerBlock, TransformerClassifier, TransformerDataLoaders)
 from fastai_txf.base import plain
 from fastai_txf.text.special import leading_space
@@ -127,6 +127,27 @@ def test_classifier(made, task):
     "Logits, probabilities and labels of odd texts"
     learn,folder = made(task)
     same_logits(learn, load_published(folder), marked(learn, odd_texts(40)))
+
+@pytest.mark.parametrize('members', [1,2])
+def test_prices(tmp_path, members):
+    "Numbers of any size come along: published, in eight bits, as ONNX, to train on, in a file of before"
+    dls = TransformerDataLoaders.from_df(DF.assign(score=DF.score*1e6 + 3e6 + 0.5), **{**KW, 'label_col':'score', 'tok_tfm':BaseTokenizer()})
+    learn = quiet(transformer_classifier_learner(dls, **SMALL, wide=1024, members=members))
+    learn.fit(2, 1e-2)
+    folder,texts = learn.publish(tmp_path/'prices'), odd_texts(20, 100)
+    want = learn.outputs(learn.codec.encode(texts))
+    assert 1e6 < want.min() and want.max() < 7e6 and learn.model.range.spread > 1e5
+    def same(got, eps): assert (torch.as_tensor(got) - want).abs().max() < eps*learn.model.range.spread
+    same(load_published(folder).logits(texts), 1e-4)
+    same(load_published(folder, dtype='int8').logits(texts), 0.2)
+    quiet(again := learner_from(folder, dls))
+    same(again.outputs(again.codec.encode(texts)), 1e-4)
+    again.export(tmp_path/'prices.pkl')
+    same(load_learner(tmp_path/'prices.pkl').outputs(learn.codec.encode(texts)), 1e-4)
+    e = learn.explain('a warm film')
+    assert abs(e.gap) <= 0.02*abs(e.score-e.base)
+    pytest.importorskip('onnxruntime')
+    same(OnnxPredictor(to_onnx(folder, tmp_path/'onnx'), threads=1).logits(texts), 1e-4)
 
 @pytest.mark.parametrize('preset', [p for p in PRESETS if p != 'default'])
 def test_presets(made, preset):

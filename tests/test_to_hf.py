@@ -221,6 +221,18 @@ def test_other_targets(df, tmp_path):
     assert to_hf(transformer_classifier_learner(several, **bert)).config.problem_type=='multi_label_classification'
     assert to_hf(transformer_classifier_learner(bpe_dls(df, label_col='score'), **bert)).config.problem_type=='regression'
 
+def test_prices(df):
+    "Numbers of any size: mean and spread go into the head"
+    dls = bpe_dls(df.assign(score=df.score*1e6 + 3e6 + 0.5), label_col='score')
+    learn = quiet(transformer_classifier_learner(dls, **bert))
+    learn.fit(1, 1e-3)
+    theirs,texts = to_hf(learn), [t[:60] for t in df.text[:9]]
+    ids = learn.codec.encode(texts)
+    want = learn.outputs(ids)
+    with torch.no_grad(): got = torch.cat([theirs(i[None]).logits for i in ids])
+    assert want.mean() > 1e6
+    torch.testing.assert_close(got, want, atol=1e-4*learn.model.range.spread.item(), rtol=1e-5)
+
 def test_masked_folder(df, tmp_path):
     "A masked model's folder guesses what `fill` guesses"
     tok = BPETokenizer(300).train(df.text.tolist())

@@ -169,10 +169,13 @@ class TransformerLearner(RatedLearner):
         dl=None, # a loader
         **kwargs
     ): # predictions and targets
-        "As in `Learner`. A ValueError where there is nothing to predict."
+        """As in `Learner`, without metrics: the texts may be few, to be shown.
+        A ValueError where there is nothing to predict."""
         dl = self._loader(ds_idx, dl)
         if isinstance(dl, SortedDL) and dl.shuffle: dl = dl.new(shuffle=False)
-        return super().get_preds(ds_idx, dl, **kwargs)
+        metrics,self.metrics = self.metrics,L()
+        try: return super().get_preds(ds_idx, dl, **kwargs)
+        finally: self.metrics = metrics
 
     def _gather(self, cb, dl, inner=False, cbs=None):
         "Go once through `dl` in order, without metrics: what the callback `cb` has gathered."

@@ -7,12 +7,11 @@ __all__ = ['TransformerClassifierLearner', 'transformer_classifier_learner', 'sh
 
 # %% ../../nbs/5_learn/05_classifier.ipynb #6f0f4266
 import fastai.text.learner # its `show_results` for texts is registered before ours, in any order
-import dataclasses, math, numpy as np, pandas as pd, torch, warnings
+import dataclasses, math, numpy as np, pandas as pd, torch
 from fastai.callback.core import Callback
 from fastai.data.transforms import Category, get_c
 from fastai.data.core import Datasets
 from fastai.learner import Learner
-from fastai.metrics import accuracy, accuracy_multi, error_rate, top_k_accuracy
 from fastai.text.data import TensorText
 from fastai.torch_core import display_df, get_empty_df
 from fastcore.basics import getcallable, ifnone
@@ -22,73 +21,22 @@ from plum import dispatch
 from ..base.checks import check_values
 from ..base.ids import evenly_drawn
 from ..model.config import make_config, PRESETS, TransformerConfig
-from ..model.models import classifier_splitter, SigmoidRange, TransformerClassifier
+from ..model.models import classifier_splitter, TransformerClassifier
 from ..model.wide import token_letters
 from ..text.codec import text_list
 from ..text.loaders import check_dls
 from ..text.special import text_vocab, UNK
-from ..text.target import (
-    check_outputs, check_range, has_labels, labelled_ids, sample_numbers, Target)
+from ..text.target import labelled_ids, Target
 from ..generate.sampling import DIVERGED
 from ..train.counting import (
     count_features, deep_outputs, fitting_scale, loss_weights, usual_shares)
 from ..train.rates import width_lr
+from ..train.targets import (
+    check_loss, check_metrics, check_outputs, has_head, has_numbers,
+    InSpreads, OneClass, start_numbers)
 from .scoring import text_outputs
 from .base import (
     check_kind, HIDDEN, make_learner, split_options, start_config, TransformerLearner)
-
-# %% ../../nbs/5_learn/05_classifier.ipynb #71d20c5a
-class OneClass(Callback):
-    "A warning where all validation predictions are one class and the targets are not."
-    order,run_train = 60,False
-    least = 10 # texts: of fewer it may be chance
-    def __init__(self): self.before_validate()
-    def before_validate(self): self.guesses,self.targets = [],[]
-    def after_batch(self):
-        if self.training or not len(self.yb): return
-        if self.y.ndim != 1 or self.y.is_floating_point() or self.pred.ndim != 2: return
-        self.guesses.append(self.pred.detach().argmax(-1))
-        self.targets.append(self.y.detach().as_subclass(torch.Tensor))
-
-    def after_validate(self):
-        if not self.targets: return
-        guess,targ = map(torch.cat, (self.guesses, self.targets))
-        self.before_validate()
-        if len(targ) < self.least or (guess != guess[0]).any() or (targ == targ[0]).all(): return
-        label = self.learn.label_of(guess[0])
-        warnings.warn(f'all {len(targ):,} validation predictions are one class, {label!r}: the '
-                      'model has learnt nothing yet, or the learning rate was too high '
-                      '(start anew with a lower one)')
-
-_of_classes = accuracy, accuracy_multi, error_rate, top_k_accuracy
-
-def check_metrics(
-    learn, # a classifier's learner
-):
-    "A ValueError for a metric of classes where the targets are numbers."
-    if not has_labels(learn.dls) or not Target.of(learn.dls).is_number: return
-    for m in learn.metrics:
-        func = getattr(m, 'func', None)
-        if getattr(func, 'func', func) not in _of_classes: continue
-        raise ValueError(f'{m.name} counts classes, and these targets are numbers: take '
-                         'metrics=mse or mae, or make the loaders with classes (a label column of '
-                         'strings or integers, y_block=CategoryBlock)')
-
-_of_numbers = torch.nn.MSELoss, torch.nn.L1Loss, torch.nn.SmoothL1Loss, torch.nn.HuberLoss
-
-def start_numbers(
-    learn, # a classifier's learner
-    keep:bool=False, # the head comes from elsewhere and stays as it is
-):
-    "Begin at the targets' mean. A ValueError or a warning for a range that does not hold them."
-    dls,model = learn.dls, learn.model
-    if not isinstance(getattr(learn.loss_func, 'func', learn.loss_func), _of_numbers): return
-    if not has_labels(dls) or not Target.of(dls).is_number or not len(dls.train_ds): return
-    y,bounded = sample_numbers(dls), isinstance(model.range, SigmoidRange)
-    if bounded: check_range(y, model.range.low, model.range.high)
-    start = model.range.inverse(y.mean(0)) if bounded else y.mean(0)
-    if keep or start.shape != model.head.bias.shape: return
-    for m in (model, *model.others): m.head.bias.data.copy_(start)
 
 # %% ../../nbs/5_learn/05_classifier.ipynb #5b1e7a02
 # fields that an encoder's weights, or what they mean, depend on
@@ -350,13 +298,18 @@ def transformer_classifier_learner(
         learner_kw.setdefault('lr', width_lr(make_config(**config_kw).d_model))
     n_out = ifnone(n_out, get_c(dls))
     if not n_out: raise ValueError('the number of outputs cannot be read from `dls`: give n_out')
+    scaled = own is None and has_numbers(dls)
     learn = make_learner(TransformerClassifierLearner, dls, config, arch, classifier_splitter,
-                         pretrained, drop_mult, compile, dict(block=block, y_range=y_range),
+                         pretrained, drop_mult, compile,
+                         dict(block=block, y_range=y_range, scaled=scaled or None),
                          {**config_kw, 'n_out':n_out}, learner_kw)
     check_metrics(learn)
-    if own is None: start_numbers(learn, keep=isinstance(pretrained, torch.nn.Module))
+    if own is None:
+        check_loss(learn)
+        start_numbers(learn, keep=has_head(pretrained, learn.model))
     learn.automatic,wide = automatic,wide_path(learn.model)
     if wide is not None: read_vocab(wide, text_vocab(dls))
+    if scaled: learn.add_cb(InSpreads(not learner_kw.get('loss_func')))
     return learn.add_cbs([OneClass(), CountWords()])
 
 # %% ../../nbs/5_learn/05_classifier.ipynb #3b40418b

@@ -106,6 +106,35 @@ class SigmoidRange(Module):
         "What becomes `y`, or what is nearest to it a hundredth of the way from the ends."
         return ((y-self.low)/(self.high-self.low)).clamp(0.01, 0.99).logit()
 
+# %% ../../nbs/1_model/07_models.ipynb #c25a0012
+class LinearRange(Module):
+    "The number `mean`, and so many times `spread`: outputs in the units of what is learned."
+    def __init__(self,
+        n_out:int=1, # outputs
+    ):
+        self.register_buffer('mean', torch.zeros(n_out))
+        self.register_buffer('spread', torch.ones(n_out))
+    def forward(self, x): return x*self.spread + self.mean
+    def inverse(self, y):
+        "What becomes `y`."
+        return (y-self.mean)/self.spread
+    def measure(self,
+        y, # numbers, `(n, n_out)`
+    ):
+        "Take their mean and their standard deviation, or 1 where all are equal."
+        mean,spread = y.double().mean(0), y.double().std(0, correction=0)
+        self.mean.copy_(mean)
+        self.spread.copy_(torch.where(spread > 1e-6*mean.abs(), spread, 1.))
+
+def _read_range(model, state, prefix, *_):
+    """Before a classifier reads weights with a head: where they have no `LinearRange`, the mean
+    is 0 and the spread 1; where they have one and `model` has none, it gets one."""
+    if prefix+'head.weight' not in state: return
+    there,here = prefix+'range.spread' in state, isinstance(model.range, LinearRange)
+    plain = LinearRange(model.head.out_features).to(model.head.weight.device)
+    if here and not there: state.update(plain.state_dict(prefix=prefix+'range.'))
+    if there and isinstance(model.range, nn.Identity): model.range = plain
+
 # %% ../../nbs/1_model/07_models.ipynb #ddc5ecf4
 def _bounds(y_range):
     "`y_range` as two numbers, the lower first."
@@ -123,12 +152,18 @@ def _wide_path(c, bounds):
     features = c.wide_words, c.wide_letters
     return WidePath(c.wide, c.n_out, c.vocab_sz, c.pad_idx, *features, bounds)
 
+def _make_range(bounds, scaled, n_out):
+    "What makes numbers of scores, where anything does."
+    if bounds is not None: return SigmoidRange(*bounds)
+    return LinearRange(n_out) if scaled else nn.Identity()
+
 class TransformerClassifier(Module):
     "Whole texts to logits: one label, many labels or regression."
     def __init__(self,
         config=None, # a preset's name or a `TransformerConfig`
         block=TransformerBlock, # makes a block: a class or a `partial`
         y_range=None, # (low, high) of a regression's targets
+        scaled:bool=False, # outputs have a mean and a spread of their own (unless bounded)
         **kwargs, # fields of the configuration
     ):
         c = self.config = make_config(config, **kwargs)
@@ -140,10 +175,11 @@ class TransformerClassifier(Module):
         self.drop = nn.Dropout(c.head_p)
         self.head = nn.Linear(c.d_model if c.pooler else width, c.n_out)
         bounds = None if y_range is None else _bounds(y_range)
-        self.range = nn.Identity() if bounds is None else SigmoidRange(*bounds)
+        self.range = _make_range(bounds, scaled, c.n_out)
+        self.register_load_state_dict_pre_hook(_read_range)
         self.wide = _wide_path(c, bounds)
         one = dataclasses.replace(c, wide=None, members=1)
-        more = [TransformerClassifier(one, block, y_range) for _ in range(c.members-1)]
+        more = [TransformerClassifier(one, block, y_range, scaled) for _ in range(c.members-1)]
         self.others = nn.ModuleList(more)
         INITS[c.init](nn.ModuleList([self.pooler, self.head]), c.n_layers)
 

@@ -16,7 +16,7 @@ from fastai.text.data import Numericalize
 from fastcore.basics import getcallable, patch
 import fastai_txf
 from ..base.shadow import shadow
-from ..model.models import SigmoidRange
+from ..model.models import LinearRange, SigmoidRange
 from ..text.target import Target
 from ..learn.base import TransformerLearner
 from ..learn.classifier import transformer_classifier_learner
@@ -44,8 +44,9 @@ def model_kind(
 
 def _model_options(model):
     "What a model was made with, besides its configuration."
-    bounds = getattr(model, 'range', None)
-    return dict(y_range=[bounds.low, bounds.high]) if isinstance(bounds, SigmoidRange) else {}
+    range = getattr(model, 'range', None)
+    if isinstance(range, SigmoidRange): return dict(y_range=[range.low, range.high])
+    return dict(scaled=True) if isinstance(range, LinearRange) else {}
 
 def _same_parts(model, other):
     "A ValueError for the first part of `model` that `other` does not have."
@@ -391,8 +392,8 @@ def learner_from(
 ): # a learner with the published weights
     "Go on training from a published model. A ValueError for loaders that number otherwise."
     model,codecs,labels,config = parse_bundle(folder, own_card)
-    kind,options = config['kind'], config['options']
-    learn = _factories[kind](dls, config=model.config, **options, **kwargs)
+    kind,bounds = config['kind'], {k:v for k,v in config['options'].items() if k == 'y_range'}
+    learn = _factories[kind](dls, config=model.config, **bounds, **kwargs)
     _check_same(learn, kind, codecs, labels, folder)
     learn.model.load_state_dict(model.state_dict())
     _take_labels(learn, kind, labels, kwargs)

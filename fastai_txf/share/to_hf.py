@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from fastai.learner import Learner
 from fastai.text.core import BOS
-from ..model.models import TransformerClassifier, TransformerLM, TransformerMLM
+from ..model.models import (
+    LinearRange, SigmoidRange, TransformerClassifier, TransformerLM, TransformerMLM)
 from ..model.stack import TransformerEncoder
 from ..text.codec import TextCodec
 from ..text.target import Target
@@ -52,14 +53,15 @@ def _settings(m):
 
 def _refuse_own(model):
     "ValueError for a part that the configuration does not know of."
-    if not isinstance(getattr(model, 'range', None), (nn.Identity,type(None))):
+    if isinstance(getattr(model, 'range', None), SigmoidRange):
         raise ValueError('y_range squeezes the outputs, and transformers has nothing of the kind: '
                          'leave it out')
     for k,v in model.state_dict().items():
         if v.is_floating_point() and not v.isfinite().all():
             raise ValueError(f'{k} holds NaN or infinity: the model has diverged, so train it '
                              'again')
-    with torch.device('meta'): fresh = type(model)(model.config)
+    scaled = dict(scaled=True) if isinstance(getattr(model, 'range', None), LinearRange) else {}
+    with torch.device('meta'): fresh = type(model)(model.config, **scaled)
     plan = {k:_settings(m) for k,m in fresh.named_modules()}
     for k,m in model.named_modules():
         if plan.get(k) == _settings(m): continue
@@ -111,12 +113,20 @@ def _their_config(model, name, more):
     ends = dict(bos_token_id=None, eos_token_id=None)
     return getattr(package_of('transformers'), f.config)(**{**ends, **kw, **more})
 
+def _fold_range(state):
+    "Weights whose head says the numbers themselves, without a `LinearRange`."
+    mean,spread = state.pop('range.mean', None), state.pop('range.spread', None)
+    if mean is None: return
+    state['head.weight'] = state['head.weight']*spread[:,None]
+    state['head.bias'] = state['head.bias']*spread + mean
+
 def _their_weights(model, name):
     "The weights by the names of `transformers`."
     enc,c,*_ = model_parts(model)
     pre = 'encoder.' if enc is model else ''
     state = {pre+k:v.detach().cpu() for k,v in model.state_dict().items()}
     if c.scale_emb: state['encoder.emb.weight'] = state['encoder.emb.weight']*math.sqrt(c.d_model)
+    _fold_range(state)
     res,left = outward(state, MODELS[name], c)
     if left: raise ValueError(f'a {name} has no place for {", ".join(left)}')
     if enc is model: res = {k.removeprefix(f'{MODELS[name].family.base}.'):v for k,v in res.items()}

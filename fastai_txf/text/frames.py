@@ -322,6 +322,23 @@ def check_numbers(
         _check_types(df, c, Number, 'a number is needed',
                      f"convert it with pd.to_numeric(df[{c!r}].str.replace(',', '.'))")
 
+def check_known(
+    df, # a row for each text
+    cols, # names of the columns with labels
+    vocab, # the labels that a model knows; None for numbers
+    label_delim:str=None, # what separates the labels in a string
+):
+    "A ValueError for a label that is missing, or that is not known"
+    _check_missing(df, cols, 'label')
+    if vocab is None: return check_numbers(df, cols)
+    for c in cols:
+        each = each_label(df[c], label_delim)
+        bad = each[~each.isin(vocab)]
+        if not len(bad): continue
+        rows = _rows(df, np.isin(np.arange(len(df)), bad.index))
+        raise ValueError(f'label {bad.tolist()[0]!r} of column {c!r} is none of {vocab[:10]}, '
+                         f'which are known from training: {rows}: leave them out')
+
 # %% ../../nbs/2_text/02_frames.ipynb #b2a20004
 def is_row(item, cols):
     "Whether `item` is one text: a dictionary, or a series that has the text columns in its index."
@@ -378,14 +395,3 @@ def refuse_keys(texts):
     if not isinstance(texts, (dict, pd.DataFrame)): return
     instead = 'its values' if isinstance(texts, dict) else 'one of its columns, or use from_df'
     raise TypeError(f'a {type(texts).__name__} is no list of texts: pass {instead}')
-
-class FileTexts:
-    "The texts of files, read when they are asked for."
-    def __init__(self, files, encoding):
-        self.files = [files] if isinstance(files, (str,Path)) else list(files)
-        for f in self.files:
-            if not Path(f).is_dir(): continue
-            raise IsADirectoryError(f'{f} is a folder: give its files, as '
-                                    f'get_files({str(f)!r}, extensions=[".txt"]) lists them')
-        self.encoding = encoding
-    def __iter__(self): return (read_text(f, self.encoding) for f in self.files)

@@ -26,8 +26,8 @@ from ..base.checks import check_batch_size, check_share, check_values
 from .special import pad_index, text_vocab
 from .tokens import as_tokenizer
 from .frames import (
-    as_frame, check_columns, check_df, check_numbers, column_names, each_label, label_kind,
-    random_mask, read_texts, valid_mask, warn_of_copies)
+    as_frame, check_columns, check_df, check_known, check_numbers, column_names, each_label,
+    label_kind, random_mask, read_texts, valid_mask, warn_of_copies)
 from .codec import join_columns, TextStart, TextTokenizer, tokenize_like
 from .folders import FolderTokenizer
 
@@ -321,6 +321,18 @@ def from_folder(cls:TransformerDataLoaders,
                        valid_col='is_valid', tok_tfm=tok_tfm, y_block=y_block, **kwargs)
 
 # %% ../../nbs/2_text/07_loaders.ipynb #27ff2071
+def _check_labels(df, tls):
+    "`df` has the columns that `tls` read, with labels that they have numbers for"
+    check_columns(df, tls)
+    for tl in tls:
+        fs = tl.tfms.fs
+        cat = first(f for f in fs if isinstance(f, (Categorize, RegressionSetup)))
+        if cat is None or isinstance(cat, EncodedMultiCategorize): continue
+        reader = _column_reader(fs[:fs.index(cat)])
+        if reader is None or getattr(cat, 'add_na', False): continue
+        vocab = None if isinstance(cat, RegressionSetup) else list(cat.vocab)
+        check_known(df, column_names(df, reader.cols), vocab, reader.label_delim)
+
 @patch
 @delegates(TfmdDL.__init__)
 def test_dl(self:TransformerDataLoaders,
@@ -331,7 +343,7 @@ def test_dl(self:TransformerDataLoaders,
 ):
     "A loader over `test_items`, tokenized as the training texts were (see `tokenize_like`)."
     if with_labels and isinstance(test_items, pd.DataFrame):
-        check_columns(test_items.rename(columns=str), self.valid_ds.tls[1:])
+        _check_labels(test_items.rename(columns=str), self.valid_ds.tls[1:])
     # the folders of files are their labels
     files = with_labels and is_listy(test_items) and isinstance(first(test_items), Path)
     if rm_type_tfms is None and not files: test_items = tokenize_like(self, test_items)

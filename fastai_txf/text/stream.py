@@ -23,7 +23,7 @@ from ..base.ids import FlatIds, flat_ids, open_ids
 from .special import check_unicode
 from .tokens import as_tokenizer, token_lists
 from .frames import (
-    FileTexts, as_frame, check_df, one_column, random_mask, refuse_keys, valid_mask)
+    as_frame, check_df, one_column, random_mask, refuse_keys, valid_mask)
 from .plain import kept
 from .codec import TextCodec, TextStart, TextTokenizer
 from .loaders import check_dls
@@ -163,6 +163,17 @@ class FlatTexts(TfmdLists):
                          **kwargs)
 
 # %% ../../nbs/2_text/09_stream.ipynb #6bfdc62b
+class _FileTexts:
+    "The texts of files, read when they are asked for."
+    def __init__(self, files, encoding):
+        self.files = [files] if isinstance(files, (str,Path)) else list(files)
+        for f in self.files:
+            if not Path(f).is_dir(): continue
+            raise IsADirectoryError(f'{f} is a folder: give its files, as '
+                                    f'get_files({str(f)!r}, extensions=[".txt"]) lists them')
+        self.encoding = encoding
+    def __iter__(self): return (read_text(f, self.encoding) for f in self.files)
+
 def _only_texts(texts):
     "`texts`, a TypeError for what is none."
     if isinstance(texts, str):
@@ -328,7 +339,7 @@ class LMDataLoaders(DataLoaders):
         **kwargs
     ):
         "Loaders from text files, read one after the other."
-        return cls.from_texts(FileTexts(train, encoding), FileTexts(valid, encoding), **kwargs)
+        return cls.from_texts(*(_FileTexts(o, encoding) for o in (train, valid)), **kwargs)
 
     @classmethod
     @delegates(from_sets, but=['sets'])

@@ -8,7 +8,7 @@ __all__ = ['Target']
 # %% ../../nbs/2_text/05_target.ipynb #92577ecd
 import numpy as np, torch, warnings
 from dataclasses import dataclass
-from fastai.data.core import Datasets, TfmdLists
+from fastai.data.core import TfmdLists
 from fastai.data.transforms import (
     Categorize, EncodedMultiCategorize, get_c, MultiCategorize, RegressionSetup)
 from fastai.metrics import accuracy, accuracy_multi, mse
@@ -105,24 +105,3 @@ def check_range(
             f'they reach from {y.min():g} to {y.max():g}')
     if out > _most_outside: raise ValueError(f'{what}. Give a range that holds all of them')
     warnings.warn(f'{what}. No prediction will reach those')
-
-def has_labels(dls):
-    "Whether `dls` say what their texts are labelled with."
-    ds = dls.valid_ds
-    return isinstance(ds, Datasets) and len(ds.tls) > 1
-
-def check_outputs(
-    dls, # `DataLoaders` of texts with labels, several labels or numbers
-    n_out, # as the caller gives it, or None
-    y_range, # likewise
-    own_loss:bool, # the caller gives a loss
-):
-    "A ValueError for outputs without a name, and for bounds of what are no numbers."
-    if not has_labels(dls): return
-    target = Target.of(dls)
-    if y_range is not None and not target.is_number:
-        raise ValueError(f'{y_range=} bounds numbers, and these targets are classes: leave it out, '
-                         'or make the loaders with numbers (y_block=RegressionBlock)')
-    if n_out in (None, target.n_out) or target.is_number and own_loss: return
-    raise ValueError(f'{n_out=}, and these texts have {target.describe()}, which needs '
-                     f'{target.n_out}: leave n_out out')
