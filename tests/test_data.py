@@ -772,7 +772,7 @@ def test_test_dl_errors(lines):
     with pytest.raises(ValueError, match="'review' has no text"): dls.test_dl(pd.DataFrame(dict(review=['a', None])))
     with pytest.raises(ValueError, match="no column is called 'review'.*'texts'"): dls.test_dl(pd.DataFrame(dict(texts=['a'])))
     named = TransformerDataLoaders.from_df(frame(), valid_col='is_valid', **FAST)
-    with pytest.raises(ValueError, match="no columns are called 'text'.*'review'"): named.test_dl(pd.DataFrame(dict(review=['a'])))
+    with pytest.raises(ValueError, match="no column is called 'text'.*'review'"): named.test_dl(pd.DataFrame(dict(review=['a'])))
     with pytest.raises(ValueError, match="2 columns are called 'text'"): named.test_dl(pd.concat([frame(), frame()[['text']]], axis=1))
     with pytest.raises(ValueError, match='holds .*where a text is needed, in 1 of 2'): named.test_dl(pd.DataFrame(dict(text=['a', ['b']])))
     with pytest.raises(ValueError, match="no columns are called 'label': the data frame has .'review', 'lable'."): dls.test_dl(pd.DataFrame(dict(review=['a'], lable=['pos'])), with_labels=True)
