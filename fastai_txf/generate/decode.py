@@ -107,7 +107,7 @@ class Reader:
 _own = {TransformerLM:('forward','hidden'), Seq2SeqTransformer:('forward','hidden','encode')}
 
 def _cacheable(model):
-    "Whether `model` is this library's: its own forward without hooks, causal, blocks that take a cache."
+    "Whether `model` is this library's own, without hooks, causal, of blocks with a cache."
     cls,names = first((cls,fs) for cls,fs in _own.items() if isinstance(model, cls)) or (None,())
     if cls is None or is_hooked(model) or not model.decoder.config.causal: return False
     if not model.decoder.positions.per_token: return False                  # looks at other tokens

@@ -32,8 +32,7 @@ from ..train.counting import (
     count_features, deep_outputs, fitting_scale, loss_weights, usual_shares)
 from ..train.rates import width_lr
 from ..train.targets import (
-    check_loss, check_metrics, check_outputs, has_head, has_numbers,
-    InSpreads, OneClass, start_numbers)
+    check_metrics, check_outputs, has_head, has_numbers, InSpreads, OneClass, start_numbers)
 from .scoring import text_outputs
 from .base import (
     check_kind, HIDDEN, make_learner, split_options, start_config, TransformerLearner)
@@ -304,9 +303,7 @@ def transformer_classifier_learner(
                          dict(block=block, y_range=y_range, scaled=scaled or None),
                          {**config_kw, 'n_out':n_out}, learner_kw)
     check_metrics(learn)
-    if own is None:
-        check_loss(learn)
-        start_numbers(learn, keep=has_head(pretrained, learn.model))
+    if own is None: start_numbers(learn, keep=has_head(pretrained, learn.model))
     learn.automatic,wide = automatic,wide_path(learn.model)
     if wide is not None: read_vocab(wide, text_vocab(dls))
     if scaled: learn.add_cb(InSpreads(not learner_kw.get('loss_func')))

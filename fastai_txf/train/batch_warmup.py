@@ -52,10 +52,12 @@ class BatchWarmup(Callback):
                              'and would miss what is cut off: leave BatchWarmup out')
         for name in ('seq_len','bs'):
             start,full = ifnone(getattr(self, name), 1), getattr(dl, name)
-            if start > full: raise ValueError(f'{name}={start} is more than the {full} of the loader')
+            if start <= full: continue
+            raise ValueError(f'{name}={start} is more than the {full} of the loader')
         self.run = not any(isinstance(cb, LRFinder) for cb in self.learn.cbs)
 
     def before_batch(self):
-        def now(start, full): return doubling(self.pct_train, ifnone(start, full), full, self.warmup)
+        def now(start, full):
+            return doubling(self.pct_train, ifnone(start, full), full, self.warmup)
         bs,sl = map(now, (self.bs,self.seq_len), self.x.shape[:2])
         self.learn.xb,self.learn.yb = (tuple(o[:bs,:sl] for o in b) for b in (self.xb,self.yb))

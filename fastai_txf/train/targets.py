@@ -126,8 +126,9 @@ def start_numbers(
     learn, # a classifier's learner
     keep:bool=False, # the head comes from elsewhere and stays as it is
 ):
-    """Begin at the targets' mean, and count in their spread. A ValueError or a warning for a range
-    that does not hold them."""
+    """Begin at the targets' mean, and count in their spread. A ValueError as of `check_loss`, and
+    that or a warning for a range that does not hold them."""
+    check_loss(learn)
     dls,model = learn.dls, learn.model
     if number_loss(learn.loss_func) is None: return
     if not has_numbers(dls) or not len(dls.train_ds): return
