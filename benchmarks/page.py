@@ -289,7 +289,7 @@ def growing():
     one_core = 'defaults.py --shapes modern --opts muon --lrs 0.01'
     return block('how much lower the loss is with short rows at first, in nats a token', 'growing',
                  table(['core-minutes','batches',*DEFAULT_SETS.values()], lines),
-                 [f'{one_core} --minutes 1 --batches full short half few --seeds 0 1', f'{one_core} --minutes 5 --batches full short'], grown(), 'defaults')
+                 [f'{one_core} --minutes 1 --batches full short half few --seeds 0 1', f'{one_core} --minutes 4 --batches full short'], grown(), 'defaults')
 
 TRANSLATORS = dict(txf='`transformer_seq2seq_learner`',
                    muon='the same with `opt_func=muon`, 10 epochs in bfloat16',

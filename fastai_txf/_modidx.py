@@ -624,6 +624,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'fastai_txf/learn/base.py'),
                                        'fastai_txf.learn.base.TransformerLearner._loader_in_order': ( '5_learn/base.html#transformerlearner._loader_in_order',
                                                                                                       'fastai_txf/learn/base.py'),
+                                       'fastai_txf.learn.base.TransformerLearner._off_record': ( '5_learn/base.html#transformerlearner._off_record',
+                                                                                                 'fastai_txf/learn/base.py'),
                                        'fastai_txf.learn.base.TransformerLearner._saved_encoder': ( '5_learn/base.html#transformerlearner._saved_encoder',
                                                                                                     'fastai_txf/learn/base.py'),
                                        'fastai_txf.learn.base.TransformerLearner.check_vocabs': ( '5_learn/base.html#transformerlearner.check_vocabs',

@@ -468,6 +468,24 @@ def test_unknown_labels_of_other_targets(df):
 
 # Tables and plots
 
+@both
+def test_predictions_leave_the_record(make, kind):
+    "What a fit has recorded is there after predictions, as `plot_loss` and `SaveModelCallback` need it"
+    learn = make(kind, metrics=accuracy)
+    learn.fit(2, 1e-3)
+    def record(): return [[*map(float, o)] for o in learn.recorder.values], len(learn.recorder.losses), [*learn.recorder.metric_names]
+    before = record()
+    learn.get_preds()
+    learn.show_results(max_n=2)
+    assert record() == before and len(before[0]) == 2 and len(before[0][0]) == 3
+    class Fails(Callback):
+        def before_batch(self): raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt): learn.get_preds(cbs=Fails())
+    assert record() == before
+    learn.validate()
+    assert len(learn.recorder.values) == 1
+
+
 def test_shown_texts_are_not_measured(make, tables):
     "A metric that needs more than the few texts of a table is left out of it, and is there again"
     class Fussy(AvgMetric):

@@ -7,6 +7,7 @@ __all__ = ['TransformerLearner']
 
 # %% ../../nbs/5_learn/03_base.ipynb #c2d17d62
 import copy, dataclasses, difflib, inspect, pandas as pd, torch, torch.nn as nn, warnings
+from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -169,21 +170,25 @@ class TransformerLearner(RatedLearner):
         dl=None, # a loader
         **kwargs
     ): # predictions and targets
-        """As in `Learner`, without metrics: the texts may be few, to be shown.
-        A ValueError where there is nothing to predict."""
+        """As in `Learner`, without metrics: the texts may be few, to be shown. The recorder keeps
+        what it has of the last fit. A ValueError where there is nothing to predict."""
         dl = self._loader(ds_idx, dl)
         if isinstance(dl, SortedDL) and dl.shuffle: dl = dl.new(shuffle=False)
-        metrics,self.metrics = self.metrics,L()
-        try: return super().get_preds(ds_idx, dl, **kwargs)
-        finally: self.metrics = metrics
+        with self._off_record(): return super().get_preds(ds_idx, dl, **kwargs)
+
+    @contextmanager
+    def _off_record(self):
+        "The recorder keeps what it has of the last fit, and no metric is asked."
+        recorders = [cb for cb in self.cbs if isinstance(cb, Recorder) and cb.run]
+        for cb in recorders: cb.run = False
+        try: yield
+        finally:
+            for cb in recorders: cb.run = True
 
     def _gather(self, cb, dl, inner=False, cbs=None):
         "Go once through `dl` in order, without metrics: what the callback `cb` has gathered."
-        metrics,self.metrics = self.metrics,L()
         cms = self.validation_context(cbs=L(cbs)+[cb], inner=inner)
-        try:
-            with ContextManagers(cms): validation_loop(self, dl)
-        finally: self.metrics = metrics
+        with self._off_record(), ContextManagers(cms): validation_loop(self, dl)
         return cb.all_tensors()
 
     def _loader_in_order(self, ds_idx, dl):
