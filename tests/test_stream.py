@@ -155,7 +155,7 @@ def test_csv_and_frames(tmp_path):
     assert epoch(a.valid) == epoch(b.valid) and a.vocab == b.vocab and a.path == b.path == tmp_path
     new = a.test_dl(df[:4], bs=1)
     assert epoch(new) == epoch(a.test_dl(df['My text'][:4], bs=1)) and len(new)
-    with pytest.raises(ValueError, match="no columns are called 'My text': .*'label'"): a.test_dl(df[['label']])
+    with pytest.raises(ValueError, match="no column is called 'My text', .*'label'"): a.test_dl(df[['label']])
     with pytest.raises(TypeError, match='delimeter'): LMDataLoaders.from_csv(tmp_path, delimeter=';')
 
 bad = {'half a sign':(lambda: LMDataLoaders.from_texts(['a', 'b \ud83d'], tok_tfm=CharTokenizer()), ValueError, 'text number 1 holds .*half of a sign'),
@@ -196,7 +196,7 @@ def test_test_dl(tmp_path):
     ids = dls.test_dl(text, bs=1).dataset[0]
     for item in ([text], row, dict(row), [row], pd.DataFrame([row]), (t for t in [text]), [tmp_path/'a.txt'], [text.split()], [ids]):
         assert epoch(dls.test_dl(item, bs=1)) == epoch(dls.test_dl(text, bs=1)) != []
-    for item,match in (([], 'no text'), ([None], 'number 0 is None'), (['a',3], 'number 1 is 3'), (5, '5 is a int'), ({'txt':'a'}, "no columns are called 'text'"),
+    for item,match in (([], 'no text'), ([None], 'number 0 is None'), (['a',3], 'number 1 is 3'), (5, '5 is a int'), ({'txt':'a'}, "no column is called 'text'"),
                        (pd.DataFrame(dict(text=['a',None])), "'text' has no text .*index 1"), (texts_df()[:0], 'no rows')):
         with pytest.raises((ValueError,TypeError), match=match): dls.test_dl(item)
 
