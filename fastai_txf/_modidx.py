@@ -56,6 +56,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'fastai_txf.base.compat.emulates_bf16': ( '0_base/compat.html#emulates_bf16',
                                                                                   'fastai_txf/base/compat.py'),
                                         'fastai_txf.base.compat.has_bf16': ('0_base/compat.html#has_bf16', 'fastai_txf/base/compat.py'),
+                                        'fastai_txf.base.compat.has_own_hooks': ( '0_base/compat.html#has_own_hooks',
+                                                                                  'fastai_txf/base/compat.py'),
                                         'fastai_txf.base.compat.has_vnni': ('0_base/compat.html#has_vnni', 'fastai_txf/base/compat.py'),
                                         'fastai_txf.base.compat.is_fastais': ('0_base/compat.html#is_fastais', 'fastai_txf/base/compat.py'),
                                         'fastai_txf.base.compat.is_hooked': ('0_base/compat.html#is_hooked', 'fastai_txf/base/compat.py'),

@@ -199,6 +199,15 @@ class Toy(nn.Module):
     def hidden(self, x): return self.body(x)
     def forward(self, x): return self.head(self.hidden(x))
 
+def test_own_hooks():
+    "Hooks count, those of a model whose weights are split between processes do not"
+    m = nn.Linear(2, 2)
+    assert not compat.has_own_hooks(m)
+    m.register_forward_hook(lambda *_: None)
+    assert compat.has_own_hooks(m)
+    m.run_whole = lambda f, *args: f(*args)
+    assert not compat.has_own_hooks(m)
+
 def test_call_whole_alone():
     "Without any wrapper: the function; a `DataParallel` would not split its inputs"
     m,x = Toy(), torch.ones(1, 3)

@@ -97,6 +97,12 @@ def copy_shell(
     return new
 
 # %% ../../nbs/0_base/00_compat.ipynb #93c5c602
+def has_own_hooks(
+    m, # a module
+)->bool:
+    "Whether something listens to `m` itself, besides what splits its weights between processes."
+    return is_hooked(m) and not hasattr(m, 'run_whole')
+
 def call_whole(
     model, # a module, perhaps in `DistributedDataParallel`
     f, # uses the model inside

@@ -12,7 +12,7 @@ from functools import partial
 from numbers import Integral
 from ..base.plain import delegates, first, ifnone, store_attr
 from ..base.checks import check_ids, check_values, whole_ids
-from ..base.compat import is_hooked
+from ..base.compat import has_own_hooks
 from ..base.shadow import kept_shadow, shadow
 from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
 from .sampling import (
@@ -109,7 +109,7 @@ _own = {TransformerLM:('forward','hidden'), Seq2SeqTransformer:('forward','hidde
 def _cacheable(model):
     "Whether `model` is this library's own, without hooks, causal, of blocks with a cache."
     cls,names = first((cls,fs) for cls,fs in _own.items() if isinstance(model, cls)) or (None,())
-    if cls is None or is_hooked(model) or not model.decoder.config.causal: return False
+    if cls is None or has_own_hooks(model) or not model.decoder.config.causal: return False
     if not model.decoder.positions.per_token: return False                  # looks at other tokens
     same = lambda f: getattr(type(model), f) is getattr(cls, f) and f not in vars(model)
     if not all(map(same, names)): return False
