@@ -45,6 +45,7 @@ class TeacherForcing(Callback):
 
     def before_fit(self):
         "A ValueError for targets that go beyond learned positions."
+        if self.learn.lock.locked(): return                    # no fit: validation or prediction
         if isinstance(self.model, Seq2SeqTransformer):
             _check_targets(self.dls, self.model.decoder.positions.max_len)
 

@@ -249,13 +249,17 @@ def _list_difference(i, theirs, mine, pairs):
     n = first(j for j,(a,b) in enumerate(zip(theirs, mine)) if a != b)
     return f'{what} number {n} {theirs[n]!r} (here {mine[n]!r})'
 
+def _apart(theirs, mine, keys):
+    "Those of `keys` that both have and that differ, as an error says them."
+    both = [k for k in keys if k in theirs and k in mine and theirs[k] != mine[k]]
+    return [f'{k}={theirs[k]!r} (here {mine[k]!r})' for k in both]
+
 def _field_differences(theirs, mine):
     "The fields, wavelengths and bounds that differ, as an error says them."
     diff = []
     for part in ('config','bases'):
-        a,b = theirs[part], mine[part]
         if diff: break # the wavelengths follow from the configuration
-        diff = [f'{k}={a[k]!r} (here {b[k]!r})' for k in a if k in b and a[k] != b[k]]
+        diff = _apart(theirs[part], mine[part], theirs[part])
     a,b = theirs['y_range'], mine['y_range']
     return diff + [f'y_range={a} (here {b})']*(a != b)
 
@@ -263,9 +267,7 @@ def _field_differences(theirs, mine):
 def _reading_apart(theirs, mine, same):
     "Both without derived fields, if shapes are the `same`; and what differs in how they read."
     known = {*(_derived_fields if same else ()), *_reading}
-    a,b = theirs['config'], mine['config']
-    other = [f'{k}={a[k]!r} (here {b[k]!r})'
-             for k in _reading if k in a and k in b and a[k] != b[k]]
+    other = _apart(theirs['config'], mine['config'], _reading)
     def without(o): return o | dict(config={k:v for k,v in o['config'].items() if k not in known})
     return without(theirs), without(mine), ', '.join(other)
 

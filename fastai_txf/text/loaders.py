@@ -82,13 +82,18 @@ def _odd_labels(labels, cat):
            'move such rows to training, leave them out, or give the block a vocab')
     return labels[~labels.isin(vocab)], why
 
+def _numbers_labels(tl):
+    "What makes numbers of the labels of `tl`; None where every label has one"
+    cat = first(f for f in tl.tfms.fs if isinstance(f, (Categorize, RegressionSetup)))
+    any_label = isinstance(cat, EncodedMultiCategorize) or getattr(cat, 'add_na', False)
+    return None if any_label else cat
+
 def _check_vocab_labels(dls, max_n):
     "Every label is in the label vocabulary, every regression target is there"
     for name,ds in (('training', dls.train_ds), ('validation', dls.valid_ds)):
         for tl in getattr(ds, 'tls', [])[getattr(ds, 'n_inp', 1):]:
-            cat = first(f for f in tl.tfms.fs if isinstance(f, (Categorize, RegressionSetup)))
-            if cat is None or isinstance(cat, EncodedMultiCategorize): continue
-            if getattr(cat, 'add_na', False) or not len(ds): continue
+            cat = _numbers_labels(tl)
+            if cat is None or not len(ds): continue
             bad,why = _odd_labels(_raw_labels(tl, cat, max_n), cat)
             if len(bad):
                 raise ValueError(f'label {bad.tolist()[0]!r} in {bad.index.nunique()} of {len(ds)} '
@@ -325,11 +330,9 @@ def _check_labels(df, tls):
     "`df` has the columns that `tls` read, with labels that they have numbers for"
     check_columns(df, tls)
     for tl in tls:
-        fs = tl.tfms.fs
-        cat = first(f for f in fs if isinstance(f, (Categorize, RegressionSetup)))
-        if cat is None or isinstance(cat, EncodedMultiCategorize): continue
-        reader = _column_reader(fs[:fs.index(cat)])
-        if reader is None or getattr(cat, 'add_na', False): continue
+        fs,cat = tl.tfms.fs, _numbers_labels(tl)
+        reader = None if cat is None else _column_reader(fs[:fs.index(cat)])
+        if reader is None: continue
         vocab = None if isinstance(cat, RegressionSetup) else list(cat.vocab)
         check_known(df, column_names(df, reader.cols), vocab, reader.label_delim)
 
