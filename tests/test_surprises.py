@@ -1,7 +1,7 @@
 "Crashes and surprises: what a user meets in a day, each mended or said in time"
 import sys; sys.modules.setdefault('torchvision', None) # `transformers` would import it
 import configparser, copy, math, os, random, re, subprocess, textwrap, warnings
-import matplotlib.pyplot as plt, pandas as pd, pytest, torch, torch.nn as nn
+import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch, torch.nn as nn
 from functools import partial
 from pathlib import Path
 from fastai.text.all import (AWD_LSTM, BaseTokenizer, Callback, ClassificationInterpretation, CSVLogger, MixUp, MultiCategoryBlock,
@@ -11,6 +11,7 @@ from fastai_txf.all import (adamw,
     TransformerDataLoaders, TransformerEncoder, TransformerLM, TransformerMLM, add_pseudo_labels,
     SampleText, TransformerConfig, beam_search, from_hf, generate, muon, self_pretrain, stream_tokens, transformer_classifier_learner,
     transformer_lm_learner, transformer_mlm_learner, transformer_seq2seq_learner)
+from fastai_txf.learn.scoring import text_outputs
 from fixtures import SMALL, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet, weights
 
 TEXT = 'music warm clever dull film'
@@ -487,29 +488,14 @@ def test_declared(package):
     found = dict(o.split('>=') for o in config['DEFAULT']['requirements'].split())
     assert tuple(map(int, found[package].split('.'))) >= packages[package], found
 
-LABELLED = '''
-import re, numpy as np, torch
-from fastai_txf.learn.scoring import text_outputs
-from fastai_txf.model.models import TransformerClassifier
-torch.set_num_threads(1)
-def peak(): return int(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1])/1024
-model = TransformerClassifier(vocab_sz=50, d_model=64, n_heads=2, n_layers=1, n_out=2, max_len=64).eval()
-lens = np.random.default_rng(0).permutation(np.geomspace(20, 1500, 1600).astype(int))
-ids = [torch.randint(2, 50, (n,)) for n in lens]
-long = sorted(ids, key=len)[-64:]
-for _ in range(6): text_outputs(model, 1, long)     # until the allocator keeps what a batch takes
-before = peak()
-out = text_outputs(model, 1, ids)
-print(peak()-before)
-assert out.shape == (1600,2)
-'''
-
-@pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
 def test_many_texts_take_the_memory_of_the_longest():
-    "What a batch needs is given back to the next one: from the shortest on, each batch would need a little more than any before it, and the memory of all of them stays taken"
-    out = subprocess.run([sys.executable, '-c', LABELLED], capture_output=True, text=True, timeout=300)
-    assert out.returncode == 0, out.stderr
-    assert float(out.stdout) < 30, out.stdout
+    "From the longest on: what a batch took is enough for each one after it"
+    model = TransformerClassifier(vocab_sz=50, d_model=16, n_heads=2, n_layers=1, n_out=2, max_len=64).eval()
+    ids = [torch.randint(2, 50, (n,)) for n in np.random.default_rng(0).permutation(np.arange(1, 301))]
+    shapes = []
+    model.register_forward_pre_hook(lambda _,args: shapes.append(tuple(args[0].shape)))
+    assert text_outputs(model, 1, ids, bs=64).shape == (300,2)
+    assert shapes == [(64,300), (64,236), (64,172), (64,108), (44,44)]
 
 @pytest.mark.parametrize('positions', ['rotary','learned'])
 def test_trace_is_checked(positions):
