@@ -24,6 +24,7 @@ from .text.stream import *
 from .text.words import *
 from .generate.sampling import *
 from .generate.cache import *
+from .generate.readers import *
 from .generate.decode import *
 from .generate.beam import *
 from .train.losses import *

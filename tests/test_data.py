@@ -525,6 +525,12 @@ def test_csv(tmp_path):
     frame(text=['']+['a']*19).to_csv(tmp_path/'labels.csv', index=False)
     with pytest.raises(ValueError, match=r"fillna\(''\)"): TransformerDataLoaders.from_csv(tmp_path, label_col='label', **FAST)
 
+def test_csv_keeps_zeros(tmp_path):
+    "Labels that look like numbers stay as they are written where `dtype` says so"
+    frame(label=['007','070']*10).to_csv(tmp_path/'labels.csv', index=False)
+    dls = TransformerDataLoaders.from_csv(tmp_path, label_col='label', valid_col='is_valid', dtype=dict(label=str), **FAST)
+    assert list(dls.vocab[1]) == ['007','070']
+
 
 def text_folder(path):
     "Folders as fastai wants them, two short texts in each"

@@ -10,7 +10,7 @@ from fastai_txf.generate.cache import KVCache
 from fastai_txf.text.codec import text_list, tokenize_like
 from fastai_txf.all import *
 from fastai_txf.generate import decode
-from fastai_txf.generate.decode import begin_step, CachedReader, make_reader
+from fastai_txf.generate.readers import begin_step, CachedReader, make_reader
 from fastai_txf.model.layers import TransformerBlock
 from fastai_txf.model.config import make_config, PRESETS
 from fastai_txf.model.models import TransformerLM

@@ -307,7 +307,7 @@ def test_refused(made, tmp_path, monkeypatch):
         other = stirred(tasks['one'](max_len=8))
         with torch.no_grad(): other.model.head.bias += 1
         with pytest.raises(ValueError, match='answers otherwise'): to_onnx(other, tmp_path/'x', trained=True)
-        m.setattr('fastai_txf.share.publish.os.fsync', lambda fd: (_ for _ in ()).throw(OSError(28, 'No space left on device')))
+        m.setattr('fastai_txf.share.folder.os.fsync', lambda fd: (_ for _ in ()).throw(OSError(28, 'No space left on device')))
         with pytest.raises(OSError, match='No space'): to_onnx(learn, tmp_path/'x', trained=True)
     assert not [*tmp_path.iterdir()]
 

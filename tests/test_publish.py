@@ -14,7 +14,8 @@ from fastai_txf.all import (
 from fastai_txf.base import plain
 from fastai_txf.text.special import leading_space
 from fastai_txf.share.bundle import FILES, json_text, seal
-from fastai_txf.share.publish import bundle_files, write_folder
+from fastai_txf.share.folder import write_folder
+from fastai_txf.share.publish import bundle_files
 from fastai_txf.text.special import RULES
 from fixtures import quiet, SMALL, texts_df
 

@@ -10,8 +10,8 @@ from fastai_txf.base.shadow import kept_shadow
 from fastai_txf.generate import decode, faststep
 from fastai_txf.generate.beam import beam_search
 from fastai_txf.generate.cache import KVCache
-from fastai_txf.generate.decode import (
-    begin_step, CachedReader, generate, make_reader, next_logits, Reader, stream_tokens, token_logprobs)
+from fastai_txf.generate.readers import begin_step, CachedReader, make_reader, next_logits, Reader
+from fastai_txf.generate.decode import generate, stream_tokens, token_logprobs
 from fastai_txf.generate.sampling import apply_temperature, checked_logits, sample
 from fastai_txf.model.layers import TransformerBlock
 from fastai_txf.model.models import Seq2SeqTransformer, TransformerLM

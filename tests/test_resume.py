@@ -11,7 +11,8 @@ from pathlib import Path
 from fastai_txf.base.files import save_tensors
 from fastai_txf.model.layers import TransformerBlock
 from fastai_txf.train import resume as resume_room
-from fastai_txf.train.resume import _about_data, _describe, _differences, ResumeCallback
+from fastai_txf.train.resume import ResumeCallback
+from fastai_txf.train.runs import _about_data, describe_run, differences
 from fastai_txf.train.losses import ChunkedLoss
 from fastai_txf.train.optim import adamw, SpareDecay
 from fastai_txf.text.stream import LMDataLoaders
@@ -103,7 +104,7 @@ def test_ids_in_one_array(make, windows):
 def described(learn):
     learn.n_epoch = 1
     learn.create_opt()
-    return _describe(learn, [*learn.cbs, GradientAccumulation(3), SaveModelCallback(), *learn.metrics])
+    return describe_run(learn, [*learn.cbs, GradientAccumulation(3), SaveModelCallback(), *learn.metrics])
 
 _elsewhere = """import json, torch; from fastai.text.all import accuracy, partial, Adam; from fixtures import *; from test_resume import described
 from fastai_txf.all import *
@@ -280,7 +281,7 @@ def test_refuses_another_module(new):
     refused(numbers(y_range=(0,2)), r"modules: range SigmoidRange\({'low': 0.0, 'high': 1.0}\) \(here")
     refused(numbers(y_range=(0,1), block=Mine), r"modules: encoder.blocks.0 TransformerBlock\(.*\(here Mine")
     def plain(p): return quiet(Learner(DataLoaders(*[DataLoader([(torch.ones(2),torch.ones(1))]*8, bs=2)]*2), torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Dropout(p)), MSELossFlat()))
-    assert _differences(*(described(plain(p)) for p in (0.1,0.2))) == "modules: 1 Dropout({'p': 0.1, 'inplace': False}) (here Dropout({'p': 0.2, 'inplace': False}))"
+    assert differences(*(described(plain(p)) for p in (0.1,0.2))) == "modules: 1 Dropout({'p': 0.1, 'inplace': False}) (here Dropout({'p': 0.2, 'inplace': False}))"
 
 def test_refuses_another_fit(new):
     "Decay, a plain fit's rate, accumulated gradients"

@@ -7,7 +7,7 @@ from fastai.metrics import ActivationType, skm
 from hypothesis import example, given, settings, strategies as st
 from fastai_txf.model.attention import causal_mask
 from fastai_txf.all import *
-from fastai_txf.generate.decode import CachedReader, Reader, make_reader
+from fastai_txf.generate.readers import CachedReader, Reader, make_reader
 from fastai_txf.share.torch import from_torch
 from fastai_txf.learn.classifier import transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner

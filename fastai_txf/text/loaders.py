@@ -259,15 +259,16 @@ class TransformerDataLoaders(TextDataLoaders):
 def from_csv(cls:TransformerDataLoaders,
     path, # folder of the file
     csv_fname='labels.csv', # its name
-    header='infer', # as for `pd.read_csv`, like the next two
+    header='infer', # as for `pd.read_csv`, like the next three
     delimiter=',', # fastai's None makes pandas guess
     quoting=csv.QUOTE_MINIMAL, # what quotes mean
+    dtype=None, # type of a column, e.g. `{'code':str}` for labels like 007, which would be 7
     **kwargs
 ):
     """Loaders from the rows of a csv file;
     pandas reads an empty text as missing, and the error says how to keep it"""
-    df = pd.read_csv(Path(path)/csv_fname, header=header, delimiter=delimiter, quoting=quoting)
-    return cls.from_df(df, path=path, **kwargs)
+    options = dict(header=header, delimiter=delimiter, quoting=quoting, dtype=dtype)
+    return cls.from_df(pd.read_csv(Path(path)/csv_fname, **options), path=path, **kwargs)
 
 # %% ../../nbs/2_text/07_loaders.ipynb #8d59837d
 def _folder_frame(files, splitter):
