@@ -1,9 +1,10 @@
 "`best_classifier`: any text, any targets, any amount of labels"
+from types import SimpleNamespace
 import numpy as np, pandas as pd, pytest, torch
 from fastai.learner import load_learner
 from fastai_txf.recipes.best import best_classifier
 from fastai_txf.recipes.pretrain import self_pretrain
-from fastai_txf.recipes.heldout import choose_shares, choose_strength, clearly_better, interval, text_folds
+from fastai_txf.recipes.heldout import choose_shares, choose_strength, clearly_better, interval, text_folds, unscored
 from fastai_txf.train.counting import count_features
 import fastai_txf.recipes.best as best
 import fastai_txf.recipes.guesses as guesses
@@ -407,3 +408,10 @@ def test_published_and_as_onnx(tmp_path):
     from fastai_txf.share.onnx import OnnxPredictor, to_onnx
     to_onnx(tmp_path/'plain', tmp_path/'graph')
     torch.testing.assert_close(torch.as_tensor(OnnxPredictor(tmp_path/'graph').probs(texts)), want, atol=1e-4, rtol=0)
+
+def test_labels_that_no_score_speaks_of():
+    target = SimpleNamespace(kind='category', n_out=3, names=['a','b','c'], is_number=False)
+    assert unscored(torch.tensor([0,2,0]), target) == ["no held-out text has the label 'b': the scores do not speak of it"]
+    assert unscored(torch.tensor([0,2,1]), target) == []
+    assert "'a', 'c'" in unscored(torch.tensor([[0,1,0.],[0,1,0]]), target)[0]
+    assert unscored(torch.tensor([1.]), SimpleNamespace(is_number=True)) == []

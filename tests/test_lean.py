@@ -81,6 +81,25 @@ def test_who_may_look_gets_logits(kw, cbs):
     assert fitted(learn, *cbs) == {False}
     for cb in cbs: assert cb.shape[-1] == 600
 
+def test_short_callbacks_and_late_ones_get_logits():
+    "`Callback(after_pred=…)`, and one that comes within a fit"
+    shapes = []
+    def look(self): shapes.append(self.pred.shape[-1]) if self.training else None
+    assert fitted(learner(), Callback(after_pred=look)) == {False} and set(shapes) == {600}
+    class Late(Callback): after_pred = look
+    class Adds(Callback):
+        def before_train(self):
+            if self.epoch == 1: self.learn.add_cb(Late())
+    shapes.clear()
+    assert fitted(learner(), Adds(), n=2) == {True,False} and set(shapes) == {600}
+
+def test_a_patched_forward_is_trained(monkeypatch):
+    plain = TransformerLM.forward
+    def half(self, x, cache=None): return plain(self, x, cache)/2
+    monkeypatch.setattr(TransformerLM, 'forward', half)
+    full,lean = learner(True), learner()
+    assert fitted(full) == fitted(lean) == {False} and weights(full).equal(weights(lean))
+
 def test_class_weights_need_logits():
     learn = learner()
     learn.loss_func = CrossEntropyLossFlat(weight=torch.ones(600))

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from pathlib import Path
 from torch import nn
 from fastai_txf.base.shadow import kept_shadow
-from fastai_txf.generate import decode, faststep
+from fastai_txf.generate import decode, faststep, readers
 from fastai_txf.generate.beam import beam_search
 from fastai_txf.generate.cache import KVCache
 from fastai_txf.generate.readers import begin_step, CachedReader, make_reader, next_logits, Reader
@@ -164,8 +164,8 @@ class Gone:
         if name == 'fastai_txf.generate.faststep': raise ImportError(f'{name} is deleted')
 sys.meta_path.insert(0, Gone())
 sys.path[:0] = ['.','tests']
-from fastai_txf.generate import decode
-assert decode.faster is None and 'fastai_txf.generate.faststep' not in sys.modules
+from fastai_txf.generate import decode, readers
+assert readers.faster is None and 'fastai_txf.generate.faststep' not in sys.modules
 speed = 'compile or recorded or layout or follows or not_recorded or record'
 tests = ['test_logits', 'test_logits_in_step', 'test_batch_is_its_rows', 'test_foreign_batch', 'test_n_samples',
          'test_exhaustive', 'test_one_beam', 'test_scores', 'test_long_logprobs', 'test_abandoned', 'test_bounded_reader']
@@ -179,7 +179,7 @@ def test_without_faststep():
     assert res.returncode == 0 and ' passed' in res.stdout, res.stdout[-2000:] + res.stderr[-500:]
 
 def test_without_faststep_nothing_compiles(monkeypatch):
-    monkeypatch.setattr(decode, 'faster', None)
+    monkeypatch.setattr(readers, 'faster', None)
     model = tiny()
     assert generate(model, x, 20, temperature=0).shape == (1,23)
     with pytest.raises(ValueError, match='needs fastai_txf.generate.faststep'): generate(model, x, 3, compile=True)
@@ -284,7 +284,7 @@ def test_long_prompts(positions, n_layers, max_len, lens, piece):
     model = tiny(n_layers=n_layers, max_len=max_len, positions=positions, d_model=16).double().eval()
     prompts = ids(*lens)
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(decode, '_piece', piece)
+        m.setattr(readers, '_piece', piece)
         got = generate(model, prompts, 8, temperature=0)
     for p,t in zip(prompts, got): assert t.equal(read_all(model, p[None], 8, max_len)[0])
 
@@ -415,3 +415,29 @@ def test_misspelt():
     for call in (generate, stream_tokens):
         with pytest.raises(TypeError, match="temprature.*'temperature'"): call(tiny(), x, 1, temprature=1.)
         with pytest.raises(TypeError, match="n_sample.*'n_samples'"): call(tiny(), x, 1, n_sample=2)
+
+def log_n(rotate):
+    "Queries that grow with the logarithm of their place, a common idea"
+    def f(*args):
+        q,k = rotate(*args[:-1], args[-1])
+        return q*torch.tensor([math.log(i+2) for i in args[-1].tolist()])[:,None], k
+    return f
+
+@pytest.mark.parametrize('how', ['instance','class'])
+def test_replaced_methods(how, monkeypatch):
+    "A method that is set on a part, or patched into its class, is run at every step"
+    model = tiny(n_layers=2, max_len=64)
+    positions = model.decoder.positions
+    if how == 'instance': positions.rotate = log_n(positions.rotate)
+    else: monkeypatch.setattr(type(positions), 'rotate', log_n(type(positions).rotate))
+    x = torch.randint(0, V, (1,4))
+    for i in range(4): assert generate(model, x, 40, seed=i).equal(generate(model, x, 40, seed=i, cache=False))
+
+def test_patched_forward(monkeypatch):
+    "It is what writes, with a cache and without"
+    model,plain = tiny(mult=1), TransformerLM.forward
+    def never_seven(self, x, cache=None): return plain(self, x, cache).index_fill(-1, torch.tensor(7), -1e9)
+    x = torch.randint(0, 7, (1,4))
+    assert (generate(model, x, 300, seed=1) == 7).any()
+    monkeypatch.setattr(TransformerLM, 'forward', never_seven)
+    for cache in (True,False): assert not (generate(model, x, 300, seed=1, cache=cache) == 7).any()

@@ -410,6 +410,29 @@ def test_mappings_keep_their_class(new):
     assert (got.seen,got.by_epoch) == (want.seen,want.by_epoch) and len(got.by_epoch) == N
     assert isinstance(got.seen, Counter) and got.by_epoch.default_factory is list
 
+class Temperature(torch.nn.Module):
+    "A loss with a weight, a buffer and a count of its own"
+    def __init__(self):
+        super().__init__()
+        self.t,self.calls = torch.nn.Parameter(torch.zeros(())),0
+        self.register_buffer('seen', torch.zeros(()))
+    def forward(self, pred, y):
+        if self.training: self.calls += 1; self.seen += len(y)
+        return torch.nn.functional.cross_entropy(pred*self.t.exp(), y)
+    def activation(self, pred): return (pred*self.t.exp()).softmax(-1)
+    def decodes(self, pred): return pred.argmax(-1)
+
+def test_a_loss_that_learns(new):
+    "What a loss has learnt and counted is kept, too"
+    def learner(seed):
+        loss = Temperature()
+        return new('clf', seed, loss_func=loss, splitter=lambda m: [[*m.parameters()], [loss.t]])
+    want = run(first := learner(0), Kill())
+    killed(learner(0), ResumeCallback(every=2), Kill(5))
+    assert_same(want, run(last := learner(1), ResumeCallback(every=2), Kill()))
+    a,b = first.loss_func,last.loss_func
+    assert a.t.item() == b.t.item() != 0 and (a.calls, a.seen) == (b.calls, b.seen)
+
 def test_blocks_left_out_by_chance(new):
     "A weight that no batch after the resumed one reaches keeps its gradient of 0: it decays and its momentum moves it, as without a kill"
     class Sometimes(TransformerBlock):

@@ -86,6 +86,19 @@ def test_freeze(make, kind, n):
     assert changed(learn, before) == {names[id(p)] for g in groups[first:] for p in g}
     if n == -1: assert any('norm' in names[id(p)] for g in groups[:first] for p in g) # there was a norm to freeze
 
+@pytest.mark.parametrize('before', ['fit','freeze'])
+def test_a_part_that_comes_later(make, before):
+    "It is named before a fit that would not train it"
+    learn = make('clf')
+    learn.fit(1) if before == 'fit' else learn.freeze()
+    last = [m for m in learn.model.modules() if isinstance(m, torch.nn.Linear)][-1]
+    last.weight = torch.nn.Parameter(last.weight.detach().clone())
+    with pytest.raises(ValueError, match='weight came after the optimizer.*learn.create_opt'): learn.fit(1, 1e-2)
+    old = last.weight.detach().clone()
+    learn.create_opt()
+    learn.fit(1, 1e-2)
+    assert not last.weight.equal(old)
+
 @both
 def test_groups_cover_every_parameter_once(make, kind):
     learn = make(kind)

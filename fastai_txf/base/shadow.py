@@ -58,6 +58,25 @@ def _move_function(f, made):
     new.__kwdefaults__ = f.__kwdefaults__
     return new
 
+# %% ../../nbs/0_base/03_shadow.ipynb #5f83f636
+def is_ours(f):
+    "Whether a function was written in this library."
+    return (getattr(f, '__module__', None) or '').startswith('fastai_txf.')
+
+def _as_written(cls):
+    "Whether no method of this library's class `cls` has been replaced."
+    own = [vars(c) for c in cls.__mro__ if c.__module__.startswith('fastai_txf.')]
+    return all(is_ours(f) for o in own for f in o.values() if isinstance(f, FunctionType))
+
+def is_known(
+    m, # a module
+)->bool:
+    "Whether all that `m` runs is code of torch or of this library."
+    cls = type(m)
+    if not cls.__module__.startswith(('torch.nn.modules.', 'fastai_txf.')): return False
+    instead = [k for k,v in vars(m).items() if callable(v) and hasattr(cls, k) and k != COMPILED]
+    return not instead and _as_written(cls)
+
 # %% ../../nbs/0_base/03_shadow.ipynb #b4e605a3
 _torchs_own = {*vars(nn.Module())}
 

@@ -13,17 +13,14 @@ from weakref import WeakKeyDictionary
 from ..base.plain import ifnone
 from torch.overrides import TorchFunctionMode
 from ..base.compat import any_hooked, compile_package
-from ..base.shadow import shadow
+from ..base.shadow import is_known, shadow
 from ..model.stack import BigramEmbedding
 from .cache import put_columns
 
 # %% ../../nbs/3_generate/02_faststep.ipynb #f98240a1
 def is_fixed(model):
     "Whether a step is the same list of calls for every token: parts are torch's or this library's."
-    known = 'torch.nn.modules.', 'fastai_txf.'
-    def simple(m): # a bigram needs the token before, too
-        return (type(m).__module__.startswith(known) and 'forward' not in vars(m)
-                and not isinstance(m, BigramEmbedding))
+    def simple(m): return is_known(m) and not isinstance(m, BigramEmbedding) # it looks back
     return not any_hooked(model) and all(map(simple, model.modules()))
 
 class _Tape(TorchFunctionMode):

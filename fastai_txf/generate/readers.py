@@ -12,7 +12,7 @@ from numbers import Integral
 from ..base.plain import first, ifnone, store_attr
 from ..base.checks import check_ids, whole_ids
 from ..base.compat import has_own_hooks
-from ..base.shadow import kept_shadow, shadow
+from ..base.shadow import is_known, is_ours, kept_shadow, shadow
 from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
 from .cache import KVCache
 try: from fastai_txf.generate.faststep import faster
@@ -21,9 +21,7 @@ except ImportError: faster = None
 # %% ../../nbs/3_generate/03_readers.ipynb #94f0ea02
 def reading(model):
     "A shadow of `model`: kept where its parts note nothing on themselves, fresh where they may."
-    known = 'torch.nn.modules.', 'fastai_txf.'
-    keeps = all(type(m).__module__.startswith(known) for m in model.modules())
-    return (kept_shadow if keeps else shadow)(model)
+    return (kept_shadow if all(map(is_known, model.modules())) else shadow)(model)
 
 def all_logits(model, x, src=None):
     "The logits of the token after each of `x`, `(bs, sl, vocab_sz)`, from a model without memory."
@@ -108,7 +106,9 @@ def cacheable(model):
     cls,names = first((cls,fs) for cls,fs in _own.items() if isinstance(model, cls)) or (None,())
     if cls is None or has_own_hooks(model) or not model.decoder.config.causal: return False
     if not model.decoder.positions.per_token: return False                  # looks at other tokens
-    same = lambda f: getattr(type(model), f) is getattr(cls, f) and f not in vars(model)
+    def same(name):
+        f = getattr(type(model), name)
+        return f is getattr(cls, name) and is_ours(f) and name not in vars(model)
     if not all(map(same, names)): return False
     return all('cache' in inspect.signature(b.forward).parameters for b in model.decoder.blocks)
 

@@ -29,6 +29,7 @@ from ..text.codec import note_columns, TextCodec
 from ..text.pairs import PairDL
 from ..train.heap import hand_back, ReuseMemory
 from ..train.losses import in_full
+from ..train.optim import check_optimizer
 from ..train.precision import DeviceMixedPrecision
 from ..train.compile import compile_for_training
 from ..train.rates import RatedLearner
@@ -146,8 +147,10 @@ class TransformerLearner(RatedLearner):
         cbs=None, # more callbacks
         **kwargs
     ):
-        "As in `Learner`. A ValueError where there is nothing to train on."
+        """As in `Learner`.
+        A ValueError where there is nothing to train on, or a weight that would never move."""
         self._loader(0, scored=False)
+        if not kwargs.get('reset_opt'): check_optimizer(self)
         cbs = [*L(cbs), ReuseMemory(), *self.fit_callbacks()]
         try: super().fit(n_epoch, lr, wd, cbs, **kwargs)
         finally: # a fit that is broken off leaves its loaders halfway, and its memory

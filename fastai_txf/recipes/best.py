@@ -25,7 +25,7 @@ from .pretrain import ids_of, more_texts, read_and_learn, read_loaders
 from .selftrain import with_guesses
 from .heldout import (
     BestReport, check_rows, choose_shares, clearly_better, constant_outputs, FOLDS,
-    learning_curve, more_labels, score_row, text_folds)
+    learning_curve, more_labels, score_row, text_folds, unscored)
 from .reading import choose_reading, least_freq, LONG, MANY
 from .guesses import learn_guesses
 import fastai_txf.train.schedule # it gives learners their `fit_minutes`
@@ -260,10 +260,11 @@ def _join(text, towers, folds):
     a,b = shares = choose_shares(deep, counted, text.y[rows], text.target.kind)
     return counted, rows, shares, a*deep + b*counted
 
+def _scored_folds(text, towers): return range(len(towers.rows) or min(FOLDS, text.fold.max()+1))
+
 def _compare(text, towers, minutes):
     "The shares of transformer and counted words, and the rows of the report."
-    target,kind = text.target, text.target.kind
-    folds = range(len(towers.rows) or min(FOLDS, text.fold.max()+1))
+    target,kind,folds = text.target, text.target.kind, _scored_folds(text, towers)
     start = time.perf_counter()
     counted,rows,shares,both = _join(text, towers, folds)
     y,spent = text.y[rows], (time.perf_counter()-start)/60
@@ -284,7 +285,9 @@ def _finish(text, towers, valid, notes, start):
     learn = _assemble(text, towers, shares, *ifnone(valid, (text.fold == 0, None)))
     curve = learning_curve(text.quick())
     results = pd.DataFrame(table).assign(returned=[i == best for i in range(len(table))])
-    learn.report = BestReport(results, curve, [*notes, more_labels(curve, text.target)])
+    scored = text.y[np.isin(text.fold, _scored_folds(text, towers))]
+    notes = [*notes, *unscored(scored, text.target), more_labels(curve, text.target)]
+    learn.report = BestReport(results, curve, notes)
     if valid is not None: _score_apart(learn, text.target)
     else: learn.dls = _without_validation(learn.dls)
     return learn

@@ -172,6 +172,18 @@ def more_labels(
     return (f'from {n:,.0f} to {m:,.0f} texts the linear model went from {a:{digits}} to '
             f'{b:{digits}} ({target.metric_name}): twice the labels {hope}')
 
+def unscored(
+    y, # targets of held-out texts
+    target, # `Target`
+)->list: # a sentence, or none
+    "The labels that no held-out text has, so that no score speaks of them."
+    if target.is_number: return []
+    some = torch.bincount(y.long(), minlength=target.n_out) if y.ndim == 1 else y.sum(0)
+    names = [str(n) for n,k in zip(target.names, some.tolist()) if not k]
+    if not names: return []
+    shown = ', '.join(map(repr, names[:5])) + ', …'*(len(names) > 5)
+    return [f'no held-out text has the label {shown}: the scores do not speak of it']
+
 def score_row(
     name:str, # of the candidate
     out, # its outputs for held-out texts, `(n, n_out)`

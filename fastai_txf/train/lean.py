@@ -11,6 +11,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import get_model
 from torch import nn
 from ..base.compat import is_hooked, listens_to_all
+from ..base.shadow import is_ours
 from ..model.models import TransformerLM
 from .losses import ChunkedLoss, product_dtype
 
@@ -28,9 +29,10 @@ def needs_logits(
     kind = type(cb)
     said = getattr(kind, 'needs_logits', None)
     if said is not None: return said
+    if any(e in vars(cb) for e in _looks): return True      # as Callback(after_pred=f)
     if kind.__module__ in _trusted or kind.__module__.startswith('fastai_txf.'): return False
     if kind.__call__ is not Callback.__call__: return True
-    return any(hasattr(kind, e) or e in vars(cb) for e in _looks)
+    return any(hasattr(kind, e) for e in _looks)
 
 # %% ../../nbs/4_train/12_lean.ipynb #a0d2b1ea
 _few = 512 # tokens in a vocabulary: with fewer there is little to save
@@ -42,7 +44,8 @@ def _is_plain_loss(f):
 
 def _is_plain_model(model):
     "Whether `model` makes its logits as a `TransformerLM` does, many of them, and nothing listens."
-    if getattr(type(model), 'forward', None) is not TransformerLM.forward: return False
+    forward = getattr(type(model), 'forward', None)
+    if forward is not TransformerLM.forward or not is_ours(forward): return False
     if type(model.head) is not nn.Linear or model.head.out_features < _few: return False
     if listens_to_all(): return False
     return not any(is_hooked(m) or 'forward' in vars(m) for m in (model,model.head))
@@ -84,7 +87,7 @@ class LeanLoss(ChunkedLoss):
     "`ChunkedLoss` wherever nobody would miss the logits."
     def __init__(self):
         super().__init__()
-        self._on = False
+        self._on = self._now = False # in this fit; in this batch: a callback may change much
 
     def before_fit(self):
         self._on = may_do_without(self.learn, self)
@@ -93,14 +96,11 @@ class LeanLoss(ChunkedLoss):
         self._checked = True                        # `forward` is that of `TransformerLM`
 
     def before_batch(self):
-        if not (self._on and self._is_plain()): return
+        self._now = self._on and may_do_without(self.learn, self)
+        if not self._now: return
         self.chunk = _rows_at_a_time(get_model(self.model).head)
         super().before_batch()
 
     def after_pred(self):
         "What `ChunkedLoss` shows here are hidden states: nobody has asked for them."
-        if self._on and self._is_plain(): self.learn.pred = NoLogits()
-
-    def _is_plain(self):
-        "Whether this batch is still as it was found: a callback may change model and loss."
-        return _is_plain_loss(self.loss_func) and _is_plain_model(get_model(self.model))
+        if self._now: self.learn.pred = NoLogits()

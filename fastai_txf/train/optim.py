@@ -118,3 +118,16 @@ def adamw(
     "Torch's Adam with decoupled weight decay and the defaults of fastai's `Adam`, for `opt_func`."
     opt = partial(torch.optim.Adam, fused=fused)
     return TorchOptimizer(params, opt, lr, wd, betas=(mom,sqr_mom), eps=eps)
+
+# %% ../../nbs/4_train/01_optim.ipynb #628b28a7
+def check_optimizer(
+    learn, # a learner, before a fit
+):
+    "A ValueError for a weight that the optimizer does not have and would have if made now."
+    if learn.opt is None: return
+    known = {id(p) for ps in learn.opt.param_lists for p in ps}
+    now = {id(p) for ps in L(learn.splitter(learn.model)) for p in L(ps)}
+    for k,p in learn.model.named_parameters():
+        if id(p) in now - known:
+            raise ValueError(f'{k} came after the optimizer, which would never move it: '
+                             'call learn.create_opt() first')

@@ -103,6 +103,20 @@ def set_dls_state(dls, states):
 # %% ../../nbs/4_train/05_state.ipynb #3f2c812f
 _counters = 'train_iter','pct_train','smooth_loss'
 
+def _loss_parts(f): return [o for o in (f, getattr(f, 'func', None)) if hasattr(o, '__dict__')]
+
+def _loss_state(f):
+    "What a loss, and a function inside it, remember: weights, buffers, plain attributes."
+    def state(o): return o.state_dict() if isinstance(o, torch.nn.Module) else {}
+    def attrs(o): return {k:v for k,v in plain_attrs(o).items() if k[0] != '_'}
+    return [dict(weights=state(o), attrs=attrs(o)) for o in _loss_parts(f)]
+
+def _set_loss_state(f, states):
+    "Put a loss back to `_loss_state`."
+    for o,s in zip(_loss_parts(f), states):
+        if s['weights']: o.load_state_dict(s['weights'])
+        _set_attrs(o, s['attrs'])
+
 def fit_state(learn, others, given):
     "Everything that a step depends on, and what is recorded; of `others` what is not as `given`."
     model,scaler = get_model(learn.model), getattr(learn, 'scaler', None)
@@ -111,7 +125,7 @@ def fit_state(learn, others, given):
                  grads={n:g if g.any() else None for n,g in grads.items()}, # None: all 0
                  scaler=scaler and scaler.state_dict(),
                  counters={k:getattr(learn, k) for k in _counters if k in vars(learn)},
-                 random=get_random_states())
+                 loss=_loss_state(learn.loss_func), random=get_random_states())
     return as_plain(state) | dict(attrs=list(map(plain_attrs, others, given)))
 
 def set_fit_state(learn, others, state):
@@ -127,4 +141,5 @@ def set_fit_state(learn, others, state):
     if state['scaler']: learn.scaler.load_state_dict(state['scaler'])
     for o,attrs in zip(others, state['attrs']): _set_attrs(o, attrs)
     for k,v in state['counters'].items(): setattr(learn, k, v)
+    _set_loss_state(learn.loss_func, state.get('loss', ()))
     set_random_states(**state['random'])
