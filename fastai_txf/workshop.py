@@ -114,12 +114,18 @@ def _compare(got, want, mistakes={}, what='the result'):
 
 # %% ../nbs/9_roof/01_workshop.ipynb #234b1e0a
 def _run(f, *args, hint=''):
-    "`f(*args)`; a `WrongAnswer` if that stops with an error, unless the code is not written yet."
-    try: return f(*args)
+    """`f(*args)`; a `WrongAnswer` if that stops with an error, unless the code is not written yet,
+    or if it changes a tensor that it is given."""
+    given = [o.clone() if isinstance(o, torch.Tensor) else o for o in args]
+    try: res = f(*given)
     except (NotImplementedError, WrongAnswer): raise
     except Exception as e:
         told = f'the code stops with {type(e).__name__}: {e}'
         raise WrongAnswer(f'{told}\n{hint}' if hint else told) from e
+    if any(isinstance(o, torch.Tensor) and not o.equal(g) for o,g in zip(args, given)):
+        raise WrongAnswer('the code changes its input: `x += y` and `x.exp_()` write into x, '
+                          '`x = x + y` and `x.exp()` make a new tensor')
+    return res
 
 _not_theirs = [str(Path(o).resolve()) for o in
                (__file__ if '__file__' in globals() else 'workshop.py', Path(torch.__file__).parent,
@@ -856,7 +862,7 @@ def check_mask(
     dots = torch.randn(2, 4, 4)
     above,same = ~causal_mask(4), torch.eye(4, dtype=torch.bool)
     want = dots.masked_fill(above, -math.inf)
-    got = _run(fn, dots.clone())
+    got = _run(lambda: fn(dots.clone()))
     if not isinstance(got, torch.Tensor) or got.shape != dots.shape: _compare(got, want)
     future = got[:,above]
     if future.isfinite().all() and future.max() == future.min() and future.max() > -50:
@@ -1047,7 +1053,7 @@ def _check_cold(fn, logits):
     "A `WrongAnswer` unless temperature 0 gives the likeliest token."
     try: cold = _frequencies(fn, logits, 0., 50)
     except WrongAnswer as e:
-        if str(e).startswith('the token'): raise
+        if not e.__cause__: raise
         raise WrongAnswer('logits cannot be divided by a temperature of 0: '
                           'return the likeliest token there') from e
     if cold[1] < 1: raise WrongAnswer('at temperature 0 another token than the likeliest was drawn')

@@ -638,6 +638,22 @@ def test_check_leaves_no_trace(capsys):
     assert before.equal(torch.get_rng_state()) and seen[0].equal(seen[2]) and torch.is_grad_enabled()
     assert capsys.readouterr().out == 'dot products: right\n'*2
 
+def test_code_that_changes_its_input():
+    "It is told so, and not what its numbers would mean: right ones would spoil the next cell"
+    def no_max(d): d -= d.amax(2, keepdim=True); return weights(d)
+    def exp(d): d.exp_(); return d/d.sum(2, keepdim=True)
+    def divided(q, k): q /= q.shape[-1]**0.25; k /= k.shape[-1]**0.25; return q @ k.mT
+    def warm(z, T): z /= T or 1; return draw(F.softmax(z, dim=0)) if T else z.argmax()
+    def frozen(z, T):
+        if T == 0: z[z < z.max()] = float('-inf')
+        return draw(F.softmax(z/(T or 1), dim=0))
+    def sums(self, x):
+        x += self.attention(x)
+        return second(self, self.norm1(x))
+    answers = [('softmax', no_max), ('softmax', exp), ('scaled_dots', divided), ('sample', warm), ('sample', frozen), ('block', block(sums))]
+    for name,answer in answers:
+        with pytest.raises(WrongAnswer, match='the code changes its input'): getattr(workshop, f'check_{name}')(answer)
+
 def test_minus_a_billion():
     "What leads to the same weights is as good as −∞, and changing the given tensor is allowed"
     workshop.check_mask(hidden(value=-1e9))
