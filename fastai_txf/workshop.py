@@ -803,6 +803,10 @@ def check_stack(
         'the first block is not run': blocks[1:](emb),
         'the embeddings are added once more: the blocks have their own sums': blocks(emb) + emb,
         'the positions are missing: use the embeddings of step 6': blocks(tok)})
+    made = _make(functools.partial(cls, block=nn.Identity), _k, _heads, 3, _seq_length, _n_tokens)
+    if any(type(b) is not nn.Identity for b in made.tblocks):
+        raise WrongAnswer('the blocks are not made with `block=`: step 8 gives it blocks that hide '
+                          'the future')
 
 def _log_probs_mistakes(h, head):
     "What a classifier gives that has its ending wrong."

@@ -323,7 +323,7 @@ wrong['check_sinusoids'] = [
 def stack(blocks=lambda make, depth: nn.Sequential(*[make() for _ in range(depth)]), forward=Stack.forward):
     "A class of stacks."
     class Wrong(Stack):
-        def __init__(self, k, heads, depth, seq_length, num_tokens):
+        def __init__(self, k, heads, depth, seq_length, num_tokens, block=Block):
             Embeddings.__init__(self, k, num_tokens, seq_length)
             self.tblocks = blocks(lambda: Block(k, heads), depth)
     Wrong.forward = forward
@@ -348,7 +348,8 @@ wrong['check_stack'] = [
     ('last block is not run', stack(forward=lambda self, x: runs(self, emb(self, x), [0,1]))),
     ('first block is not run', stack(forward=lambda self, x: runs(self, emb(self, x), [1,2]))),
     ('added once more', stack(forward=lambda self, x: Stack.forward(self, x) + emb(self, x))),
-    ('positions are missing', stack(forward=lambda self, x: self.tblocks(self.token_emb(x))))]
+    ('positions are missing', stack(forward=lambda self, x: self.tblocks(self.token_emb(x)))),
+    ('are not made with `block=`', stack())]
 
 ends = [
     ('mean runs over the texts', lambda h, head: F.log_softmax(head(h.mean(0)), dim=1)),
