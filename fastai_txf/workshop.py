@@ -1092,6 +1092,14 @@ def check_generate(
         'one token too few was drawn': digits(8,9,0,1),
         'only one token was drawn: the loop returns too early': digits(8),
         'nothing was appended': digits()})
+    flat = lambda x: torch.zeros(*x.shape, 10)
+    def texts(T): return {tuple(_run(fn, flat, digits(), 5, 3, T).tolist()) for _ in range(5)}
+    if len(texts(1.)) == 1:
+        raise WrongAnswer('at temperature 1 a model to which all tokens are equally likely '
+                          'writes the same text each time: draw with `sample`')
+    if len(texts(0.)) > 1:
+        raise WrongAnswer('at temperature 0 the text is another each time: '
+                          'pass the temperature on to `sample`')
 
 # %% ../nbs/9_roof/01_workshop.ipynb #def7bc0f
 def _library_cross(m, k, h):

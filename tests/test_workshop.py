@@ -488,14 +488,14 @@ wrong['check_sample'] = [
     (r'the shape \(1, 1\): it is one number', lambda z, T: draw(F.softmax(z/T, dim=0)) if T else z.argmax().view(1, 1)),
     ('the token 4 was drawn of a vocabulary of 4', lambda z, T: torch.tensor(len(z)))]
 
-def writer(show=lambda tokens, length: tokens[-length:], at=-1, n_more=0, keep=True, batch=True, whole=True):
+def writer(show=lambda tokens, length: tokens[-length:], at=-1, n_more=0, keep=True, batch=True, whole=True, pick=torch.argmax):
     "A function that writes."
     def f(model, tokens, n, seq_length, temperature):
         start = tokens
         for _ in range(n+n_more):
             seen = show(tokens if keep else start, seq_length)
             new = model(seen[None])[0,at] if batch else model(seen)[at]
-            tokens = torch.cat([tokens, new.argmax()[None]])
+            tokens = torch.cat([tokens, pick(new)[None]])
         return tokens if whole else tokens[len(start):]
     return f
 
@@ -511,7 +511,9 @@ wrong['check_generate'] = [
     ('returns too early', lambda model, tokens, n, length, T: torch.cat([tokens, model(tokens[None,-length:])[0,-1].argmax()[None]])),
     ('nothing was appended', lambda model, tokens, *args: tokens),
     ('show the model the last 3', writer(lambda tokens, length: tokens)),
-    (r'a batch of one text is tokens\[None\]', writer(batch=False))]
+    (r'a batch of one text is tokens\[None\]', writer(batch=False)),
+    ('draw with `sample`', writer()),
+    ('pass the temperature on', writer(pick=lambda z: draw(F.softmax(z, dim=0))))]
 
 def cross(f): return type('Wrong', (Cross,), dict(forward=f))
 
