@@ -33,8 +33,9 @@ from .share.torch import from_former
 class WrongAnswer(AssertionError):
     "An answer to an exercise is wrong; the message says why."
 
-def _same(a, b):
-    return a.shape == b.shape and torch.allclose(a, b, atol=1e-5, rtol=1e-4, equal_nan=True)
+_tolerance = dict(atol=1e-5, rtol=1e-4, equal_nan=True)
+
+def _same(a, b): return a.shape == b.shape and torch.allclose(a, b, **_tolerance)
 
 def _reshaped(got, want):
     "What was done to the shape of `want`, in words; None if nothing simple was."
@@ -94,9 +95,9 @@ def _difference(got, want):
     why = _moved(got, want) or _reshaped(got, want) or _changed(got, want)
     if not why and _same(got.flatten().sort()[0], want.flatten().sort()[0]):
         why = 'the right numbers stand in other places than expected'
-    far = (got-want).abs().nan_to_num(math.inf).gt(1e-5)
-    at = tuple(((got != want) & far).nonzero()[0].tolist())
-    told = f'at {list(at)} it is {got[at]:.4g} instead of {want[at]:.4g}'
+    near = torch.isclose(got, want, **_tolerance)
+    at = tuple((~near).nonzero()[0].tolist())
+    told = f'at {list(at)} it is {got[at]:.5g} instead of {want[at]:.5g}'
     return 'has the right shape, but ' + (
         f'{why} ({told})' if why else f'other numbers than expected: {told}')
 
@@ -590,6 +591,8 @@ def _norms(m, k, *names):
         if tuple(f.normalized_shape) != (k,):
             raise WrongAnswer(f'`{n}` normalises the shape {tuple(f.normalized_shape)}: '
                               f'it should be the width of one token, {k}')
+        if f.eps != 1e-5 or f.weight is None or f.bias is None:
+            raise WrongAnswer(f'`{n}` is {f}: take nn.LayerNorm({k}) without further options')
     if len({id(f) for f in norms}) < len(names):
         raise WrongAnswer('one norm is used in several places: '
                           'each place has its own, with its own weights')

@@ -243,6 +243,9 @@ wrong['check_block_parts'] = [
     (r'`ff\[0\]` maps width 6 to 6', parts(lambda m, k: setattr(m, 'ff', linears(k, k, k, k)))),
     (r'`norm1` normalises the shape \(24,\)', parts(lambda m, k: setattr(m, 'norm1', nn.LayerNorm(4*k)))),
     ('`self.norm2` is missing', parts(lambda m, k: delattr(m, 'norm2'))),
+    (r'`norm1` is LayerNorm\(\(6,\), eps=0.001.*: take nn.LayerNorm\(6\) without', parts(lambda m, k: setattr(m, 'norm1', nn.LayerNorm(k, eps=1e-3)))),
+    ('`norm1` is .*elementwise_affine=False', parts(lambda m, k: setattr(m, 'norm1', nn.LayerNorm(k, elementwise_affine=False)))),
+    ('`norm2` is .*: take nn.LayerNorm', parts(lambda m, k: setattr(m, 'norm2', nn.LayerNorm(k, bias=False)))),
     ('has 1 heads, but', parts(lambda m, k: setattr(m, 'attention', SelfAttention(k, 1)))),
     ('it should keep it', parts(lambda m, k: setattr(m, 'attention', nn.Linear(k, 2*k))))]
 
@@ -620,6 +623,8 @@ def test_differences_have_words():
            'right numbers stand in other places': x.flatten()[torch.randperm(18)].view_as(x), 'other numbers than expected': torch.rand(2, 3, 3)}
     for pattern,got in say.items():
         with pytest.raises(WrongAnswer, match=pattern): workshop._compare(got, x)
+    a,b = torch.tensor([[1000.001,0.59355], [1000.,0.59364]])        # the first is right, the second would be 0.5936 twice
+    with pytest.raises(WrongAnswer, match=r'\[1\] it is 0.59355 instead of 0.59364'): workshop._compare(a, b)
 
 def test_not_written():
     "Code that is not written yet keeps its own error, in every place"
