@@ -1388,7 +1388,6 @@ def _write_new(texts, overwrite):
         raise FileExistsError(f'{", ".join(o.name for o in changed)} in {changed[0].parent} would '
                               'be replaced: choose another folder, or overwrite=True (--overwrite)')
     for o,txt in texts.items():
-        o.parent.mkdir(parents=True, exist_ok=True)
         with replacing(o) as f: f.write(txt.encode())
 
 def write_exercises(
@@ -1404,6 +1403,8 @@ def write_exercises(
         raise FileNotFoundError(f'there are no solutions in {source}: give source= (--source)')
     if folder.resolve() == source.resolve():
         raise FileExistsError(f'{folder} holds the solutions: choose another folder')
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f'{folder} is a file: give the name of a folder')
     inside = source.resolve() in folder.resolve().parents
     link,drawings = ('..','../../drawings') if inside else ('solutions','drawings')
     def exercise(o): return _dumped(exercise_notebook(json.loads(_read(o)), f'{link}/{o.name}'))
@@ -1428,7 +1429,7 @@ def main(
     except OSError as e:
         print(e, file=sys.stderr)
         return 1
-    print(f'{len(files)} exercises in {a.folder}: begin with {files[0]}')
+    print(f'{len(files)} exercises in {files[0].parent}: begin with {files[0]}')
     return 0
 
 # %% ../nbs/9_roof/01_workshop.ipynb #ecdaf678

@@ -758,6 +758,10 @@ def test_never_overwrites(tmp_path, monkeypatch, capsys):
     assert file.read_text(encoding='utf-8') == written + ' '
     assert main([str(tmp_path/'mine'), '--overwrite']) == 0 and file.read_text(encoding='utf-8') == written
     assert main([str(tmp_path/'other'), '--source', str(tmp_path)]) == 1 and 'no solutions in' in capsys.readouterr().err
+    assert main([str(file)]) == 1 and f'{file} is a file: give the name of a folder' in capsys.readouterr().err
+    assert main([f'{file}/mine']) == 1 and f'cannot write {file}/mine/' in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path/'mine')
+    assert main(['', '--source', str(solutions)]) == 0 and 'exercises in .: begin' in capsys.readouterr().out
     with pytest.raises(FileExistsError, match='holds the solutions'): write_exercises(solutions, solutions, overwrite=True)
 
 # Earlier steps
