@@ -33,8 +33,9 @@ from .share.torch import from_former
 class WrongAnswer(AssertionError):
     "An answer to an exercise is wrong; the message says why."
 
-def _same(a, b):
-    return a.shape == b.shape and torch.allclose(a, b, atol=1e-5, rtol=1e-4, equal_nan=True)
+_tolerance = dict(atol=1e-5, rtol=1e-4, equal_nan=True)
+
+def _same(a, b): return a.shape == b.shape and torch.allclose(a, b, **_tolerance)
 
 def _reshaped(got, want):
     "What was done to the shape of `want`, in words; None if nothing simple was."
@@ -94,9 +95,9 @@ def _difference(got, want):
     why = _moved(got, want) or _reshaped(got, want) or _changed(got, want)
     if not why and _same(got.flatten().sort()[0], want.flatten().sort()[0]):
         why = 'the right numbers stand in other places than expected'
-    far = (got-want).abs().nan_to_num(math.inf).gt(1e-5)
-    at = tuple(((got != want) & far).nonzero()[0].tolist())
-    told = f'at {list(at)} it is {got[at]:.4g} instead of {want[at]:.4g}'
+    near = torch.isclose(got, want, **_tolerance)
+    at = tuple((~near).nonzero()[0].tolist())
+    told = f'at {list(at)} it is {got[at]:.5g} instead of {want[at]:.5g}'
     return 'has the right shape, but ' + (
         f'{why} ({told})' if why else f'other numbers than expected: {told}')
 
@@ -114,12 +115,18 @@ def _compare(got, want, mistakes={}, what='the result'):
 
 # %% ../nbs/9_roof/01_workshop.ipynb #234b1e0a
 def _run(f, *args, hint=''):
-    "`f(*args)`; a `WrongAnswer` if that stops with an error, unless the code is not written yet."
-    try: return f(*args)
+    """`f(*args)`; a `WrongAnswer` if that stops with an error, unless the code is not written yet,
+    or if it changes a tensor that it is given."""
+    given = [o.clone() if isinstance(o, torch.Tensor) else o for o in args]
+    try: res = f(*given)
     except (NotImplementedError, WrongAnswer): raise
     except Exception as e:
         told = f'the code stops with {type(e).__name__}: {e}'
         raise WrongAnswer(f'{told}\n{hint}' if hint else told) from e
+    if any(isinstance(o, torch.Tensor) and not o.equal(g) for o,g in zip(args, given)):
+        raise WrongAnswer('the code changes its input: `x += y` and `x.exp_()` write into x, '
+                          '`x = x + y` and `x.exp()` make a new tensor')
+    return res
 
 _not_theirs = [str(Path(o).resolve()) for o in
                (__file__ if '__file__' in globals() else 'workshop.py', Path(torch.__file__).parent,
@@ -584,6 +591,8 @@ def _norms(m, k, *names):
         if tuple(f.normalized_shape) != (k,):
             raise WrongAnswer(f'`{n}` normalises the shape {tuple(f.normalized_shape)}: '
                               f'it should be the width of one token, {k}')
+        if f.eps != 1e-5 or f.weight is None or f.bias is None:
+            raise WrongAnswer(f'`{n}` is {f}: take nn.LayerNorm({k}) without further options')
     if len({id(f) for f in norms}) < len(names):
         raise WrongAnswer('one norm is used in several places: '
                           'each place has its own, with its own weights')
@@ -797,6 +806,10 @@ def check_stack(
         'the first block is not run': blocks[1:](emb),
         'the embeddings are added once more: the blocks have their own sums': blocks(emb) + emb,
         'the positions are missing: use the embeddings of step 6': blocks(tok)})
+    made = _make(functools.partial(cls, block=nn.Identity), _k, _heads, 3, _seq_length, _n_tokens)
+    if any(type(b) is not nn.Identity for b in made.tblocks):
+        raise WrongAnswer('the blocks are not made with `block=`: step 8 gives it blocks that hide '
+                          'the future')
 
 def _log_probs_mistakes(h, head):
     "What a classifier gives that has its ending wrong."
@@ -856,7 +869,7 @@ def check_mask(
     dots = torch.randn(2, 4, 4)
     above,same = ~causal_mask(4), torch.eye(4, dtype=torch.bool)
     want = dots.masked_fill(above, -math.inf)
-    got = _run(fn, dots.clone())
+    got = _run(lambda: fn(dots.clone()))
     if not isinstance(got, torch.Tensor) or got.shape != dots.shape: _compare(got, want)
     future = got[:,above]
     if future.isfinite().all() and future.max() == future.min() and future.max() > -50:
@@ -1047,7 +1060,7 @@ def _check_cold(fn, logits):
     "A `WrongAnswer` unless temperature 0 gives the likeliest token."
     try: cold = _frequencies(fn, logits, 0., 50)
     except WrongAnswer as e:
-        if str(e).startswith('the token'): raise
+        if not e.__cause__: raise
         raise WrongAnswer('logits cannot be divided by a temperature of 0: '
                           'return the likeliest token there') from e
     if cold[1] < 1: raise WrongAnswer('at temperature 0 another token than the likeliest was drawn')
@@ -1082,6 +1095,14 @@ def check_generate(
         'one token too few was drawn': digits(8,9,0,1),
         'only one token was drawn: the loop returns too early': digits(8),
         'nothing was appended': digits()})
+    flat = lambda x: torch.zeros(*x.shape, 10)
+    def texts(T): return {tuple(_run(fn, flat, digits(), 5, 3, T).tolist()) for _ in range(5)}
+    if len(texts(1.)) == 1:
+        raise WrongAnswer('at temperature 1 a model to which all tokens are equally likely '
+                          'writes the same text each time: draw with `sample`')
+    if len(texts(0.)) > 1:
+        raise WrongAnswer('at temperature 0 the text is another each time: '
+                          'pass the temperature on to `sample`')
 
 # %% ../nbs/9_roof/01_workshop.ipynb #def7bc0f
 def _library_cross(m, k, h):
@@ -1367,7 +1388,6 @@ def _write_new(texts, overwrite):
         raise FileExistsError(f'{", ".join(o.name for o in changed)} in {changed[0].parent} would '
                               'be replaced: choose another folder, or overwrite=True (--overwrite)')
     for o,txt in texts.items():
-        o.parent.mkdir(parents=True, exist_ok=True)
         with replacing(o) as f: f.write(txt.encode())
 
 def write_exercises(
@@ -1383,6 +1403,8 @@ def write_exercises(
         raise FileNotFoundError(f'there are no solutions in {source}: give source= (--source)')
     if folder.resolve() == source.resolve():
         raise FileExistsError(f'{folder} holds the solutions: choose another folder')
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f'{folder} is a file: give the name of a folder')
     inside = source.resolve() in folder.resolve().parents
     link,drawings = ('..','../../drawings') if inside else ('solutions','drawings')
     def exercise(o): return _dumped(exercise_notebook(json.loads(_read(o)), f'{link}/{o.name}'))
@@ -1407,7 +1429,7 @@ def main(
     except OSError as e:
         print(e, file=sys.stderr)
         return 1
-    print(f'{len(files)} exercises in {a.folder}: begin with {files[0]}')
+    print(f'{len(files)} exercises in {files[0].parent}: begin with {files[0]}')
     return 0
 
 # %% ../nbs/9_roof/01_workshop.ipynb #ecdaf678

@@ -245,7 +245,8 @@ def test_seed():
 
 @pytest.mark.parametrize('opts,says', [(dict(temperature=-1.), 'temperature=-1.0'), (dict(temperature=math.nan), 'temperature=nan'), (dict(temperature=math.inf), 'temperature=inf'),
     (dict(top_p=0), 'top_p=0'), (dict(top_p=2), 'top_p=2'), (dict(top_k=0), 'top_k=0'), (dict(top_k=2.5), 'top_k=2.5'), (dict(min_p=-.1), 'min_p=-0.1'), (dict(min_p=2), 'min_p=2'),
-    (dict(rel_min_p=1.5), 'rel_min_p=1.5'), (dict(rep_penalty=0), 'rep_penalty=0'), (dict(max_len=0), 'max_len=0')], ids=lambda o: o if isinstance(o, str) else '')
+    (dict(rel_min_p=1.5), 'rel_min_p=1.5'), (dict(rep_penalty=0), 'rep_penalty=0'), (dict(max_len=0), 'max_len=0'),
+    (dict(top_k=True), 'top_k=True is out'), (dict(seed=2**64), 'seed=18446744073709551616 is out'), (dict(seed=-2**63-1), 'seed=-92'), (dict(seed=True), 'seed=True')], ids=lambda o: o if isinstance(o, str) else '')
 def test_out_of_range(opts, says):
     "A ValueError that names the value, before anything is generated"
     with pytest.raises(ValueError, match=says): stream_tokens(tiny(), torch.zeros(1,1).long(), 0, **opts)

@@ -243,6 +243,9 @@ wrong['check_block_parts'] = [
     (r'`ff\[0\]` maps width 6 to 6', parts(lambda m, k: setattr(m, 'ff', linears(k, k, k, k)))),
     (r'`norm1` normalises the shape \(24,\)', parts(lambda m, k: setattr(m, 'norm1', nn.LayerNorm(4*k)))),
     ('`self.norm2` is missing', parts(lambda m, k: delattr(m, 'norm2'))),
+    (r'`norm1` is LayerNorm\(\(6,\), eps=0.001.*: take nn.LayerNorm\(6\) without', parts(lambda m, k: setattr(m, 'norm1', nn.LayerNorm(k, eps=1e-3)))),
+    ('`norm1` is .*elementwise_affine=False', parts(lambda m, k: setattr(m, 'norm1', nn.LayerNorm(k, elementwise_affine=False)))),
+    ('`norm2` is .*: take nn.LayerNorm', parts(lambda m, k: setattr(m, 'norm2', nn.LayerNorm(k, bias=False)))),
     ('has 1 heads, but', parts(lambda m, k: setattr(m, 'attention', SelfAttention(k, 1)))),
     ('it should keep it', parts(lambda m, k: setattr(m, 'attention', nn.Linear(k, 2*k))))]
 
@@ -323,7 +326,7 @@ wrong['check_sinusoids'] = [
 def stack(blocks=lambda make, depth: nn.Sequential(*[make() for _ in range(depth)]), forward=Stack.forward):
     "A class of stacks."
     class Wrong(Stack):
-        def __init__(self, k, heads, depth, seq_length, num_tokens):
+        def __init__(self, k, heads, depth, seq_length, num_tokens, block=Block):
             Embeddings.__init__(self, k, num_tokens, seq_length)
             self.tblocks = blocks(lambda: Block(k, heads), depth)
     Wrong.forward = forward
@@ -348,7 +351,8 @@ wrong['check_stack'] = [
     ('last block is not run', stack(forward=lambda self, x: runs(self, emb(self, x), [0,1]))),
     ('first block is not run', stack(forward=lambda self, x: runs(self, emb(self, x), [1,2]))),
     ('added once more', stack(forward=lambda self, x: Stack.forward(self, x) + emb(self, x))),
-    ('positions are missing', stack(forward=lambda self, x: self.tblocks(self.token_emb(x))))]
+    ('positions are missing', stack(forward=lambda self, x: self.tblocks(self.token_emb(x)))),
+    ('are not made with `block=`', stack())]
 
 ends = [
     ('mean runs over the texts', lambda h, head: F.log_softmax(head(h.mean(0)), dim=1)),
@@ -487,14 +491,14 @@ wrong['check_sample'] = [
     (r'the shape \(1, 1\): it is one number', lambda z, T: draw(F.softmax(z/T, dim=0)) if T else z.argmax().view(1, 1)),
     ('the token 4 was drawn of a vocabulary of 4', lambda z, T: torch.tensor(len(z)))]
 
-def writer(show=lambda tokens, length: tokens[-length:], at=-1, n_more=0, keep=True, batch=True, whole=True):
+def writer(show=lambda tokens, length: tokens[-length:], at=-1, n_more=0, keep=True, batch=True, whole=True, pick=torch.argmax):
     "A function that writes."
     def f(model, tokens, n, seq_length, temperature):
         start = tokens
         for _ in range(n+n_more):
             seen = show(tokens if keep else start, seq_length)
             new = model(seen[None])[0,at] if batch else model(seen)[at]
-            tokens = torch.cat([tokens, new.argmax()[None]])
+            tokens = torch.cat([tokens, pick(new)[None]])
         return tokens if whole else tokens[len(start):]
     return f
 
@@ -510,7 +514,9 @@ wrong['check_generate'] = [
     ('returns too early', lambda model, tokens, n, length, T: torch.cat([tokens, model(tokens[None,-length:])[0,-1].argmax()[None]])),
     ('nothing was appended', lambda model, tokens, *args: tokens),
     ('show the model the last 3', writer(lambda tokens, length: tokens)),
-    (r'a batch of one text is tokens\[None\]', writer(batch=False))]
+    (r'a batch of one text is tokens\[None\]', writer(batch=False)),
+    ('draw with `sample`', writer()),
+    ('pass the temperature on', writer(pick=lambda z: draw(F.softmax(z, dim=0))))]
 
 def cross(f): return type('Wrong', (Cross,), dict(forward=f))
 
@@ -617,6 +623,8 @@ def test_differences_have_words():
            'right numbers stand in other places': x.flatten()[torch.randperm(18)].view_as(x), 'other numbers than expected': torch.rand(2, 3, 3)}
     for pattern,got in say.items():
         with pytest.raises(WrongAnswer, match=pattern): workshop._compare(got, x)
+    a,b = torch.tensor([[1000.001,0.59355], [1000.,0.59364]])        # the first is right, the second would be 0.5936 twice
+    with pytest.raises(WrongAnswer, match=r'\[1\] it is 0.59355 instead of 0.59364'): workshop._compare(a, b)
 
 def test_not_written():
     "Code that is not written yet keeps its own error, in every place"
@@ -637,6 +645,22 @@ def test_check_leaves_no_trace(capsys):
     workshop.check_dot_products(fn); workshop.check_dot_products(fn)
     assert before.equal(torch.get_rng_state()) and seen[0].equal(seen[2]) and torch.is_grad_enabled()
     assert capsys.readouterr().out == 'dot products: right\n'*2
+
+def test_code_that_changes_its_input():
+    "It is told so, and not what its numbers would mean: right ones would spoil the next cell"
+    def no_max(d): d -= d.amax(2, keepdim=True); return weights(d)
+    def exp(d): d.exp_(); return d/d.sum(2, keepdim=True)
+    def divided(q, k): q /= q.shape[-1]**0.25; k /= k.shape[-1]**0.25; return q @ k.mT
+    def warm(z, T): z /= T or 1; return draw(F.softmax(z, dim=0)) if T else z.argmax()
+    def frozen(z, T):
+        if T == 0: z[z < z.max()] = float('-inf')
+        return draw(F.softmax(z/(T or 1), dim=0))
+    def sums(self, x):
+        x += self.attention(x)
+        return second(self, self.norm1(x))
+    answers = [('softmax', no_max), ('softmax', exp), ('scaled_dots', divided), ('sample', warm), ('sample', frozen), ('block', block(sums))]
+    for name,answer in answers:
+        with pytest.raises(WrongAnswer, match='the code changes its input'): getattr(workshop, f'check_{name}')(answer)
 
 def test_minus_a_billion():
     "What leads to the same weights is as good as −∞, and changing the given tensor is allowed"
@@ -734,6 +758,10 @@ def test_never_overwrites(tmp_path, monkeypatch, capsys):
     assert file.read_text(encoding='utf-8') == written + ' '
     assert main([str(tmp_path/'mine'), '--overwrite']) == 0 and file.read_text(encoding='utf-8') == written
     assert main([str(tmp_path/'other'), '--source', str(tmp_path)]) == 1 and 'no solutions in' in capsys.readouterr().err
+    assert main([str(file)]) == 1 and f'{file} is a file: give the name of a folder' in capsys.readouterr().err
+    assert main([f'{file}/mine']) == 1 and f'cannot write {file}/mine/' in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path/'mine')
+    assert main(['', '--source', str(solutions)]) == 0 and 'exercises in .: begin' in capsys.readouterr().out
     with pytest.raises(FileExistsError, match='holds the solutions'): write_exercises(solutions, solutions, overwrite=True)
 
 # Earlier steps

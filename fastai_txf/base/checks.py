@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from numbers import Integral
 
 # %% ../../nbs/0_base/01_checks.ipynb #3e42a503
-def _whole(least): return lambda v: isinstance(v, Integral) and v >= least
+def _whole(least, end=math.inf):
+    return lambda v: isinstance(v, Integral) and not isinstance(v, bool) and least <= v < end
 
 _settings = dict(
     temperature=(lambda v: 0 <= v < math.inf,
@@ -61,8 +62,8 @@ _settings = dict(
     power=(lambda v: 0 <= v < math.inf, 'an exponent, 0 or more and finite'),
     share=(lambda v: len(v) == 2 and all(0 <= o < math.inf for o in v) and sum(v) > 0,
         'two numbers from 0 on, of the transformer and of the wide path, not both 0'),
-    seed=(lambda v: isinstance(v, (Integral,torch.Generator)),
-          'a whole number, a torch.Generator, or None for another sample each time'))
+    seed=(lambda v: isinstance(v, torch.Generator) or _whole(-2**63, 2**64)(v),
+          'a whole number of 64 bits, a torch.Generator, or None for another sample each time'))
 
 _needed = {'temperature','n','min_tokens','n_samples','num_beams','length_penalty','minutes',
            'C','seq_len','max_vocab','max_n','turns','label_smoothing','mask_p','p_mask','p_random',

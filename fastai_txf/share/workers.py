@@ -18,6 +18,7 @@ from .bundle import answer_from, process_with
 class PredictorPool:
     """A published model in several processes, for calls from many threads. The errors are those of
     `load_published`, and a ChildProcessError if a process has ended."""
+    _closed = False
     def __init__(self,
         folder, # of a model that `publish` has written
         workers:int=None, # processes; default: one for each core
@@ -43,11 +44,13 @@ class PredictorPool:
             time.sleep(0.01)
 
     def _results(self, n, f, *args):
+        if self._closed: raise ValueError(f'{self} is closed: make a new one')
         try: return [o.result() for o in [self._pool.submit(f, *args) for _ in range(n)]]
         except BrokenProcessPool as e:
             raise ChildProcessError(
                 f'a process with {self.folder} has ended: close this PredictorPool and make a new '
-                "one (a script does so below `if __name__ == '__main__':`)") from e
+                "one (in a script: below `if __name__ == '__main__':`, and in a file, not from "
+                'stdin, as each process reads it)') from e
 
     def _ask(self, name, item, *args, **kwargs):
         args = kept(item), *args
@@ -76,6 +79,7 @@ class PredictorPool:
 
     def close(self):
         "End the processes, after the calls that are under way."
+        self._closed = True
         self._pool.shutdown()
 
     def __enter__(self): return self
