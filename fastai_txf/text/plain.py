@@ -73,14 +73,17 @@ def check_cut(
     lists, # what should be lists of tokens
     vocab, # tokens
 ): # the same
-    "A ValueError for texts that stand in a list each: no token of `vocab` has several words."
-    if not all(len(o) == 1 for o in lists): return lists
-    odd = {o for o, in lists if isinstance(o, str) and len(o.split()) > 1}
-    if odd: odd -= {*vocab}
+    "A ValueError for rows and ids: tokens are strings, of several words only if `vocab` has such."
+    lists = [*map(kept, lists)]
+    odd = [t for o in lists for t in o if not isinstance(t, str) or ' ' in t.strip()]
+    if odd and any(' ' in t.strip() for t in vocab):
+        odd = [t for t in odd if not isinstance(t, str)]
     if not odd: return lists
-    raise ValueError(f'{min(odd)[:40]!r} in a list of its own is no token: give the strings '
-                     'themselves, [t for t, in texts]; of a frame, df[column].tolist() in place '
-                     'of df[[column]].values.tolist()')
+    shown = odd[0][:40] if isinstance(odd[0], str) else odd[0]
+    raise ValueError(f'{shown!r} is no token, and a list or tuple among many is a text that '
+                     'is cut into tokens: give the texts alone, [row[i] for row in rows] or '
+                     'df[column].tolist(); several columns as a frame or dictionaries; '
+                     'of ids, [vocab[i] for i in ids]')
 
 def refuse_row(
     item, # what is given
