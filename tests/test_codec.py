@@ -157,6 +157,23 @@ def test_numbered_columns():
     with pytest.raises(ValueError, match='do not stand'): codec.tokens(df[[1,0]])
     assert len(codec.tokens(df[0])) == len(df)
 
+def test_numbered_rows(tmp_path):
+    "Of a frame without a header: dictionaries are read, a series may be a row or texts"
+    df = DF[['text','label']].set_axis([0,1], axis=1)
+    dls = TransformerDataLoaders.from_df(df, bs=4, seed=0)
+    codec = TextCodec(dls)
+    plain = PlainCodec(codec.vocab, codec.tok, codec.rules, text_cols=codec.text_cols, other_cols=codec.other_cols)
+    for c in (codec, plain):
+        want = c.tokens(df[0].tolist())
+        assert c.tokens(df.iloc[0].to_dict()) == c.tokens({0:df[0][0]}) == c.tokens(df[0][:1]) == want[:1]
+        assert c.tokens([{1:'a', 0:t} for t in df[0]]) == c.tokens(df) == c.tokens(df[0]) == want
+        for item in (df.iloc[0], df[0][:2]):
+            for call in (c.tokens, c.is_one, dls.test_dl):
+                with pytest.raises(ValueError, match=r'a row with the columns \[0, 1\], or 2 texts.*to_dict'): call(item)
+    pairs = Seq2SeqDataLoaders.from_df(DF[['text','title']].set_axis([0,1], axis=1), bs=2, seed=0, min_freq=1)
+    with pytest.raises(ValueError, match='or 2 texts'): pairs.test_dl(DF[['text','title']].set_axis([0,1], axis=1).iloc[0])
+    assert len(pairs.test_dl({0:'a film'}).dataset) == 1
+
 def test_row_without_the_text(words):
     "Is not many texts; the error names the column"
     for row in (DF.rename(columns=dict(text='review')).iloc[1], DF[['title','label']].iloc[1]):

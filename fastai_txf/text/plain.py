@@ -90,9 +90,13 @@ def refuse_row(
     cols, # the text columns
     known, # names of columns of training
 ):
-    "A ValueError for a row that has `known` columns, but not all of `cols`."
+    """A ValueError for a row that has `known` columns, but not all of `cols`, and for a series
+    with numbers that may be these columns, or count texts."""
     if not is_pandas(item, 'Series') or not item.index.is_unique or has_columns(item, cols): return
-    names = [*item.index]
+    names,strs = [*item.index], {*map(str, item.index)}
+    if len(names) > 1 and {*cols} <= strs <= {*known, *cols}:
+        raise ValueError(f'this series is a row with the columns {names}, or {len(names)} texts: '
+                         'give .to_dict() for the row, .tolist() for the texts')
     if not {*known, *cols} & {n for n in names if isinstance(n, str)}: return
     missing = [c for c in cols if isinstance(c, int) or c not in names]
     raise ValueError(f'this row with the columns {names} has no column {missing[0]!r}, where '
@@ -104,6 +108,7 @@ def _fields(record, cols, i):
     if isinstance(record, str): return (check_unicode(record, i),)
     if not isinstance(record, dict):
         raise TypeError(f'text number {i} is {record!r}: a {type(record).__name__}, not a str')
+    if not any(isinstance(c, int) for c in cols): record = {str(k):v for k,v in record.items()}
     names = [*record]
     cols = [names[c] if isinstance(c, int) and c not in record and c < len(names) else c
             for c in cols]
@@ -190,9 +195,10 @@ class PlainCodec:
         A ValueError for a row that has but some of them."""
         if text_col is not None: return [text_col]
         if isinstance(item, list): item = first(item)
-        if is_pandas(item, 'DataFrame'): names = [*map(str, item.columns)]
-        else: names = [*item.index] if is_pandas(item, 'Series') else item
-        if not isinstance(names, (dict,list)): return self.text_cols
+        if is_pandas(item, 'DataFrame'): names = item.columns
+        else: names = item.index if is_pandas(item, 'Series') else item
+        if names is item and not isinstance(item, dict): return self.text_cols
+        names = {*map(str, names)}
         missing = any(not isinstance(c, int) and c not in names for c in self.text_cols)
         if missing and self.token_col in names: return [self.token_col]
         refuse_row(item, self.text_cols, self.other_cols)
