@@ -26,9 +26,10 @@ from ..base.checks import check_batch_size, check_share, check_values
 from .special import pad_index, text_vocab
 from .tokens import as_tokenizer
 from .frames import (
-    as_frame, check_columns, check_df, check_known, check_numbers, column_names, each_label,
-    label_kind, random_mask, read_texts, valid_mask, warn_of_copies)
+    as_frame, check_columns, check_df, column_names, each_label, label_kind, random_mask,
+    read_texts, valid_mask, warn_of_copies)
 from .codec import join_columns, TextStart, TextTokenizer, tokenize_like
+from .target import check_known, check_numbers
 from .folders import FolderTokenizer
 
 # %% ../../nbs/2_text/07_loaders.ipynb #e379e308
