@@ -2267,6 +2267,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'fastai_txf/text/frames.py'),
                                         'fastai_txf.text.frames._check_strings': ( '2_text/frames.html#_check_strings',
                                                                                    'fastai_txf/text/frames.py'),
+                                        'fastai_txf.text.frames._check_tags': ( '2_text/frames.html#_check_tags',
+                                                                                'fastai_txf/text/frames.py'),
                                         'fastai_txf.text.frames._check_unicode': ( '2_text/frames.html#_check_unicode',
                                                                                    'fastai_txf/text/frames.py'),
                                         'fastai_txf.text.frames._check_unseen': ( '2_text/frames.html#_check_unseen',

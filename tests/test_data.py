@@ -515,6 +515,17 @@ def test_vocab_with_padding_elsewhere():
     with pytest.raises(ValueError, match="'xxpad' is not among the 2 tokens"): TransformerDataLoaders.from_df(frame(), **{**kw, 'text_vocab':[UNK, 'a']}, **FAST)
 
 
+@pytest.mark.parametrize('lists,ok', [
+    ([[.1,.5],[.2,.3]], False), ([[.5],[.1]], False), ([[1,.5],[2,3]], False), ([[1,0,0],[0,1,0]], False), ([(True,False),(False,False)], False),
+    ([np.array([1,0]),np.array([0,1])], False), ([np.array([.1],dtype=np.float32)]*2, False),
+    ([[1,0],[1]], True), ([[0],[1]], True), ([[3,7],[7,3]], True), ([['0','1'],['1','0']], True), ([[1,2,3],[1]], True)], ids=str)
+def test_lists_of_numbers_are_no_tags(lists, ok):
+    "Nor are those with a 0 or 1 for each label; numbers of tags are"
+    df = pd.DataFrame(dict(text=['a film','a book']*2, label=lists*2))
+    if ok: return check_df(df, 'text', 'label')
+    with pytest.raises(ValueError, match=r"lists of numbers .*label_col=\[…\]"): check_df(df, 'text', 'label')
+    check_df(df, 'text', 'label', unseen_ok=True)                       # a y_block may read them
+
 def test_csv(tmp_path):
     frame().to_csv(tmp_path/'labels.csv', index=False)
     dls = TransformerDataLoaders.from_csv(tmp_path, label_col='label', valid_col='is_valid', **FAST)

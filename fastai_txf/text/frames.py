@@ -11,7 +11,7 @@ from pathlib import Path
 from fastai.data.transforms import ColReader, RandomSplitter
 from fastcore.foundation import L
 from fastcore.xtras import is_listy
-from numbers import Number
+from numbers import Integral, Number
 from ..base.checks import check_share
 from ..base.files import read_text
 from .special import check_ordered, check_unicode, is_unicode
@@ -111,7 +111,8 @@ def valid_mask(df, valid_col):
         fix = '.fillna(False)' if col[bad].isna().all() else f' == {max(odd, key=str)!r}'
         raise ValueError(f'{what} must be True/False or 1/0 to tell validation rows, '
                          f'but holds {odd[0]!r} ({type(odd[0]).__name__}) '
-                         f'in {shown_rows(df, bad)}: convert it, for instance pass valid_col={code}{fix}')
+                         f'in {shown_rows(df, bad)}: '
+                         f'convert it, for instance pass valid_col={code}{fix}')
     return col.to_numpy(dtype=bool)
 
 def _check_split(valid):
@@ -202,6 +203,17 @@ def check_df(
     if label_col is None: return
     _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok)
 
+def _check_tags(df, c):
+    "No lists of numbers, and none with a 0 or 1 for each label: as tags they would mean nothing"
+    each = each_label(df[c])
+    def all_are(cls): return each.map(lambda o: isinstance(o, cls)).all()
+    one_hot = each.isin([0,1]).all() and df[c].map(len).nunique() == 1 and len(df[c].iloc[0]) > 1
+    if not one_hot and (all_are(Integral) or not all_are(Number)): return
+    raise ValueError(f'column {c!r} holds lists of numbers ({[*df[c].iloc[0]][:4]}, …), which would be '
+                     f'read as tags: give each number a column, df[[…]] = df[{c!r}].tolist(), '
+                     'and name them, label_col=[…]; for tags that are numbers, '
+                     f'df[{c!r}].map(lambda os: [*map(str, os)])')
+
 def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
     "Labels of one kind, none missing, and those of validation rows known from training"
     labels = column_names(df, label_col)
@@ -213,7 +225,9 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
     if kind in ('category','multi'):
         for c in labels: _check_one_kind(df, c, label_delim)
     if kind=='category' and not unseen_ok: _check_blank(df, labels[0])
-    if kind=='multi' and not unseen_ok: _check_blank_parts(df, labels, label_delim)
+    if kind=='multi' and not unseen_ok:
+        if df[labels[0]].map(holds_several).any(): _check_tags(df, labels[0])
+        _check_blank_parts(df, labels, label_delim)
     if kind=='regression':
         _check_finite(df, labels)
         if not unseen_ok: _check_whole(df, labels, block_ok)
