@@ -57,6 +57,8 @@ def check_missing(df, cols, what):
         bad = df[c].isna()
         if not bad.any(): continue
         fill = f" or make them empty with df[{c!r}].fillna('')" if what=='text' else ''
+        if not pd.api.types.is_numeric_dtype(df[c]):
+            fill += '; if a csv file says NA and means it, read it with keep_default_na=False'
         raise ValueError(f'column {c!r} has no {what} ({df[c][bad].tolist()[0]}) '
                          f'in {shown_rows(df, bad)}: '
                          f'leave them out with df.dropna(subset=[{c!r}]){fill}')
@@ -156,6 +158,8 @@ def _check_unseen(df, cols, each, valid, block_ok=True):
     rows = shown_rows(df, np.isin(np.arange(len(df)), bad.index))
     fix = 'move some to training or leave them out'
     if block_ok: fix += ', or pass a y_block (from_folder: a vocab) that holds it'
+    if block_ok and pd.api.types.is_numeric_dtype(each) and each.nunique() > 20:
+        fix += '; for numbers, y_block=RegressionBlock()'
     raise ValueError(f'label {bad.tolist()[0]!r} of column {cols[0]!r} occurs in validation rows '
                      f'only: {rows}: {fix}')
 
