@@ -213,8 +213,8 @@ def _check_tags(df, c):
     def all_are(cls): return each.map(lambda o: isinstance(o, cls)).all()
     one_hot = each.isin([0,1]).all() and df[c].map(len).nunique() == 1 and len(df[c].iloc[0]) > 1
     if not one_hot and (all_are(Integral) or not all_are(Number)): return
-    raise ValueError(f'column {c!r} holds lists of numbers ({[*df[c].iloc[0]][:4]}, …), which would be '
-                     f'read as tags: give each number a column, df[[…]] = df[{c!r}].tolist(), '
+    raise ValueError(f'column {c!r} holds lists of numbers ({[*df[c].iloc[0]][:4]}, …), which '
+                     f'would be tags: give each number a column, df[[…]] = df[{c!r}].tolist(), '
                      'and name them, label_col=[…]; for tags that are numbers, '
                      f'df[{c!r}].map(lambda os: [*map(str, os)])')
 
