@@ -157,6 +157,23 @@ def test_numbered_columns():
     with pytest.raises(ValueError, match='do not stand'): codec.tokens(df[[1,0]])
     assert len(codec.tokens(df[0])) == len(df)
 
+def test_numbered_rows(tmp_path):
+    "Of a frame without a header: dictionaries are read, a series may be a row or texts"
+    df = DF[['text','label']].set_axis([0,1], axis=1)
+    dls = TransformerDataLoaders.from_df(df, bs=4, seed=0)
+    codec = TextCodec(dls)
+    plain = PlainCodec(codec.vocab, codec.tok, codec.rules, text_cols=codec.text_cols, other_cols=codec.other_cols)
+    for c in (codec, plain):
+        want = c.tokens(df[0].tolist())
+        assert c.tokens(df.iloc[0].to_dict()) == c.tokens({0:df[0][0]}) == c.tokens(df[0][:1]) == want[:1]
+        assert c.tokens([{1:'a', 0:t} for t in df[0]]) == c.tokens(df) == c.tokens(df[0]) == want
+        for item in (df.iloc[0], df[0][:2]):
+            for call in (c.tokens, c.is_one, dls.test_dl):
+                with pytest.raises(ValueError, match=r'a row with the columns \[0, 1\], or 2 texts.*to_dict'): call(item)
+    pairs = Seq2SeqDataLoaders.from_df(DF[['text','title']].set_axis([0,1], axis=1), bs=2, seed=0, min_freq=1)
+    with pytest.raises(ValueError, match='or 2 texts'): pairs.test_dl(DF[['text','title']].set_axis([0,1], axis=1).iloc[0])
+    assert len(pairs.test_dl({0:'a film'}).dataset) == 1
+
 def test_row_without_the_text(words):
     "Is not many texts; the error names the column"
     for row in (DF.rename(columns=dict(text='review')).iloc[1], DF[['title','label']].iloc[1]):
@@ -165,16 +182,21 @@ def test_row_without_the_text(words):
     assert len(TextCodec(words).tokens(pd.Series(DF.text.values, index=[f'text{i}' for i in DF.index]))) == len(DF)
 
 def test_texts_in_lists(words):
-    "As `values` gives a frame of one column: they are no tokens, while lists of tokens are, also of one each"
+    "Rows as `values`, `fetchall` or `csv.reader` give them, and ids: they are no tokens, while lists of tokens are, also of one each"
     plain = PlainCodec(words.vocab[0], TextCodec(words).tok)
     for codec in (TextCodec(words), plain):
-        for texts in (DF[['text']].values.tolist(), [('a warm film',)], [['film'],['a warm film']]):
+        for texts in (DF[['text']].values.tolist(), [('a warm film',)], [['film'],['a warm film']], [('A1','a warm film')], [('1','film'),(2,'film')], [[2,3]], [['a',None]], [[['a','film']]]):
             for call in (codec.tokens, codec.encode):
-                with pytest.raises(ValueError, match=r"in a list of its own is no token.*df\[column\].tolist"): call(texts)
-        for toks in ([['film'],['unseen']], [['a warm film','film']], [['a'],['warm','film']], codec.tokens(DF.text.tolist()), [[' a']]):
+                with pytest.raises(ValueError, match=r"is no token.*df\[column\].tolist"): call(texts)
+        for toks in ([['film'],['unseen']], ['a warm film'.split()], [['a'],['warm','film'],[]], codec.tokens(DF.text.tolist()), [[' a','\n','  ','▁film','two\nlines','10\xa0km']]):
             assert codec.tokens(toks) == toks
-    assert PlainCodec([*words.vocab[0],'New York'], None).tokens([['New York']]) == [['New York']]
-    with pytest.raises(ValueError, match='in a list of its own'): words.test_dl(DF[['text']].values.tolist())
+        assert codec.tokens([(t for t in ('a','film'))]) == [['a','film']]
+    phrases = PlainCodec([*words.vocab[0],'New York'], None)
+    assert phrases.tokens([['New York'],['San Marino','film']]) == [['New York'],['San Marino','film']]
+    with pytest.raises(ValueError, match='^3 is no token'): phrases.tokens([['New York',3]])
+    for rows in (DF[['text']].values.tolist(), [(1,'film')], DF[['title','text']].values.tolist()):
+        for call in (words.test_dl, lambda o: encode_text(words, o)):
+            with pytest.raises(ValueError, match='is no token'): call(rows)
 
 @pytest.mark.parametrize('item', ['a film', ['a film'], pd.Series(['a film'])], ids=type)
 def test_bare_strings_for_columns(two, item):

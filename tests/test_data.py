@@ -515,6 +515,17 @@ def test_vocab_with_padding_elsewhere():
     with pytest.raises(ValueError, match="'xxpad' is not among the 2 tokens"): TransformerDataLoaders.from_df(frame(), **{**kw, 'text_vocab':[UNK, 'a']}, **FAST)
 
 
+@pytest.mark.parametrize('lists,ok', [
+    ([[.1,.5],[.2,.3]], False), ([[.5],[.1]], False), ([[1,.5],[2,3]], False), ([[1,0,0],[0,1,0]], False), ([(True,False),(False,False)], False),
+    ([np.array([1,0]),np.array([0,1])], False), ([np.array([.1],dtype=np.float32)]*2, False),
+    ([[1,0],[1]], True), ([[0],[1]], True), ([[3,7],[7,3]], True), ([['0','1'],['1','0']], True), ([[1,2,3],[1]], True)], ids=str)
+def test_lists_of_numbers_are_no_tags(lists, ok):
+    "Nor are those with a 0 or 1 for each label; numbers of tags are"
+    df = pd.DataFrame(dict(text=['a film','a book']*2, label=lists*2))
+    if ok: return check_df(df, 'text', 'label')
+    with pytest.raises(ValueError, match=r"lists of numbers .*label_col=\[…\]"): check_df(df, 'text', 'label')
+    check_df(df, 'text', 'label', unseen_ok=True)                       # a y_block may read them
+
 def test_csv(tmp_path):
     frame().to_csv(tmp_path/'labels.csv', index=False)
     dls = TransformerDataLoaders.from_csv(tmp_path, label_col='label', valid_col='is_valid', **FAST)
@@ -530,6 +541,30 @@ def test_csv_keeps_zeros(tmp_path):
     frame(label=['007','070']*10).to_csv(tmp_path/'labels.csv', index=False)
     dls = TransformerDataLoaders.from_csv(tmp_path, label_col='label', valid_col='is_valid', dtype=dict(label=str), **FAST)
     assert list(dls.vocab[1]) == ['007','070']
+
+def test_csv_of_namibia(tmp_path):
+    "A label that pandas takes for a missing one, a file in another encoding, and options that are misspelt"
+    frame(label=['NA','Südafrika']*10).to_csv(tmp_path/'labels.csv', index=False, encoding='latin-1')
+    def make(**kw): return TransformerDataLoaders.from_csv(tmp_path, label_col='label', valid_col='is_valid', **kw, **FAST)
+    assert list(make(encoding='latin-1', keep_default_na=False).vocab[1]) == ['NA','Südafrika']
+    with pytest.raises(ValueError, match="no label.*says NA and means it, read it with keep_default_na=False"): make(encoding='latin-1')
+    with pytest.raises(TypeError, match="'keep_default'.*keep_default_na"): make(keep_default=False)      # before the file is read
+    with pytest.raises(UnicodeDecodeError): make()
+
+def test_prices_as_labels():
+    "Numbers with many values, which validation rows alone have, are hardly classes"
+    df = frame(label=[*range(20)]).loc[[*range(20)]*2].reset_index(drop=True)
+    df = df.assign(text=[f'text {i}' for i in df.index], label=df.index*1000)
+    with pytest.raises(ValueError, match=r'or pass a y_block.*for numbers, y_block=RegressionBlock\(\)'): TransformerDataLoaders.from_df(df, label_col='label', valid_col='is_valid', **FAST)
+    with pytest.raises(ValueError, match='occurs in validation rows only(?!.*Regression)'): check_df(df, 'text', 'label', 'is_valid', block_ok=False)
+    with pytest.raises(ValueError, match='occurs in validation rows only(?!.*Regression)'): check(df.assign(label=[0,1,2,3,4]*8).assign(is_valid=[i%5==4 for i in df.index]))
+
+def test_labels_that_were_taken_apart():
+    "By fastai's block for several labels, which gets strings"
+    df = frame(label=['a;x','x']*10)
+    with pytest.raises(ValueError, match="'a;x' in .* rows .*letter by letter: give label_delim"): TransformerDataLoaders.from_df(df, label_col='label', valid_col='is_valid', y_block=MultiCategoryBlock, **FAST)
+    dls = TransformerDataLoaders.from_df(df, label_col='label', valid_col='is_valid', label_delim=';', y_block=MultiCategoryBlock, **FAST)
+    assert list(dls.vocab[1]) == ['a','x']
 
 
 def text_folder(path):

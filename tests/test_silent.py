@@ -1,6 +1,6 @@
 "Wrong answers in silence: each is right now, or an error that names the remedy"
 import sys; sys.modules.setdefault('torchvision', None) # `transformers` would import it
-import dataclasses, math, random
+import dataclasses, math, random, re
 import matplotlib.pyplot as plt, pandas as pd, pytest, torch
 import torch.nn as nn, torch.nn.functional as F
 from fastai.text.all import (BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, ClassificationInterpretation,
@@ -15,6 +15,7 @@ from fastai_txf.all import (
     transformer_seq2seq_learner)
 from fastai_txf.recipes.pretrain import more_texts
 from fastai_txf.text.plain import PlainCodec
+from fastai_txf.text.target import check_numbers
 from fastai_txf.train.losses import in_full
 from fixtures import SMALL, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet, texts_df
 
@@ -749,6 +750,18 @@ def test_labels_in_two_spellings_within_a_row(df):
 def test_targets_that_are_strings(df, numbers):
     with pytest.raises(ValueError, match=f"column 'label' holds '{numbers}' .str. where a number is needed.*to_numeric"):
         TransformerDataLoaders.from_df(df.assign(label=numbers), **OWN, y_block=RegressionBlock())
+
+@pytest.mark.parametrize('values,want', [
+    (['300,000','1,250,000','900'], [300000,1250000,900]), (['1,5','0,300','2'], [1.5,.3,2]), (['1,5',2], [1.5,2]),
+    (['-1,200.5'], [-1200.5]), (['0.5','7'], [.5,7]), (['12','n/a'], [12,None]), (['1.200,5','x'], [None]*2)], ids=str)
+def test_remedy_for_strings_gives_their_numbers(values, want):
+    df = pd.DataFrame(dict(y=pd.Series(values, dtype=object)))
+    with pytest.raises(ValueError, match='convert it with') as e: check_numbers(df, ['y'])
+    made = eval(re.search(r"pd\.to_numeric\(.*\)", str(e.value))[0])
+    assert [None if o != o else o for o in made] == want
+
+def test_remedy_for_lists_of_numbers():
+    with pytest.raises(ValueError, match='a column, .*label_col='): check_numbers(pd.DataFrame(dict(y=[[.1,.5],[.2,.3]])), ['y'])
 
 def test_vocabulary_of_texts_and_labels(df, dls):
     with pytest.raises(ValueError, match='text_vocab=.*as text_vocab.dls. gives it'):

@@ -156,7 +156,9 @@ def test_csv_and_frames(tmp_path):
     new = a.test_dl(df[:4], bs=1)
     assert epoch(new) == epoch(a.test_dl(df['My text'][:4], bs=1)) and len(new)
     with pytest.raises(ValueError, match="no column is called 'My text', .*'label'"): a.test_dl(df[['label']])
-    with pytest.raises(TypeError, match='delimeter'): LMDataLoaders.from_csv(tmp_path, delimeter=';')
+    with pytest.raises(TypeError, match="'delimeter': did you mean 'delimiter'"): LMDataLoaders.from_csv(tmp_path, 'missing.csv', delimeter=';')
+    df.assign(label='ä').to_csv(tmp_path/'latin.csv', index=False, encoding='latin-1')
+    assert LMDataLoaders.from_csv(tmp_path, 'latin.csv', encoding='latin-1', **kw).vocab == a.vocab
 
 bad = {'half a sign':(lambda: LMDataLoaders.from_texts(['a', 'b \ud83d'], tok_tfm=CharTokenizer()), ValueError, 'text number 1 holds .*half of a sign'),
        'no string':(lambda: LMDataLoaders.from_texts(['a', 3], tok_tfm=CharTokenizer()), TypeError, 'text number 1 is 3'),

@@ -203,10 +203,10 @@ class TextCodec(PlainCodec):
 
 # %% ../../nbs/2_text/04_codec.ipynb #b2a30002
 def _names_in(item):
-    "The columns of a frame, of a row, or of the first of several rows."
+    "The columns of a frame, of a dictionary, or of the first of several."
     if isinstance(item, list): item = first(item)
     if isinstance(item, pd.DataFrame): return [*map(str, item.columns)]
-    return [*item] if isinstance(item, dict) else item.index if isinstance(item, pd.Series) else []
+    return [*map(str, item)] if isinstance(item, dict) else []
 
 def _refuse_without(col, names):
     raise ValueError(f'no column is called {col!r}, where training had its texts, among {names}: '

@@ -11,12 +11,14 @@ from pathlib import Path
 from fastai.data.transforms import ColReader, RandomSplitter
 from fastcore.foundation import L
 from fastcore.xtras import is_listy
-from numbers import Number
+from numbers import Integral, Number
 from ..base.checks import check_share
 from ..base.files import read_text
 from .special import check_ordered, check_unicode, is_unicode
 
 # %% ../../nbs/2_text/02_frames.ipynb #fdcb8f18
+def holds_several(o): return is_listy(o) or isinstance(o, np.ndarray)
+
 def as_frame(df):
     "`df` with strings as columns' names; TypeError for what is no data frame"
     if not isinstance(df, pd.DataFrame):
@@ -43,34 +45,36 @@ def one_column(df, text_col):
                          f"several become one by df[{cols}].agg(' '.join, axis=1)")
     return cols[0]
 
-def _rows(df, bad, n=5):
+def shown_rows(df, bad, n=5):
     "How many rows the mask `bad` marks, and the index labels of the first `n`"
     idx = df.index[np.asarray(bad, dtype=bool)].tolist()
     shown = ', '.join(map(repr, idx[:n])) + (', ...' if len(idx) > n else '')
     return f'{len(idx)} of {len(df)} rows (index {shown})'
 
-def _check_missing(df, cols, what):
+def check_missing(df, cols, what):
     "No None or NaN in `cols`"
     for c in cols:
         bad = df[c].isna()
         if not bad.any(): continue
         fill = f" or make them empty with df[{c!r}].fillna('')" if what=='text' else ''
+        if not pd.api.types.is_numeric_dtype(df[c]):
+            fill += '; if a csv file says NA and means it, read it with keep_default_na=False'
         raise ValueError(f'column {c!r} has no {what} ({df[c][bad].tolist()[0]}) '
-                         f'in {_rows(df, bad)}: '
+                         f'in {shown_rows(df, bad)}: '
                          f'leave them out with df.dropna(subset=[{c!r}]){fill}')
 
-def _check_types(df, c, cls, why, remedy):
+def check_types(df, c, cls, why, remedy):
     "Only values of class `cls` in column `c`"
     bad = ~df[c].map(lambda o: isinstance(o, cls)).to_numpy(dtype=bool)
     if not bad.any(): return
     o = df[c][bad].tolist()[0]
     raise ValueError(f'column {c!r} holds {o!r} ({type(o).__name__}) where {why}, '
-                     f'in {_rows(df, bad)}: {remedy}')
+                     f'in {shown_rows(df, bad)}: {remedy}')
 
 def _check_strings(df, cols, why):
     "Only strings in `cols`"
     for c in cols:
-        _check_types(df, c, str, why,
+        check_types(df, c, str, why,
                      f'name another column or convert it with df[{c!r}].astype(str)')
 
 def _check_unicode(df, cols):
@@ -79,7 +83,7 @@ def _check_unicode(df, cols):
         bad = df[c].map(lambda o: isinstance(o, str) and not is_unicode(o)).to_numpy(dtype=bool)
         if not bad.any(): continue
         raise ValueError(f'column {c!r} holds half of a sign (a lone surrogate), which no file can '
-                         f"hold, in {_rows(df, bad)}: mend it with df[{c!r}] = df[{c!r}]"
+                         f"hold, in {shown_rows(df, bad)}: mend it with df[{c!r}] = df[{c!r}]"
                          ".str.encode('utf-8', 'replace').str.decode('utf-8')")
 
 # %% ../../nbs/2_text/02_frames.ipynb #74d6597d
@@ -108,7 +112,8 @@ def valid_mask(df, valid_col):
         odd = col[bad].tolist()
         fix = '.fillna(False)' if col[bad].isna().all() else f' == {max(odd, key=str)!r}'
         raise ValueError(f'{what} must be True/False or 1/0 to tell validation rows, '
-                         f'but holds {odd[0]!r} ({type(odd[0]).__name__}) in {_rows(df, bad)}: '
+                         f'but holds {odd[0]!r} ({type(odd[0]).__name__}) '
+                         f'in {shown_rows(df, bad)}: '
                          f'convert it, for instance pass valid_col={code}{fix}')
     return col.to_numpy(dtype=bool)
 
@@ -119,8 +124,6 @@ def _check_split(valid):
     raise ValueError(f'{share} of {len(valid)} rows are for validation: both sets need some')
 
 # %% ../../nbs/2_text/02_frames.ipynb #779500e1
-def _holds_several(o): return is_listy(o) or isinstance(o, np.ndarray)
-
 def label_kind(
     df:pd.DataFrame, # a row for each text
     label_col, # name or position of a column, or a list of them
@@ -131,7 +134,7 @@ def label_kind(
     cols = column_names(df, label_col)
     floats = all(pd.api.types.is_float_dtype(df[c]) for c in cols)
     if len(cols)==1:
-        if label_delim is not None or df[cols[0]].map(_holds_several).any(): return 'multi'
+        if label_delim is not None or df[cols[0]].map(holds_several).any(): return 'multi'
         return 'regression' if floats else 'category'
     if df[cols].isin([0,1]).all(axis=None): return 'encoded'
     if floats: return 'regression'
@@ -145,16 +148,18 @@ def each_label(s, label_delim=None):
     "One label per line, under the row's number; rows without labels drop out"
     s = s.reset_index(drop=True)
     if label_delim is not None: s = s[s!=''].str.split(label_delim, regex=False)
-    return s[s.map(len)>0].explode() if s.map(_holds_several).any() else s
+    return s[s.map(len)>0].explode() if s.map(holds_several).any() else s
 
 def _check_unseen(df, cols, each, valid, block_ok=True):
     "Every label of a validation row is in some training row; `each` as of `each_label`"
     is_valid = valid[each.index]
     bad = each[is_valid & ~each.isin(set(each[~is_valid]))]
     if not len(bad): return
-    rows = _rows(df, np.isin(np.arange(len(df)), bad.index))
+    rows = shown_rows(df, np.isin(np.arange(len(df)), bad.index))
     fix = 'move some to training or leave them out'
     if block_ok: fix += ', or pass a y_block (from_folder: a vocab) that holds it'
+    if block_ok and pd.api.types.is_numeric_dtype(each) and each.nunique() > 20:
+        fix += '; for numbers, y_block=RegressionBlock()'
     raise ValueError(f'label {bad.tolist()[0]!r} of column {cols[0]!r} occurs in validation rows '
                      f'only: {rows}: {fix}')
 
@@ -192,7 +197,7 @@ def check_df(
         raise ValueError(f'the data frame has no rows (columns {list(df.columns)}): '
                          'read it again or undo the filter that emptied it')
     texts = column_names(df, text_col)
-    _check_missing(df, texts, 'text')
+    check_missing(df, texts, 'text')
     _check_strings(df, texts, 'a text is needed')
     _check_unicode(df, texts)
     valid = None if valid_col is None else valid_mask(df, valid_col)
@@ -202,18 +207,31 @@ def check_df(
     if label_col is None: return
     _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok)
 
+def _check_tags(df, c):
+    "No lists of numbers, and none with a 0 or 1 for each label: as tags they would mean nothing"
+    each = each_label(df[c])
+    def all_are(cls): return each.map(lambda o: isinstance(o, cls)).all()
+    one_hot = each.isin([0,1]).all() and df[c].map(len).nunique() == 1 and len(df[c].iloc[0]) > 1
+    if not one_hot and (all_are(Integral) or not all_are(Number)): return
+    raise ValueError(f'column {c!r} holds lists of numbers ({[*df[c].iloc[0]][:4]}, …), which '
+                     f'would be tags: give each number a column, df[[…]] = df[{c!r}].tolist(), '
+                     'and name them, label_col=[…]; for tags that are numbers, '
+                     f'df[{c!r}].map(lambda os: [*map(str, os)])')
+
 def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
     "Labels of one kind, none missing, and those of validation rows known from training"
     labels = column_names(df, label_col)
     if not labels: raise ValueError(f'{label_col=} names no column: name the one with the labels')
-    _check_missing(df, labels, 'label')
+    check_missing(df, labels, 'label')
     _check_unicode(df, labels)
     if label_delim is not None: _check_strings(df, labels, f'{label_delim=} splits strings')
     kind = label_kind(df, labels, label_delim)
     if kind in ('category','multi'):
         for c in labels: _check_one_kind(df, c, label_delim)
     if kind=='category' and not unseen_ok: _check_blank(df, labels[0])
-    if kind=='multi' and not unseen_ok: _check_blank_parts(df, labels, label_delim)
+    if kind=='multi' and not unseen_ok:
+        if df[labels[0]].map(holds_several).any(): _check_tags(df, labels[0])
+        _check_blank_parts(df, labels, label_delim)
     if kind=='regression':
         _check_finite(df, labels)
         if not unseen_ok: _check_whole(df, labels, block_ok)
@@ -255,8 +273,8 @@ def _check_blank(df, col):
     "No label that is an empty string: it stands for a missing one"
     bad = df[col].map(lambda o: isinstance(o, str) and not o.strip()).to_numpy(dtype=bool)
     if not bad.any(): return
-    raise ValueError(f'column {col!r} has an empty label in {_rows(df, bad)}: leave them out with '
-                     f'df[df[{col!r}].str.strip() != ""], or give the class a name with '
+    raise ValueError(f'column {col!r} has an empty label in {shown_rows(df, bad)}: leave them out '
+                     f'with df[df[{col!r}].str.strip() != ""], or give the class a name with '
                      f'df[{col!r}].str.strip().replace("", "none")')
 
 def _check_blank_parts(df, cols, label_delim):
@@ -274,7 +292,7 @@ def _check_blank_parts(df, cols, label_delim):
             fix = f'df["labels"] = df[{cols}].apply(lambda os: {kept}, axis=1)'
             fix += ' and label_col="labels"'
         raise ValueError(f'column {c!r} has an empty label among others, as in '
-                         f'{df[c][bad].tolist()[0]!r}, in {_rows(df, bad)}: '
+                         f'{df[c][bad].tolist()[0]!r}, in {shown_rows(df, bad)}: '
                          f'leave it out with {fix}')
 
 def _check_whole(df, cols, block_ok):
@@ -292,7 +310,7 @@ def _check_finite(df, cols):
     for c in cols:
         bad = np.isinf(df[c].to_numpy(dtype=float))
         if bad.any():
-            raise ValueError(f'column {c!r} has an infinite target in {_rows(df, bad)}: '
+            raise ValueError(f'column {c!r} has an infinite target in {shown_rows(df, bad)}: '
                              'leave them out or clip them')
 
 # %% ../../nbs/2_text/02_frames.ipynb #4a93f321
@@ -311,33 +329,6 @@ def read_columns(tls):
 def check_columns(df, tls):
     "`df` has the columns that `tls` read"
     column_names(df, read_columns(tls))
-
-def check_numbers(
-    df, # a row for each text
-    cols, # names of the columns with targets
-):
-    "A ValueError for a column of targets that are no numbers"
-    for c in cols:
-        if pd.api.types.is_numeric_dtype(df[c]): continue
-        _check_types(df, c, Number, 'a number is needed',
-                     f"convert it with pd.to_numeric(df[{c!r}].str.replace(',', '.'))")
-
-def check_known(
-    df, # a row for each text
-    cols, # names of the columns with labels
-    vocab, # the labels that a model knows; None for numbers
-    label_delim:str=None, # what separates the labels in a string
-):
-    "A ValueError for a label that is missing, or that is not known"
-    _check_missing(df, cols, 'label')
-    if vocab is None: return check_numbers(df, cols)
-    for c in cols:
-        each = each_label(df[c], label_delim)
-        bad = each[~each.isin(vocab)]
-        if not len(bad): continue
-        rows = _rows(df, np.isin(np.arange(len(df)), bad.index))
-        raise ValueError(f'label {bad.tolist()[0]!r} of column {c!r} is none of {vocab[:10]}, '
-                         f'which are known from training: {rows}: leave them out')
 
 # %% ../../nbs/2_text/02_frames.ipynb #b2a20004
 def is_row(item, cols):

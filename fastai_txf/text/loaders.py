@@ -13,7 +13,7 @@ from fastai.data.block import CategoryBlock, DataBlock, MultiCategoryBlock, Regr
 from fastai.data.core import DataLoaders, FilteredBase, TfmdDL
 from fastai.data.transforms import (
     Categorize, ColReader, EncodedMultiCategorize, get_text_files, GrandparentSplitter,
-    IndexSplitter, parent_label, RandomSplitter, RegressionSetup)
+    IndexSplitter, MultiCategorize, parent_label, RandomSplitter, RegressionSetup)
 from fastai.text.core import BOS, defaults, PAD, WordTokenizer
 from fastai.text.data import (
     LMDataLoader, Numericalize, Pad_Chunk, SortedDL, TextBlock, TextDataLoaders)
@@ -26,9 +26,10 @@ from ..base.checks import check_batch_size, check_share, check_values
 from .special import pad_index, text_vocab
 from .tokens import as_tokenizer
 from .frames import (
-    as_frame, check_columns, check_df, check_known, check_numbers, column_names, each_label,
-    label_kind, random_mask, read_texts, valid_mask, warn_of_copies)
+    as_frame, check_columns, check_df, column_names, each_label, label_kind, random_mask,
+    read_texts, valid_mask, warn_of_copies)
 from .codec import join_columns, TextStart, TextTokenizer, tokenize_like
+from .target import check_known, check_numbers
 from .folders import FolderTokenizer
 
 # %% ../../nbs/2_text/07_loaders.ipynb #e379e308
@@ -78,9 +79,14 @@ def _odd_labels(labels, cat):
     if isinstance(cat, RegressionSetup):
         return labels[labels.isna()], 'is no target: leave such rows out'
     vocab = list(cat.vocab)
+    bad = labels[~labels.isin(vocab)]
+    apart = len(bad) and isinstance(cat, MultiCategorize) and isinstance(bad.iloc[0], str)
+    if apart and {*bad.iloc[0]} <= {*vocab}:
+        return bad, ('is a string, which fastai takes apart letter by letter: give label_delim '
+                     '(of a DataBlock, to its ColReader), or lists of labels')
     why = (f'is not in the vocabulary of labels {vocab[:10]}, made from the training rows: '
            'move such rows to training, leave them out, or give the block a vocab')
-    return labels[~labels.isin(vocab)], why
+    return bad, why
 
 def _numbers_labels(tl):
     "What makes numbers of the labels of `tl`; None where every label has one"
@@ -259,15 +265,19 @@ class TransformerDataLoaders(TextDataLoaders):
 def from_csv(cls:TransformerDataLoaders,
     path, # folder of the file
     csv_fname='labels.csv', # its name
-    header='infer', # as for `pd.read_csv`, like the next three
+    header='infer', # as for `pd.read_csv`, like the next five
     delimiter=',', # fastai's None makes pandas guess
     quoting=csv.QUOTE_MINIMAL, # what quotes mean
     dtype=None, # type of a column, e.g. `{'code':str}` for labels like 007, which would be 7
+    encoding='utf8', # of the file
+    keep_default_na=True, # False: empty fields, `NA`, `None` and the like are strings, not missing
     **kwargs
 ):
-    """Loaders from the rows of a csv file;
-    pandas reads an empty text as missing, and the error says how to keep it"""
-    options = dict(header=header, delimiter=delimiter, quoting=quoting, dtype=dtype)
+    """Loaders from the rows of a csv file. What an error asks of `df`, do with
+    `df = pd.read_csv(…)`, and give it to `from_df`."""
+    check_options(cls.from_csv, kwargs)
+    options = dict(header=header, delimiter=delimiter, quoting=quoting, dtype=dtype,
+                   encoding=encoding, keep_default_na=keep_default_na)
     return cls.from_df(pd.read_csv(Path(path)/csv_fname, **options), path=path, **kwargs)
 
 # %% ../../nbs/2_text/07_loaders.ipynb #8d59837d

@@ -22,7 +22,7 @@ from fastcore.xtras import is_listy
 from ..base.checks import check_values
 from .special import pad_index
 from .tokens import as_tokenizer, token_lists
-from .plain import kept, put_ends
+from .plain import kept, put_ends, refuse_row
 from .frames import (
     as_frame, as_texts, check_df, column_names, given_frame, random_mask, read_columns, valid_mask)
 from .codec import TextTokenizer
@@ -268,6 +268,7 @@ def _pair_items(items, tls, with_labels):
     "`items` as texts or as a frame, checked; columns of tokens stay as they are."
     source,both = read_columns(tls[:1]), read_columns(tls)
     is_frame = isinstance(items, pd.DataFrame)
+    refuse_row(items, source, both)
     items = given_frame(kept(items), source or ['text'])
     if not isinstance(items, pd.DataFrame):
         texts = as_texts(items)

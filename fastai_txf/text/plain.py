@@ -73,23 +73,30 @@ def check_cut(
     lists, # what should be lists of tokens
     vocab, # tokens
 ): # the same
-    "A ValueError for texts that stand in a list each: no token of `vocab` has several words."
-    if not all(len(o) == 1 for o in lists): return lists
-    odd = {o for o, in lists if isinstance(o, str) and len(o.split()) > 1}
-    if odd: odd -= {*vocab}
+    "A ValueError for rows and ids: tokens are strings, of several words only if `vocab` has such."
+    lists = [*map(kept, lists)]
+    odd = [t for o in lists for t in o if not isinstance(t, str) or ' ' in t.strip()]
+    if odd and any(' ' in t.strip() for t in vocab):
+        odd = [t for t in odd if not isinstance(t, str)]
     if not odd: return lists
-    raise ValueError(f'{min(odd)[:40]!r} in a list of its own is no token: give the strings '
-                     'themselves, [t for t, in texts]; of a frame, df[column].tolist() in place '
-                     'of df[[column]].values.tolist()')
+    shown = odd[0][:40] if isinstance(odd[0], str) else odd[0]
+    raise ValueError(f'{shown!r} is no token, and a list or tuple among many is a text that '
+                     'is cut into tokens: give the texts alone, [row[i] for row in rows] or '
+                     'df[column].tolist(); several columns as a frame or dictionaries; '
+                     'of ids, [vocab[i] for i in ids]')
 
 def refuse_row(
     item, # what is given
     cols, # the text columns
     known, # names of columns of training
 ):
-    "A ValueError for a row that has `known` columns, but not all of `cols`."
+    """A ValueError for a row that has `known` columns, but not all of `cols`, and for a series
+    with numbers that may be these columns, or count texts."""
     if not is_pandas(item, 'Series') or not item.index.is_unique or has_columns(item, cols): return
-    names = [*item.index]
+    names,strs = [*item.index], {*map(str, item.index)}
+    if len(names) > 1 and {*cols} <= strs <= {*known, *cols}:
+        raise ValueError(f'this series is a row with the columns {names}, or {len(names)} texts: '
+                         'give .to_dict() for the row, .tolist() for the texts')
     if not {*known, *cols} & {n for n in names if isinstance(n, str)}: return
     missing = [c for c in cols if isinstance(c, int) or c not in names]
     raise ValueError(f'this row with the columns {names} has no column {missing[0]!r}, where '
@@ -101,6 +108,7 @@ def _fields(record, cols, i):
     if isinstance(record, str): return (check_unicode(record, i),)
     if not isinstance(record, dict):
         raise TypeError(f'text number {i} is {record!r}: a {type(record).__name__}, not a str')
+    if not any(isinstance(c, int) for c in cols): record = {str(k):v for k,v in record.items()}
     names = [*record]
     cols = [names[c] if isinstance(c, int) and c not in record and c < len(names) else c
             for c in cols]
@@ -187,9 +195,10 @@ class PlainCodec:
         A ValueError for a row that has but some of them."""
         if text_col is not None: return [text_col]
         if isinstance(item, list): item = first(item)
-        if is_pandas(item, 'DataFrame'): names = [*map(str, item.columns)]
-        else: names = [*item.index] if is_pandas(item, 'Series') else item
-        if not isinstance(names, (dict,list)): return self.text_cols
+        if is_pandas(item, 'DataFrame'): names = item.columns
+        else: names = item.index if is_pandas(item, 'Series') else item
+        if names is item and not isinstance(item, dict): return self.text_cols
+        names = {*map(str, names)}
         missing = any(not isinstance(c, int) and c not in names for c in self.text_cols)
         if missing and self.token_col in names: return [self.token_col]
         refuse_row(item, self.text_cols, self.other_cols)

@@ -321,13 +321,15 @@ class LMDataLoaders(DataLoaders):
     def from_csv(cls,
         path, # folder of the file
         csv_fname='labels.csv', # its name
-        header='infer', # as for `pd.read_csv`, like the next two
+        header='infer', # as for `pd.read_csv`, like the next three
         delimiter=',', # between the columns
         quoting=csv.QUOTE_MINIMAL, # what quotes mean
+        encoding:str='utf8', # of the file
         **kwargs
     ):
-        "Loaders from a csv file. Pandas reads empty texts as missing; the error names the remedy."
-        options = dict(header=header, delimiter=delimiter, quoting=quoting)
+        "Loaders from a csv file. Where texts are missing, read it yourself, for `from_df`."
+        check_spelling(cls.from_csv, kwargs)
+        options = dict(header=header, delimiter=delimiter, quoting=quoting, encoding=encoding)
         return cls.from_df(pd.read_csv(Path(path)/csv_fname, **options), path=path, **kwargs)
 
     @classmethod

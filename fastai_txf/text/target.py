@@ -6,14 +6,16 @@
 __all__ = ['Target']
 
 # %% ../../nbs/2_text/05_target.ipynb #92577ecd
-import numpy as np, torch, warnings
+import numpy as np, pandas as pd, re, torch, warnings
 from dataclasses import dataclass
 from fastai.data.core import TfmdLists
 from fastai.data.transforms import (
     Categorize, EncodedMultiCategorize, get_c, MultiCategorize, RegressionSetup)
 from fastai.metrics import accuracy, accuracy_multi, mse
 from fastcore.basics import first
+from numbers import Number
 from ..base.ids import evenly_drawn
+from .frames import check_missing, check_types, each_label, holds_several, shown_rows
 
 # %% ../../nbs/2_text/05_target.ipynb #f7ff243f
 _metrics = dict(category=accuracy, multi=accuracy_multi, regression=mse)
@@ -105,3 +107,42 @@ def check_range(
             f'they reach from {y.min():g} to {y.max():g}')
     if out > _most_outside: raise ValueError(f'{what}. Give a range that holds all of them')
     warnings.warn(f'{what}. No prediction will reach those')
+
+# %% ../../nbs/2_text/05_target.ipynb #b2a40011
+def check_numbers(
+    df, # a row for each text
+    cols, # names of the columns with targets
+):
+    "A ValueError for a column of targets that are no numbers"
+    for c in cols:
+        if pd.api.types.is_numeric_dtype(df[c]): continue
+        check_types(df, c, Number, 'a number is needed', _to_numbers(df[c], f'df[{c!r}]'))
+
+def _to_numbers(col, name):
+    "How the strings or lists of a column become numbers, in words."
+    odd = [o for o in col if not isinstance(o, Number)]
+    if any(map(holds_several, odd)):
+        return f'give each number a column, df[[…]] = {name}.tolist(), and name them, label_col=[…]'
+    if len(odd) < len(col): name += '.astype(str)'
+    def all_like(form): return all(re.fullmatch(form, str(o).strip()) for o in odd)
+    if all_like(r'[+-]?(\d+|[1-9]\d{0,2}(,\d{3})+)(\.\d+)?'): point = ''
+    elif all_like(r'[+-]?\d*(,\d+|\d)'): point = '.'
+    else: return f"convert it with pd.to_numeric({name}, errors='coerce') and drop what is missing"
+    return f"convert it with pd.to_numeric({name}.str.replace(',', {point!r}))"
+
+def check_known(
+    df, # a row for each text
+    cols, # names of the columns with labels
+    vocab, # the labels that a model knows; None for numbers
+    label_delim:str=None, # what separates the labels in a string
+):
+    "A ValueError for a label that is missing, or that is not known"
+    check_missing(df, cols, 'label')
+    if vocab is None: return check_numbers(df, cols)
+    for c in cols:
+        each = each_label(df[c], label_delim)
+        bad = each[~each.isin(vocab)]
+        if not len(bad): continue
+        rows = shown_rows(df, np.isin(np.arange(len(df)), bad.index))
+        raise ValueError(f'label {bad.tolist()[0]!r} of column {c!r} is none of {vocab[:10]}, '
+                         f'which are known from training: {rows}: leave them out')
