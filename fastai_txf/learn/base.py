@@ -32,6 +32,7 @@ from ..train.losses import in_full
 from ..train.precision import DeviceMixedPrecision
 from ..train.compile import compile_for_training
 from ..train.rates import RatedLearner
+from ..train.targets import refuse_wordless
 from ..train.token_metrics import by_token, TokenLoss
 from ..train.token_metrics import TokenMetric, TokenPerplexity # names in older exports
 from .transfer import (
@@ -357,13 +358,6 @@ def _adopt(pretrained, dls, config, config_kw, learner_kw, tied):
     else: saved = read_encoder(_file_in(pretrained, dls, **learner_kw))
     return {**adopted_fields(saved, config, config_kw, tied), **config_kw}
 
-def _check_loss(f):
-    "A TypeError for a loss of torch's that does not say what an output means."
-    if type(f) not in (nn.CrossEntropyLoss, nn.BCEWithLogitsLoss): return
-    name = type(f).__name__
-    raise TypeError(f'loss_func is an nn.{name}, which turns no output into a prediction: '
-                    f'give {name}Flat, which takes weight= and the other options, too')
-
 def make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, compile,
                  model_kw, config_kw, learner_kw, tied=False):
     "Configuration to model to learner. `tied`: the output layer may be the encoder's embeddings."
@@ -374,7 +368,7 @@ def make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, compil
     model = arch(config, **{k:v for k,v in model_kw.items() if v is not None})
     if not hasattr(model, 'encoder'): splitter = trainable_params
     check_functions(**{k:L(learner_kw.get(k)) for k in ('opt_func','metrics','loss_func')})
-    _check_loss(learner_kw.get('loss_func'))
+    refuse_wordless(learner_kw.get('loss_func'))
     learner_kw = {'splitter':splitter, 'train_bn':False, **learner_kw}
     learn = cls(dls, compile_for_training(model) if compile else model, **learner_kw)
     learn.vocabs = vocab_lists(dls)

@@ -113,6 +113,23 @@ def check_loss(
                      'each text with the numbers of all texts of its batch, as their shapes '
                      f'differ, (bs, 1) and (bs,): take loss_func={_flat[cls]}, which flattens both')
 
+# %% ../../nbs/4_train/16_targets.ipynb #7c41a0f2
+_wordless = {
+    'CrossEntropyLossFlat, which takes weight= and the other options, too':
+    (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss, F.cross_entropy, F.nll_loss),
+    'BCEWithLogitsLossFlat, which takes weight= (with flatten=False) and the other options, too':
+    (torch.nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits)}
+
+def refuse_wordless(
+    loss, # as a learner is given it
+):
+    "A TypeError for a loss of torch's that does not say what an output means."
+    f = _whole(loss)
+    remedy = next((r for r,o in _wordless.items() if any(f is c or type(f) is c for c in o)), None)
+    if remedy is None or hasattr(loss, 'decodes'): return
+    name = f'nn.{type(f).__name__}' if isinstance(f, torch.nn.Module) else f'F.{f.__name__}'
+    raise TypeError(f'loss_func is {name}, which turns no output into a prediction: give {remedy}')
+
 # %% ../../nbs/4_train/16_targets.ipynb #7c41a0e7
 def has_head(
     pretrained, # what a model starts from
