@@ -515,8 +515,28 @@ def test_show_results(make, tables, df, kind):
     own = df[df.is_valid].set_index('text')
     first = table.iloc[0]
     row = own.loc[first.text.replace('xxbos ', '')]
-    assert str(first.target) == str(dict(clf=row.label, multi=row.tags, reg=row.score)[kind]) or kind == 'reg' and float(first.target) == pytest.approx(row.score)
+    assert str(first.target) == str(dict(clf=row.label, multi=';'.join(sorted(row.tags.split(';'))), reg=row.score)[kind]) or kind == 'reg' and float(first.target) == pytest.approx(row.score)
     if kind == 'clf': assert set(table.prediction) <= {'pos','neg'}
+
+@pytest.mark.parametrize('given', [False,True])
+@pytest.mark.parametrize('kind', ['clf','multi','reg'])
+def test_show_results_shuffled(make, tables, kind, given):
+    "At random the texts differ from call to call, otherwise they are the first; a fit that follows is none the wiser"
+    learn = make(kind)
+    learn.fit(1, 1e-3)
+    values,dl = learn.recorder.values, learn.dls.valid if given else None
+    own = [learn.codec.decode(o[0]) for o in learn.dls.valid_ds]
+    for shuffle in (False,True,True): learn.show_results(dl=dl, max_n=5, shuffle=shuffle)
+    first,*drawn = ([t.replace('xxbos ', '') for t in o.text] for o in tables)
+    assert first == own[:5] and drawn[0] != drawn[1] and all(len(set(o)) == 5 and set(o) <= {*own} for o in drawn)
+    assert learn.recorder.values is values and learn.recorder.run
+
+def test_show_results_shuffled_streams(make, tables):
+    "The rows of a language model's first batch, or of texts in another order"
+    learn = make('lm')
+    for shuffle in (False,False,True): learn.show_results(max_n=3, shuffle=shuffle)
+    a,b,c = (o.input.tolist() for o in tables)
+    assert a == b != c
 
 @pytest.mark.parametrize('kind', ['clf','lm'])
 @pytest.mark.parametrize('kw', [dict(max_n=0), dict(max_n=-1), dict(trunc_at=0)])

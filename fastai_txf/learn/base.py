@@ -26,6 +26,7 @@ from ..base.files import save_tensors
 from ..model.config import make_config, TransformerConfig, UNUSED
 from ..text.special import pad_index, text_vocab, vocab_lists, vocabs_differ
 from ..text.codec import note_columns, TextCodec
+from ..text.loaders import shown_batch
 from ..text.pairs import PairDL
 from ..train.heap import hand_back, ReuseMemory
 from ..train.losses import in_full
@@ -208,7 +209,9 @@ class TransformerLearner(RatedLearner):
     ):
         "As in `Learner`. A ValueError where there is nothing to show."
         check_values(max_n=max_n, trunc_at=kwargs.get('trunc_at'))
-        return super().show_results(ds_idx, self._loader(ds_idx, dl), max_n, shuffle, **kwargs)
+        dl = self._loader(ds_idx, dl)
+        b = shown_batch(dl, max_n, shuffle)
+        dl.show_results(b, self.get_preds(dl=[b], with_decoded=True)[2], max_n=max_n, **kwargs)
 
     def _encoder(self):
         "The model's `TransformerEncoder`; a TypeError if it has none."

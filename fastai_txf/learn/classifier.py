@@ -24,7 +24,7 @@ from ..model.config import make_config, PRESETS, TransformerConfig
 from ..model.models import classifier_splitter, TransformerClassifier
 from ..model.wide import token_letters
 from ..text.codec import text_list
-from ..text.loaders import check_dls
+from ..text.loaders import check_dls, shown_batch
 from ..text.special import text_vocab, UNK
 from ..text.target import labelled_ids, Target
 from ..generate.sampling import DIVERGED
@@ -257,7 +257,7 @@ class TransformerClassifierLearner(TransformerLearner):
         if len(dl.dataset.tls) > dl.n_inp:
             return super().show_results(ds_idx, dl, max_n, shuffle, **kwargs)
         check_values(max_n=max_n, trunc_at=kwargs.get('trunc_at'))
-        b = dl.new(shuffle=shuffle).one_batch()
+        b = shown_batch(dl, max_n, shuffle)
         ids = [x[x != self.codec.pad_idx].as_subclass(torch.Tensor).cpu() for x in b[0][:max_n]]
         act,decodes = (getcallable(self.loss_func, k) for k in ('activation','decodes'))
         guess = [self.label_of(d) for d in decodes(act(self.outputs(ids)))]
