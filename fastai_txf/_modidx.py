@@ -3168,6 +3168,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                 'fastai_txf/train/targets.py'),
                                           'fastai_txf.train.targets.OneClass.before_validate': ( '4_train/targets.html#oneclass.before_validate',
                                                                                                  'fastai_txf/train/targets.py'),
+                                          'fastai_txf.train.targets._check_shares': ( '4_train/targets.html#_check_shares',
+                                                                                      'fastai_txf/train/targets.py'),
                                           'fastai_txf.train.targets._whole': ('4_train/targets.html#_whole', 'fastai_txf/train/targets.py'),
                                           'fastai_txf.train.targets.check_loss': ( '4_train/targets.html#check_loss',
                                                                                    'fastai_txf/train/targets.py'),

@@ -5,7 +5,7 @@ import numpy as np, pandas as pd, pytest, torch
 from functools import partial
 import torch.nn.functional as F
 from torch import nn
-from fastai.text.all import (AvgMetric, L, BaseLoss, BaseTokenizer, Callback, CancelFitException, CategoryBlock, CSVLogger, ClassificationInterpretation, DataBlock, EarlyStoppingCallback, GradientClip, GrandparentSplitter, L1LossFlat,
+from fastai.text.all import (AvgMetric, BCEWithLogitsLossFlat, L, BaseLoss, BaseTokenizer, Callback, CancelFitException, CategoryBlock, CSVLogger, ClassificationInterpretation, DataBlock, EarlyStoppingCallback, GradientClip, GrandparentSplitter, L1LossFlat,
                              Learner, Module, MSELossFlat, Perplexity, RegressionBlock, RMSProp, SGD, SaveModelCallback, TextBlock, TextDataLoaders, accuracy, accuracy_multi,
                              get_text_files, load_learner, parent_label, set_seed, tokenize_folder)
 import fastai.text.learner as fastai_text, fastai_txf.learn.classifier as learner_module
@@ -364,8 +364,15 @@ def test_losses_that_broadcast(make, df, cls, name):
     learn = make('reg', loss_func=given)
     preds,targs = learn.get_preds()
     close(learn.validate()[0], cls()(preds[:,0], targs).item())
-    two = make_dls(df.assign(more=df.score/2), label_col=['score','more'])
+    two = numbers(df, ('score','more'), more=df.score/2)
     for loss in (cls(), func, partial(func, reduction='mean'), given): make('reg', dls=two, loss_func=loss)
+
+@pytest.mark.parametrize('factor', [100.,-1.])
+def test_loss_of_shares(make, df, factor):
+    "It falls for ever on numbers outside of 0 to 1"
+    with pytest.raises(ValueError, match=r'BCEWithLogitsLossFlat is for numbers from 0 to 1.*reach from -?[\d.]+ to .*MSELossFlat.*scale them'):
+        make('reg', dls=numbers(df, score=df.score*factor), loss_func=BCEWithLogitsLossFlat())
+    for dls in (None, numbers(df, ('score','more'), more=df.score/2)): make('reg', dls=dls, loss_func=BCEWithLogitsLossFlat())
 
 def variance_left(learn, lr=1e-2, n=4):
     "The share of the variance of each number that is left after training, and the outputs"

@@ -101,13 +101,24 @@ def number_loss(
     cls = next((c for f,c in _functions.items() if loss is f), type(loss))
     return next((c for c in _flat if issubclass(cls, c)), None)
 
+def _check_shares(loss, dls):
+    "A ValueError for a loss of shares, which has no least value for other numbers."
+    if not isinstance(getattr(loss, 'func', None), torch.nn.BCEWithLogitsLoss): return
+    y = sample_numbers(dls)
+    if y.min() >= 0 and y.max() <= 1: return
+    raise ValueError(f'loss_func={type(loss).__name__} is for numbers from 0 to 1, and the '
+                     f'training targets reach from {y.min():g} to {y.max():g}: take '
+                     'loss_func=MSELossFlat(), or scale them to 0..1')
+
 def check_loss(
     learn, # a classifier's learner
 ):
-    "A ValueError for a loss that would compare each number with those of all texts of a batch."
+    """A ValueError for a loss that would compare each number with those of all texts of a batch,
+    and for one of shares where the numbers are none."""
     cls,loss = number_loss(learn.loss_func), _whole(learn.loss_func)
-    if cls is None or not has_numbers(learn.dls) or not len(learn.dls.train_ds): return
-    if isinstance(loss, BaseLoss) and loss.flatten and not loss.is_2d: return
+    if not has_numbers(learn.dls) or not len(learn.dls.train_ds): return
+    _check_shares(loss, learn.dls)
+    if cls is None or isinstance(loss, BaseLoss) and loss.flatten and not loss.is_2d: return
     if learn.dls.train_ds.tls[-1][0].ndim: return                               # several numbers
     raise ValueError(f'loss_func={getattr(loss, "__name__", loss)} compares the prediction for '
                      'each text with the numbers of all texts of its batch, as their shapes '
