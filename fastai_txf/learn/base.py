@@ -33,7 +33,7 @@ from ..train.losses import in_full
 from ..train.precision import DeviceMixedPrecision
 from ..train.compile import compile_for_training
 from ..train.rates import RatedLearner
-from ..train.targets import refuse_wordless
+from ..train.targets import check_watched, refuse_wordless
 from ..train.token_metrics import by_token, TokenLoss
 from ..train.token_metrics import TokenMetric, TokenPerplexity # names in older exports
 from .transfer import (
@@ -140,6 +140,12 @@ class TransformerLearner(RatedLearner):
         "Callbacks of every fit, besides those that it is given."
         return []
 
+    def check_fit(self,
+        cbs, # the callbacks that the fit is given
+    ):
+        "A ValueError for what would end the fit after its first epoch."
+        check_watched(self, cbs)
+
     @delegates(Learner.fit)
     def fit(self,
         n_epoch:int, # epochs
@@ -150,6 +156,7 @@ class TransformerLearner(RatedLearner):
     ):
         "As in `Learner`. A ValueError where there is nothing to train on."
         self._loader(0, scored=False)
+        self.check_fit(L(cbs))
         cbs = [*L(cbs), ReuseMemory(), *self.fit_callbacks()]
         try: super().fit(n_epoch, lr, wd, cbs, **kwargs)
         finally: # a fit that is broken off leaves its loaders halfway, and its memory

@@ -31,8 +31,9 @@ from ..generate.sampling import DIVERGED
 from ..train.counting import (
     count_features, deep_outputs, fitting_scale, loss_weights, usual_shares)
 from ..train.rates import width_lr
-from ..train.targets import (
-    check_metrics, check_outputs, has_head, has_numbers, InSpreads, OneClass, start_numbers)
+from fastai_txf.train.targets import (
+    check_metrics, check_outputs, has_head, has_numbers, InSpreads, OneClass, start_numbers,
+    try_metrics)
 from .scoring import text_outputs
 from .base import (
     check_kind, HIDDEN, make_learner, split_options, start_config, TransformerLearner)
@@ -191,6 +192,13 @@ class TransformerClassifierLearner(TransformerLearner):
         check = getattr(getattr(dl, 'dataset', None), 'check_learner', None)
         if check is not None: check(self, scored)
         return dl
+
+    def check_fit(self,
+        cbs, # the callbacks that the fit is given
+    ):
+        "As in `TransformerLearner`; a ValueError for a metric that does not suit the targets, too."
+        super().check_fit(cbs)
+        try_metrics(self, cbs)
 
     @delegates(Learner.get_preds)
     def get_preds(self,
