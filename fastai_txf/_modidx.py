@@ -2155,6 +2155,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'fastai_txf/text/codec.py'),
                                        'fastai_txf.text.codec.TextCodec.backwards': ( '2_text/codec.html#textcodec.backwards',
                                                                                       'fastai_txf/text/codec.py'),
+                                       'fastai_txf.text.codec.TextCodec.check_loader': ( '2_text/codec.html#textcodec.check_loader',
+                                                                                         'fastai_txf/text/codec.py'),
                                        'fastai_txf.text.codec.TextCodec.columns': ( '2_text/codec.html#textcodec.columns',
                                                                                     'fastai_txf/text/codec.py'),
                                        'fastai_txf.text.codec.TextCodec.cut_already': ( '2_text/codec.html#textcodec.cut_already',

@@ -16,6 +16,7 @@ import fastai.text.learner as fastai_text, fastai_txf.learn.classifier as learne
 from fastai_txf.text.special import pad_index, text_vocab
 from fastai_txf.text.frames import check_df
 from fastai_txf.text.loaders import TransformerDataLoaders
+from fastai_txf.text.tokens import CharTokenizer
 from fastai_txf.model.layers import TransformerBlock
 from fastai_txf.learn.transfer import remap_rows
 from fastai_txf.learn.base import HIDDEN, TransformerLearner
@@ -410,6 +411,22 @@ def test_metrics_that_are_not_judged(make, dls_multi):
     learn = make('multi', metrics=accuracy)
     with pytest.raises(ValueError, match='accuracy_multi'): learn.check_fit([])
     learn.check_fit([First()])
+
+@pytest.mark.parametrize('loaders', [TextDataLoaders,TransformerDataLoaders])
+def test_loader_without_marks(make, df, loaders):
+    "fastai's `test_dl` of several columns reads one, and marks none: refused; ours is right, whatever the tokenizer makes of marks"
+    two = df.assign(title=df.tags)
+    def made(**kw): return make(dls=loaders.from_df(two, text_col=['title','text'], label_col='label', valid_col='is_valid', bs=8, num_workers=0, **kw))
+    learn = made(tok_tfm=BaseTokenizer())
+    for f in (learn.validate, learn.get_preds): f(dl=learn.dls.valid)
+    dl = learn.dls.test_dl(two[:9], with_labels=True)
+    for f in (learn.validate, learn.get_preds, learn.show_results):
+        if loaders is TransformerDataLoaders: f(dl=dl); continue
+        with pytest.raises(ValueError, match=r"columns \['title', 'text'\] begin.*TransformerDataLoaders.*predict"): f(dl=dl)
+    if loaders is TransformerDataLoaders:
+        for kw in (dict(tok_tfm=CharTokenizer()), dict(tok_tfm=BaseTokenizer(), backwards=True), dict(tok_tfm=BaseTokenizer(), rules=[])):
+            learn = made(**kw)
+            learn.get_preds(dl=learn.dls.test_dl(two[:9]))
 
 @pytest.mark.parametrize('given', [False,True])
 @pytest.mark.parametrize('cls', [SaveModelCallback, EarlyStoppingCallback, ReduceLROnPlateau])

@@ -13,6 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from fastai.callback.core import Callback, event
 from fastai.callback.fp16 import AMPMode
+from fastai.data.core import Datasets
 from fastai.learner import Learner, Recorder
 from fastai.text.data import LMDataLoader, SortedDL
 from fastai.torch_core import get_model, trainable_params
@@ -122,11 +123,12 @@ class TransformerLearner(RatedLearner):
 
     def _loader(self, ds_idx, dl=None, scored=True):
         """`dl`, or the loader number `ds_idx`.
-        A ValueError if that has no batch, or other numbers for its tokens."""
+        A ValueError if that has no batch, other numbers for its tokens, or no marks of columns."""
         if isinstance(dl, (str,pd.DataFrame,pd.Series)):
             raise TypeError(f'dl is a {type(dl).__name__}: '
                             'give a loader, dl=learn.dls.test_dl(df, with_labels=True)')
         self.check_vocabs(dl)
+        if isinstance(getattr(dl, 'dataset', None), Datasets): self.codec.check_loader(dl)
         name = f'loader number {ds_idx}' if dl is None else 'loader'
         dl = self.dls[ds_idx] if dl is None else dl
         if not len(dl):
