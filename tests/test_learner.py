@@ -1,17 +1,22 @@
 "What a fastai user does with a text learner, done with ours: predicting, showing, saving, freezing, and being told what is wrong"
-import dataclasses, inspect, subprocess, sys, warnings
+import dataclasses, inspect, random, subprocess, sys, warnings
 from copy import deepcopy
 import numpy as np, pandas as pd, pytest, torch
 from functools import partial
 import torch.nn.functional as F
+from sklearn.metrics import f1_score
 from torch import nn
-from fastai.text.all import (AvgMetric, L, BaseLoss, BaseTokenizer, Callback, CancelFitException, CategoryBlock, CSVLogger, ClassificationInterpretation, DataBlock, EarlyStoppingCallback, GradientClip, GrandparentSplitter, L1LossFlat,
-                             Learner, Module, MSELossFlat, Perplexity, RegressionBlock, RMSProp, SGD, SaveModelCallback, TextBlock, TextDataLoaders, accuracy, accuracy_multi,
-                             get_text_files, load_learner, parent_label, set_seed, tokenize_folder)
+from fastai.text.all import (AccumMetric, AvgMetric, BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, CategoryBlock,
+                             ClassificationInterpretation, CSVLogger, DataBlock, EarlyStoppingCallback, F1Score, F1ScoreMulti, GradientClip,
+                             GrandparentSplitter, L, L1LossFlat, Learner, Metric, Module, MSELossFlat, PearsonCorrCoef, Perplexity, R2Score,
+                             ReduceLROnPlateau, RegressionBlock, RMSProp, RocAuc, RocAucBinary, RocAucMulti, SaveModelCallback, SGD, TextBlock,
+                             TextDataLoaders, ValueMetric, accuracy, accuracy_multi, get_text_files, load_learner, mae, parent_label, rmse, set_seed,
+                             tokenize_folder, top_k_accuracy)
 import fastai.text.learner as fastai_text, fastai_txf.learn.classifier as learner_module
 from fastai_txf.text.special import pad_index, text_vocab
 from fastai_txf.text.frames import check_df
 from fastai_txf.text.loaders import TransformerDataLoaders
+from fastai_txf.text.tokens import CharTokenizer
 from fastai_txf.model.layers import TransformerBlock
 from fastai_txf.learn.transfer import remap_rows
 from fastai_txf.learn.base import HIDDEN, TransformerLearner
@@ -364,8 +369,82 @@ def test_losses_that_broadcast(make, df, cls, name):
     learn = make('reg', loss_func=given)
     preds,targs = learn.get_preds()
     close(learn.validate()[0], cls()(preds[:,0], targs).item())
-    two = make_dls(df.assign(more=df.score/2), label_col=['score','more'])
+    two = numbers(df, ('score','more'), more=df.score/2)
     for loss in (cls(), func, partial(func, reduction='mean'), given): make('reg', dls=two, loss_func=loss)
+
+_unsuited = dict(clf=(accuracy_multi, F1ScoreMulti(), mae, R2Score(), top_k_accuracy, RocAuc()), multi=(accuracy, F1Score()), reg=(F1Score(), RocAucBinary()))
+
+@pytest.mark.parametrize('kind,metric', [(k,m) for k,o in _unsuited.items() for m in o], ids=lambda o: getattr(o, 'name', None))
+def test_metric_that_does_not_suit(make, kind, metric):
+    "Named before the first step, with its own words and a remedy"
+    learn,words = make(kind), dict(clf='accuracy, F1Score', multi='accuracy_multi or F1ScoreMulti', reg='mae, rmse or R2Score')[kind]
+    learn.metrics = metric
+    before = weights(learn)
+    with pytest.raises(ValueError, match=rf'{learn.metrics[0].name} does not suit these targets.*Error.*take {words}'): learn.fit(1)
+    assert not changed(learn, before)
+
+_suited = dict(clf=(partial(top_k_accuracy, k=2), F1Score(), RocAucBinary(), AccumMetric(f1_score, dim_argmax=-1, to_np=True, invert_arg=True)),
+               multi=(partial(accuracy_multi, thresh=0.2), F1ScoreMulti(), RocAucMulti()), reg=(mae, rmse, R2Score(), PearsonCorrCoef()))
+
+@pytest.mark.parametrize('kind', _suited)
+def test_metrics_that_suit(make, kind):
+    "They are tried without a trace: of random numbers, or in the metrics"
+    class Looks(Metric):
+        name = 'looks'
+        def reset(self): self.n = 0
+        def accumulate(self, learn): self.n += len(learn.xb[0])
+        @property
+        def value(self): return self.n
+    learn = make(kind, metrics=[*_suited[kind], Looks(), Perplexity(), AvgMetric(lambda *_: torch.zeros(1)), ValueMetric(lambda: 1., 'one')])
+    state = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    learn.check_fit([])
+    assert state[0].equal(torch.get_rng_state()) and (state[1] == np.random.get_state()[1]).all() and state[2] == random.getstate()
+    learn.fit(1)
+    assert len(learn.recorder.values[0]) == 2 + len(learn.metrics)
+
+def test_metrics_that_are_not_judged(make, dls_multi):
+    "Weights for each text, a function of one's own, outputs that a callback changes"
+    class First(Callback):
+        def after_pred(self): self.learn.pred = self.pred[:,:1]
+    def own(pred, targ): raise KeyError('own')
+    make('clf', metrics=[F1Score(sample_weight=[1.]*9), own]).check_fit([])
+    learn = make('multi', metrics=accuracy)
+    with pytest.raises(ValueError, match='accuracy_multi'): learn.check_fit([])
+    learn.check_fit([First()])
+
+@pytest.mark.parametrize('loaders', [TextDataLoaders,TransformerDataLoaders])
+def test_loader_without_marks(make, df, loaders):
+    "fastai's `test_dl` of several columns reads one, and marks none: refused; ours is right, whatever the tokenizer makes of marks"
+    two = df.assign(title=df.tags)
+    def made(**kw): return make(dls=loaders.from_df(two, text_col=['title','text'], label_col='label', valid_col='is_valid', bs=8, num_workers=0, **kw))
+    learn = made(tok_tfm=BaseTokenizer())
+    for f in (learn.validate, learn.get_preds): f(dl=learn.dls.valid)
+    dl = learn.dls.test_dl(two[:9], with_labels=True)
+    for f in (learn.validate, learn.get_preds, learn.show_results):
+        if loaders is TransformerDataLoaders: f(dl=dl); continue
+        with pytest.raises(ValueError, match=r"columns \['title', 'text'\] begin.*TransformerDataLoaders.*predict"): f(dl=dl)
+    if loaders is TransformerDataLoaders:
+        for kw in (dict(tok_tfm=CharTokenizer()), dict(tok_tfm=BaseTokenizer(), backwards=True), dict(tok_tfm=BaseTokenizer(), rules=[])):
+            learn = made(**kw)
+            learn.get_preds(dl=learn.dls.test_dl(two[:9]))
+
+@pytest.mark.parametrize('given', [False,True])
+@pytest.mark.parametrize('cls', [SaveModelCallback, EarlyStoppingCallback, ReduceLROnPlateau])
+def test_nothing_to_watch(make, df, cls, given):
+    "No validation text: a callback that compares its loss is named before the first epoch, one that has enough is not"
+    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_pct=0, bs=8, tok_tfm=BaseTokenizer())
+    with pytest.raises(ValueError, match=f'{cls.__name__} watches valid_loss.*no validation texts.*valid_pct'):
+        if given: make(dls=dls).fit(1, cbs=cls)
+        else: make(dls=dls, cbs=cls()).fit(1)
+    make(dls=dls).fit(1, cbs=cls(monitor='train_loss'))
+    make(dls=dls).fit(1, cbs=SaveModelCallback(every_epoch=True))
+
+@pytest.mark.parametrize('factor', [100.,-1.])
+def test_loss_of_shares(make, df, factor):
+    "It falls for ever on numbers outside of 0 to 1"
+    with pytest.raises(ValueError, match=r'BCEWithLogitsLossFlat is for numbers from 0 to 1.*reach from -?[\d.]+ to .*MSELossFlat.*scale them'):
+        make('reg', dls=numbers(df, score=df.score*factor), loss_func=BCEWithLogitsLossFlat())
+    for dls in (None, numbers(df, ('score','more'), more=df.score/2)): make('reg', dls=dls, loss_func=BCEWithLogitsLossFlat())
 
 def variance_left(learn, lr=1e-2, n=4):
     "The share of the variance of each number that is left after training, and the outputs"
@@ -515,8 +594,28 @@ def test_show_results(make, tables, df, kind):
     own = df[df.is_valid].set_index('text')
     first = table.iloc[0]
     row = own.loc[first.text.replace('xxbos ', '')]
-    assert str(first.target) == str(dict(clf=row.label, multi=row.tags, reg=row.score)[kind]) or kind == 'reg' and float(first.target) == pytest.approx(row.score)
+    assert str(first.target) == str(dict(clf=row.label, multi=';'.join(sorted(row.tags.split(';'))), reg=row.score)[kind]) or kind == 'reg' and float(first.target) == pytest.approx(row.score)
     if kind == 'clf': assert set(table.prediction) <= {'pos','neg'}
+
+@pytest.mark.parametrize('given', [False,True])
+@pytest.mark.parametrize('kind', ['clf','multi','reg'])
+def test_show_results_shuffled(make, tables, kind, given):
+    "At random the texts differ from call to call, otherwise they are the first; a fit that follows is none the wiser"
+    learn = make(kind)
+    learn.fit(1, 1e-3)
+    values,dl = learn.recorder.values, learn.dls.valid if given else None
+    own = [learn.codec.decode(o[0]) for o in learn.dls.valid_ds]
+    for shuffle in (False,True,True): learn.show_results(dl=dl, max_n=5, shuffle=shuffle)
+    first,*drawn = ([t.replace('xxbos ', '') for t in o.text] for o in tables)
+    assert first == own[:5] and drawn[0] != drawn[1] and all(len(set(o)) == 5 and set(o) <= {*own} for o in drawn)
+    assert learn.recorder.values is values and learn.recorder.run
+
+def test_show_results_shuffled_streams(make, tables):
+    "The rows of a language model's first batch, or of texts in another order"
+    learn = make('lm')
+    for shuffle in (False,False,True): learn.show_results(max_n=3, shuffle=shuffle)
+    a,b,c = (o.input.tolist() for o in tables)
+    assert a == b != c
 
 @pytest.mark.parametrize('kind', ['clf','lm'])
 @pytest.mark.parametrize('kw', [dict(max_n=0), dict(max_n=-1), dict(trunc_at=0)])

@@ -2,6 +2,7 @@
 import inspect, io, math, subprocess, sys
 import numpy as np, pandas as pd, pytest, torch, torch.nn.functional as F
 from functools import partial
+from torch.nn.utils.rnn import pad_sequence
 from hypothesis import given, strategies as st
 from fastai.text.all import BaseTokenizer, CategoryBlock, ColReader, ColSplitter, Counter, DataBlock, Perplexity, TextBlock, accuracy, defaults, load_learner, make_vocab
 from fastai_txf.text.special import text_vocab
@@ -372,7 +373,9 @@ def test_show_results(of, kind, monkeypatch):
     monkeypatch.setattr('fastai_txf.learn.mlm.show_pairs', cols.update)
     learn.show_results(max_n=3, trunc_at=12, shuffle=False)
     assert learn.model.training and list(cols) == ['text','hidden','prediction'] and len(cols['text']) == 3
-    vocab,(x,_) = text_vocab(learn.dls), compact(next(iter(learn.dls.valid))[0][:3])
+    vocab,x = text_vocab(learn.dls), next(iter(learn.dls.valid))[0][:3]
+    if kind == 'clf': x = pad_sequence([learn.dls.valid_ds[i][0] for i in range(3)], batch_first=True, padding_value=1)
+    x,_ = compact(x)
     for ids,text,hidden,guess in zip(x, *cols.values()):
         words = hidden.split()
         assert text.count('[') == len(words) == len(guess.split())

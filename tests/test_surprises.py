@@ -1,10 +1,10 @@
 "Crashes and surprises: what a user meets in a day, each mended or said in time"
 import sys; sys.modules.setdefault('torchvision', None) # `transformers` would import it
 import configparser, copy, math, os, random, re, subprocess, textwrap, warnings
-import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch, torch.nn as nn
+import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch, torch.nn as nn, torch.nn.functional as F
 from functools import partial
 from pathlib import Path
-from fastai.text.all import (AWD_LSTM, BaseTokenizer, Callback, ClassificationInterpretation, CSVLogger, MixUp, MultiCategoryBlock,
+from fastai.text.all import (AWD_LSTM, BaseTokenizer, BCEWithLogitsLossFlat, Callback, ClassificationInterpretation, CSVLogger, MixUp, MultiCategoryBlock,
                              Perplexity, TextDataLoaders, accuracy, load_learner, set_seed)
 from fastai_txf.all import (adamw,
     CharTokenizer, KVCache, Seq2SeqDataLoaders, Seq2SeqTransformer, TransformerClassifier,
@@ -513,9 +513,23 @@ def test_threshold_of_one_learner(df):
     a.loss_func.thresh = 0.99
     assert b.loss_func.thresh != 0.99 and make().loss_func.thresh != 0.99
 
-@pytest.mark.parametrize('loss', [nn.CrossEntropyLoss, nn.BCEWithLogitsLoss])
+@pytest.mark.parametrize('loss', [nn.CrossEntropyLoss(weight=torch.ones(2)), nn.NLLLoss(), F.cross_entropy, partial(F.cross_entropy, reduction='sum'),
+                                  F.nll_loss, nn.BCEWithLogitsLoss(weight=torch.ones(2)),
+                                  partial(partial(F.binary_cross_entropy_with_logits), weight=torch.ones(3))], ids=str)
 def test_loss_of_torchs(make, loss):
-    with pytest.raises(TypeError, match=f'{loss.__name__}Flat'): make('clf', loss_func=loss(weight=torch.ones(2)))
+    "It says no prediction: refused, and the remedy says what takes its options"
+    remedy = 'BCEWithLogitsLossFlat, .* flatten=False' if 'bce' in str(loss).lower() or 'binary' in str(loss) else 'CrossEntropyLossFlat'
+    with pytest.raises(TypeError, match=f'turns no output into a prediction: give {remedy}'): make('clf', loss_func=loss)
+
+def test_losses_that_are_no_matter(make, dls_reg):
+    "Losses of one's own, shares within bounds, and weights of several labels as the remedy says"
+    def own(pred, targ): return F.cross_entropy(pred, targ)
+    worded = partial(F.cross_entropy, reduction='mean')
+    worded.activation,worded.decodes = partial(torch.softmax, dim=-1),partial(torch.argmax, dim=-1)
+    for loss in (own, worded): make('clf', loss_func=loss)
+    make('reg', loss_func=F.binary_cross_entropy, y_range=(0,1))
+    learn = make('multi', loss_func=BCEWithLogitsLossFlat(weight=torch.tensor([1.,2.,3.]), flatten=False))
+    assert learn.validate()[0] > 0
 
 def test_sample_text_in_csv(make, tmp_path):
     "A sample with commas is one field"

@@ -13,6 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from fastai.callback.core import Callback, event
 from fastai.callback.fp16 import AMPMode
+from fastai.data.core import Datasets
 from fastai.learner import Learner, Recorder
 from fastai.text.data import LMDataLoader, SortedDL
 from fastai.torch_core import get_model, trainable_params
@@ -26,6 +27,7 @@ from ..base.files import save_tensors
 from ..model.config import make_config, TransformerConfig, UNUSED
 from ..text.special import pad_index, text_vocab, vocab_lists, vocabs_differ
 from ..text.codec import note_columns, TextCodec
+from ..text.loaders import shown_batch
 from ..text.pairs import PairDL
 from ..train.heap import hand_back, ReuseMemory
 from ..train.losses import in_full
@@ -33,6 +35,7 @@ from ..train.optim import check_optimizer
 from ..train.precision import DeviceMixedPrecision
 from ..train.compile import compile_for_training
 from ..train.rates import RatedLearner
+from ..train.targets import check_watched, refuse_wordless
 from ..train.token_metrics import by_token, TokenLoss
 from ..train.token_metrics import TokenMetric, TokenPerplexity # names in older exports
 from .transfer import (
@@ -121,11 +124,12 @@ class TransformerLearner(RatedLearner):
 
     def _loader(self, ds_idx, dl=None, scored=True):
         """`dl`, or the loader number `ds_idx`.
-        A ValueError if that has no batch, or other numbers for its tokens."""
+        A ValueError if that has no batch, other numbers for its tokens, or no marks of columns."""
         if isinstance(dl, (str,pd.DataFrame,pd.Series)):
             raise TypeError(f'dl is a {type(dl).__name__}: '
                             'give a loader, dl=learn.dls.test_dl(df, with_labels=True)')
         self.check_vocabs(dl)
+        if isinstance(getattr(dl, 'dataset', None), Datasets): self.codec.check_loader(dl)
         name = f'loader number {ds_idx}' if dl is None else 'loader'
         dl = self.dls[ds_idx] if dl is None else dl
         if not len(dl):
@@ -139,6 +143,12 @@ class TransformerLearner(RatedLearner):
         "Callbacks of every fit, besides those that it is given."
         return []
 
+    def check_fit(self,
+        cbs, # the callbacks that the fit is given
+    ):
+        "A ValueError for what would end the fit after its first epoch."
+        check_watched(self, cbs)
+
     @delegates(Learner.fit)
     def fit(self,
         n_epoch:int, # epochs
@@ -150,6 +160,7 @@ class TransformerLearner(RatedLearner):
         """As in `Learner`.
         A ValueError where there is nothing to train on, or a weight that would never move."""
         self._loader(0, scored=False)
+        self.check_fit(L(cbs))
         if not kwargs.get('reset_opt'): check_optimizer(self)
         cbs = [*L(cbs), ReuseMemory(), *self.fit_callbacks()]
         try: super().fit(n_epoch, lr, wd, cbs, **kwargs)
@@ -210,7 +221,9 @@ class TransformerLearner(RatedLearner):
     ):
         "As in `Learner`. A ValueError where there is nothing to show."
         check_values(max_n=max_n, trunc_at=kwargs.get('trunc_at'))
-        return super().show_results(ds_idx, self._loader(ds_idx, dl), max_n, shuffle, **kwargs)
+        dl = self._loader(ds_idx, dl)
+        b = shown_batch(dl, max_n, shuffle)
+        dl.show_results(b, self.get_preds(dl=[b], with_decoded=True)[2], max_n=max_n, **kwargs)
 
     def _encoder(self):
         "The model's `TransformerEncoder`; a TypeError if it has none."
@@ -360,13 +373,6 @@ def _adopt(pretrained, dls, config, config_kw, learner_kw, tied):
     else: saved = read_encoder(_file_in(pretrained, dls, **learner_kw))
     return {**adopted_fields(saved, config, config_kw, tied), **config_kw}
 
-def _check_loss(f):
-    "A TypeError for a loss of torch's that does not say what an output means."
-    if type(f) not in (nn.CrossEntropyLoss, nn.BCEWithLogitsLoss): return
-    name = type(f).__name__
-    raise TypeError(f'loss_func is an nn.{name}, which turns no output into a prediction: '
-                    f'give {name}Flat, which takes weight= and the other options, too')
-
 def make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, compile,
                  model_kw, config_kw, learner_kw, tied=False):
     "Configuration to model to learner. `tied`: the output layer may be the encoder's embeddings."
@@ -377,7 +383,7 @@ def make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, compil
     model = arch(config, **{k:v for k,v in model_kw.items() if v is not None})
     if not hasattr(model, 'encoder'): splitter = trainable_params
     check_functions(**{k:L(learner_kw.get(k)) for k in ('opt_func','metrics','loss_func')})
-    _check_loss(learner_kw.get('loss_func'))
+    refuse_wordless(learner_kw.get('loss_func'))
     learner_kw = {'splitter':splitter, 'train_bn':False, **learner_kw}
     learn = cls(dls, compile_for_training(model) if compile else model, **learner_kw)
     learn.vocabs = vocab_lists(dls)

@@ -24,7 +24,7 @@ from ..model.config import make_config, PRESETS, TransformerConfig
 from ..model.models import classifier_splitter, TransformerClassifier
 from ..model.wide import token_letters
 from ..text.codec import text_list
-from ..text.loaders import check_dls
+from ..text.loaders import check_dls, shown_batch
 from ..text.special import text_vocab, UNK
 from ..text.target import labelled_ids, Target
 from ..generate.sampling import DIVERGED
@@ -32,7 +32,8 @@ from ..train.counting import (
     count_features, deep_outputs, fitting_scale, loss_weights, usual_shares)
 from ..train.rates import width_lr
 from ..train.targets import (
-    check_metrics, check_outputs, has_head, has_numbers, InSpreads, OneClass, start_numbers)
+    check_metrics, check_outputs, has_head, has_numbers, InSpreads,
+    OneClass, start_numbers, try_metrics)
 from .scoring import text_outputs
 from .base import (
     check_kind, HIDDEN, make_learner, split_options, start_config, TransformerLearner)
@@ -192,6 +193,13 @@ class TransformerClassifierLearner(TransformerLearner):
         if check is not None: check(self, scored)
         return dl
 
+    def check_fit(self,
+        cbs, # the callbacks that the fit is given
+    ):
+        "As in `TransformerLearner`; a ValueError for a metric that does not suit the targets, too."
+        super().check_fit(cbs)
+        try_metrics(self, cbs)
+
     @delegates(Learner.get_preds)
     def get_preds(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
@@ -257,7 +265,7 @@ class TransformerClassifierLearner(TransformerLearner):
         if len(dl.dataset.tls) > dl.n_inp:
             return super().show_results(ds_idx, dl, max_n, shuffle, **kwargs)
         check_values(max_n=max_n, trunc_at=kwargs.get('trunc_at'))
-        b = dl.new(shuffle=shuffle).one_batch()
+        b = shown_batch(dl, max_n, shuffle)
         ids = [x[x != self.codec.pad_idx].as_subclass(torch.Tensor).cpu() for x in b[0][:max_n]]
         act,decodes = (getcallable(self.loss_func, k) for k in ('activation','decodes'))
         guess = [self.label_of(d) for d in decodes(act(self.outputs(ids)))]

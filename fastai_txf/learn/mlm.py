@@ -21,7 +21,7 @@ from ..model.models import mlm_splitter, TransformerMLM
 from ..text.special import mask_index, ordinary_tokens, pad_index
 from ..text.plain import check_guesses, kept
 from ..text.codec import join_columns
-from ..text.loaders import check_dls
+from ..text.loaders import check_dls, shown_batch
 from ..text.pairs import PairDL, show_pairs
 from ..generate.decode import checked_logits
 from ..train.losses import GatherLogProbs
@@ -169,9 +169,9 @@ class TransformerMLMLearner(TokenLearner):
         """A table of texts, with what the model saw of the chosen tokens in brackets, what they
         were and what it predicts."""
         check_values(max_n=max_n, trunc_at=trunc_at)
-        dl,hide = self._loader(ds_idx, dl).new(shuffle=shuffle), self.mask_tokens
+        b,hide = shown_batch(self._loader(ds_idx, dl), max_n, shuffle), self.mask_tokens
         model = kept_shadow(self.model)
-        x = compact(dl.one_batch()[0][:max_n], hide.pad_idx)[0][:,:trunc_at]
+        x = compact(b[0][:max_n], hide.pad_idx)[0][:,:trunc_at]
         x = x.to(next(model.parameters()).device)
         seen,where = hide.hide(x)
         guess = seen.masked_scatter(where, checked_logits(model(seen, where)).argmax(-1))

@@ -26,6 +26,7 @@ from ..model.config import TransformerConfig
 from ..model.models import seq2seq_splitter, Seq2SeqTransformer
 from ..text.special import decode_specials, pad_index
 from ..text.codec import TextCodec
+from ..text.loaders import shown_batch
 from ..text.pairs import check_pairs, pair_vocabs, show_pairs
 from ..generate.decode import as_generator, stream_tokens
 from ..train.losses import GatherLogProbs
@@ -168,9 +169,7 @@ class Seq2SeqLearner(TokenLearner):
         if kwargs.get('n_samples', 1) != 1:
             raise ValueError(f"n_samples={kwargs['n_samples']}: the table shows one text for each "
                              'source; predict gives several')
-        dl = self._loader(ds_idx, dl)
-        idxs = np.random.permutation(dl.n)[:max_n] if shuffle else range(min(max_n, dl.n))
-        b = dl.do_batch([dl.do_item(i) for i in idxs])
+        b = shown_batch(self._loader(ds_idx, dl), max_n, shuffle)
         sides = zip(('source','target'), (self.codec,self.target_codec), b)
         shown = {name:_texts(codec, ids) for name,codec,ids in sides}
         written = self.write(b[0].as_subclass(torch.Tensor), **kwargs)

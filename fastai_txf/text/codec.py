@@ -19,7 +19,7 @@ from fastcore.foundation import L
 from fastcore.xtras import is_listy
 from fasttransform.transform import Transform
 from ..base.compat import join_texts
-from .special import check_ordered, text_vocab
+from .special import check_ordered, FLD, text_vocab
 from .tokens import as_tokenizer, token_lists
 from .plain import check_cut, PlainCodec, put_start, refuse_row
 from .frames import (
@@ -299,6 +299,22 @@ def number(self:TextCodec,
     if self._texts is None: to_ids = Numericalize(self.vocab)
     else: to_ids = self._texts.infer
     return [to_ids(list(ts)).as_subclass(torch.Tensor).long() for ts in tokens]
+
+# %% ../../nbs/2_text/04_codec.ipynb #b2a30005
+@patch
+def check_loader(self:TextCodec,
+    dl, # a loader of texts with transforms
+):
+    """A ValueError where each text of training said where its columns begin, and the first of `dl`
+    does not; a tokenizer that cuts the marks to pieces is not asked."""
+    if not self.marked or self.tok is None or FLD not in self.vocab or not len(dl.dataset): return
+    fld = self.vocab.index(FLD)
+    row = ' '.join(f'{FLD} {i+1}' for i in range(len(self.text_cols)))
+    if fld not in self.encode(row)[0] or fld in dl.dataset[0][0]: return
+    raise ValueError(f'the texts of this loader do not say where the columns {self.text_cols} '
+                     "begin, as each text of training did: fastai's test_dl reads one column. "
+                     'Make the loaders with TransformerDataLoaders, whose test_dl reads all, '
+                     'or give predict the frame')
 
 # %% ../../nbs/2_text/04_codec.ipynb #b2a30007
 def tokenize_like(

@@ -17,6 +17,7 @@ from fastai.data.transforms import (
 from fastai.text.core import BOS, defaults, PAD, WordTokenizer
 from fastai.text.data import (
     LMDataLoader, Numericalize, Pad_Chunk, SortedDL, TextBlock, TextDataLoaders)
+from fastai.torch_core import to_device
 from fastcore.basics import first, ifnone, patch
 from fastcore.foundation import L
 from fastcore.meta import delegates
@@ -363,3 +364,15 @@ def test_dl(self:TransformerDataLoaders,
     if rm_type_tfms is None and not files: test_items = tokenize_like(self, test_items)
     return super(TransformerDataLoaders, self).test_dl(
         test_items, rm_type_tfms=rm_type_tfms, with_labels=with_labels, **kwargs)
+
+# %% ../../nbs/2_text/07_loaders.ipynb #8d074104
+def shown_batch(
+    dl, # a loader of texts
+    n:int, # how many to show
+    shuffle:bool, # draw them at random; False: the first ones
+): # a batch
+    "What to show of `dl`: texts wherever they stand, though it goes from the longest on."
+    if not isinstance(dl, SortedDL): return dl.new(shuffle=shuffle).one_batch()
+    idxs = np.random.permutation(dl.n)[:n] if shuffle else range(min(n, dl.n))
+    b = dl.do_batch([dl.do_item(i) for i in idxs])
+    return dl.after_batch(b if dl.device is None else to_device(b, dl.device))

@@ -6,14 +6,19 @@
 __all__ = []
 
 # %% ../../nbs/4_train/16_targets.ipynb #7c41a0d4
-import torch, torch.nn.functional as F, warnings
+import sys, torch, torch.nn.functional as F, warnings
+from copy import copy
 from functools import partial
+from types import SimpleNamespace
 from fastai.callback.core import Callback
+from fastai.callback.tracker import TrackerCallback
 from fastai.data.core import Datasets
+from fastai.learner import AvgMetric
 from fastai.losses import BaseLoss
-from fastai.metrics import accuracy, accuracy_multi, error_rate, top_k_accuracy
-from fastai.torch_core import get_model
-from ..model.models import LinearRange, SigmoidRange
+from fastai.metrics import (
+    AccumMetric, accuracy, accuracy_multi, error_rate, top_k_accuracy)
+from fastai.torch_core import get_model, to_detach
+from ..model.models import LinearRange, SigmoidRange, TransformerClassifier
 from ..text.target import check_range, sample_numbers, Target
 
 # %% ../../nbs/4_train/16_targets.ipynb #7c41a0d9
@@ -66,6 +71,11 @@ def check_outputs(
                      f'{target.n_out}: leave n_out out')
 
 # %% ../../nbs/4_train/16_targets.ipynb #7c41a0de
+def _whole(f):
+    "A function without the `partial`s around it."
+    while isinstance(f, partial): f = f.func
+    return f
+
 _of_classes = accuracy, accuracy_multi, error_rate, top_k_accuracy
 
 def check_metrics(
@@ -74,11 +84,86 @@ def check_metrics(
     "A ValueError for a metric of classes where the targets are numbers."
     if not has_numbers(learn.dls): return
     for m in learn.metrics:
-        func = getattr(m, 'func', None)
-        if getattr(func, 'func', func) not in _of_classes: continue
+        if _whole(getattr(m, 'func', None)) not in _of_classes: continue
         raise ValueError(f'{m.name} counts classes, and these targets are numbers: take '
                          'metrics=mse or mae, or make the loaders with classes (a label column of '
                          'strings or integers, y_block=CategoryBlock)')
+
+# %% ../../nbs/4_train/16_targets.ipynb #7c41a0f5
+_suits = dict(
+    category='accuracy, F1Score(average="macro") or, of two labels, RocAucBinary()',
+    multi='accuracy_multi or F1ScoreMulti()', regression='mae, rmse or R2Score()')
+_most_tried = 256 # labels
+
+def _is_known(m):
+    "Whether a metric is fastai's or scikit-learn's, and looks at outputs and targets alone."
+    if type(m) not in (AvgMetric,AccumMetric): return False
+    if getattr(m, 'kwargs', {}).get('sample_weight') is not None: return False
+    f = _whole(m.func) if type(m) is AvgMetric else m.func
+    module,name = (getattr(f, k, '') for k in ('__module__','__name__'))
+    if not f'{module}.'.startswith(('fastai.metrics.','sklearn.')): return False
+    return getattr(sys.modules[module], name, None) is f
+
+def _may_change(cb):
+    "Whether a callback of somebody's own could change outputs or targets."
+    kind = cb if isinstance(cb, type) else type(cb)
+    if kind.__module__.startswith(('fastai.','fastai_txf.')): return False
+    events = 'before_batch','after_pred','after_loss'
+    return any(hasattr(kind, e) or e in vars(cb) for e in events)
+
+def _made_up(kind, n, n_out):
+    "Outputs and targets for `n` labels or numbers: each label is there, and is not."
+    eye = torch.eye(n)
+    if kind == 'category': return eye.repeat(2, 1), torch.arange(n).repeat(2)
+    if kind == 'multi': return torch.cat([2*eye-1, 1-2*eye]), torch.cat([eye, 1-eye])
+    y = torch.linspace(0.1, 1., 4*n).view(4, n)
+    return torch.linspace(0.2, 0.9, 4*n_out).view(4, n_out), y[:,0] if n == 1 else y
+
+def _one_batch(learn, cbs):
+    "A small batch as metrics see it, after the model; None where it could look otherwise."
+    dls,model = learn.dls, get_model(learn.model)
+    if type(model) is not TransformerClassifier or not has_labels(dls): return
+    if len(dls.valid_ds.tls) != 2 or not len(dls.valid_ds): return
+    target = Target.of(dls)
+    if target.n_out > _most_tried or any(map(_may_change, [*learn.cbs, *cbs])): return
+    pred,y = _made_up(target.kind, target.n_out, model.config.n_out)
+    if torch.as_tensor(dls.valid_ds.tls[1][0]).shape != y.shape[1:]: return
+    return SimpleNamespace(pred=pred, y=y, yb=(y,), to_detach=to_detach)
+
+def try_metrics(
+    learn, # a classifier's learner
+    cbs, # the callbacks that a fit is given
+):
+    "A ValueError for a metric of fastai's or scikit-learn's that does not suit the targets."
+    batch = _one_batch(learn, cbs)
+    for m in map(copy, learn.metrics.filter(_is_known) if batch else ()):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter('ignore')
+                m.reset()
+                m.accumulate(batch)
+                m.value
+        except Exception as e:
+            target,why = Target.of(learn.dls), ' '.join(str(e).split())[:200]
+            raise ValueError(f'{m.name} does not suit these targets, {target.describe()} '
+                             f'({type(e).__name__}: {why}): take {_suits[target.kind]}') from e
+
+# %% ../../nbs/4_train/16_targets.ipynb #7c41a0f8
+def check_watched(
+    learn, # any learner
+    cbs, # the callbacks of a fit
+):
+    "A ValueError for a callback that watches the validation set where there is none."
+    loaders = learn.dls.loaders
+    if len(loaders) > 1 and len(loaders[1]): return
+    for cb in (*learn.cbs, *cbs):
+        kind = cb if isinstance(cb, type) else type(cb)
+        watched = getattr(cb, 'monitor', 'valid_loss')
+        if not issubclass(kind, TrackerCallback) or getattr(cb, 'every_epoch', False): continue
+        if watched.startswith('train_'): continue
+        raise ValueError(f'{kind.__name__} watches {watched}, and there are no validation texts: '
+                         'leave it out, give it monitor="train_loss", or make the loaders with '
+                         'a valid_col or a valid_pct above 0')
 
 # %% ../../nbs/4_train/16_targets.ipynb #7c41a0e4
 _flat = {torch.nn.MSELoss:'MSELossFlat()', torch.nn.L1Loss:'L1LossFlat()',
@@ -86,11 +171,6 @@ _flat = {torch.nn.MSELoss:'MSELossFlat()', torch.nn.L1Loss:'L1LossFlat()',
          torch.nn.HuberLoss:'BaseLoss(nn.HuberLoss, is_2d=False)'}
 _functions = {F.mse_loss:torch.nn.MSELoss, F.l1_loss:torch.nn.L1Loss,
               F.smooth_l1_loss:torch.nn.SmoothL1Loss, F.huber_loss:torch.nn.HuberLoss}
-
-def _whole(loss):
-    "A loss without the `partial`s around it."
-    while isinstance(loss, partial): loss = loss.func
-    return loss
 
 def number_loss(
     loss, # a module, a function, a `partial` of one, or one of fastai's
@@ -101,17 +181,45 @@ def number_loss(
     cls = next((c for f,c in _functions.items() if loss is f), type(loss))
     return next((c for c in _flat if issubclass(cls, c)), None)
 
+def _check_shares(loss, dls):
+    "A ValueError for a loss of shares, which has no least value for other numbers."
+    if not isinstance(getattr(loss, 'func', None), torch.nn.BCEWithLogitsLoss): return
+    y = sample_numbers(dls)
+    if y.min() >= 0 and y.max() <= 1: return
+    raise ValueError(f'loss_func={type(loss).__name__} is for numbers from 0 to 1, and the '
+                     f'training targets reach from {y.min():g} to {y.max():g}: take '
+                     'loss_func=MSELossFlat(), or scale them to 0..1')
+
 def check_loss(
     learn, # a classifier's learner
 ):
-    "A ValueError for a loss that would compare each number with those of all texts of a batch."
+    """A ValueError for a loss that would compare each number with those of all texts of a batch,
+    and for one of shares where the numbers are none."""
     cls,loss = number_loss(learn.loss_func), _whole(learn.loss_func)
-    if cls is None or not has_numbers(learn.dls) or not len(learn.dls.train_ds): return
-    if isinstance(loss, BaseLoss) and loss.flatten and not loss.is_2d: return
+    if not has_numbers(learn.dls) or not len(learn.dls.train_ds): return
+    _check_shares(loss, learn.dls)
+    if cls is None or isinstance(loss, BaseLoss) and loss.flatten and not loss.is_2d: return
     if learn.dls.train_ds.tls[-1][0].ndim: return                               # several numbers
     raise ValueError(f'loss_func={getattr(loss, "__name__", loss)} compares the prediction for '
                      'each text with the numbers of all texts of its batch, as their shapes '
                      f'differ, (bs, 1) and (bs,): take loss_func={_flat[cls]}, which flattens both')
+
+# %% ../../nbs/4_train/16_targets.ipynb #7c41a0f2
+_wordless = {
+    'CrossEntropyLossFlat, which takes weight= and the other options, too':
+    (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss, F.cross_entropy, F.nll_loss),
+    'BCEWithLogitsLossFlat, which takes weight= (with flatten=False) and the other options, too':
+    (torch.nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits)}
+
+def refuse_wordless(
+    loss, # as a learner is given it
+):
+    "A TypeError for a loss of torch's that does not say what an output means."
+    f = _whole(loss)
+    remedy = next((r for r,o in _wordless.items() if any(f is c or type(f) is c for c in o)), None)
+    if remedy is None or hasattr(loss, 'decodes'): return
+    name = f'nn.{type(f).__name__}' if isinstance(f, torch.nn.Module) else f'F.{f.__name__}'
+    raise TypeError(f'loss_func is {name}, which turns no output into a prediction: give {remedy}')
 
 # %% ../../nbs/4_train/16_targets.ipynb #7c41a0e7
 def has_head(
