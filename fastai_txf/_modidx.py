@@ -2433,6 +2433,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'fastai_txf/text/plain.py'),
                                        'fastai_txf.text.plain.PlainCodec.barred': ( '2_text/plain.html#plaincodec.barred',
                                                                                     'fastai_txf/text/plain.py'),
+                                       'fastai_txf.text.plain.PlainCodec.check_forwards': ( '2_text/plain.html#plaincodec.check_forwards',
+                                                                                            'fastai_txf/text/plain.py'),
                                        'fastai_txf.text.plain.PlainCodec.check_marks': ( '2_text/plain.html#plaincodec.check_marks',
                                                                                          'fastai_txf/text/plain.py'),
                                        'fastai_txf.text.plain.PlainCodec.check_tokenizer': ( '2_text/plain.html#plaincodec.check_tokenizer',

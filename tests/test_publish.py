@@ -15,6 +15,7 @@ from fastai_txf.base import plain
 from fastai_txf.text.special import leading_space
 from fastai_txf.share.bundle import FILES, json_text, seal
 from fastai_txf.share.folder import write_folder
+from fastai_txf.share.onnx import OnnxText
 from fastai_txf.share.publish import bundle_files
 from fastai_txf.text.special import RULES
 from fixtures import quiet, SMALL, texts_df
@@ -239,6 +240,14 @@ def test_language_model(made, task, preset):
         kw = {**dict(n_tokens=None if 'n_words' in kw else 12), **kw}
         for prompt in ('a warm film', ['', 'The music was 🙂']): assert p.predict(prompt, **kw) == learn.predict(prompt, no_bar=True, **kw)
     assert ''.join(p.stream('a film', n_tokens=10, seed=5)) == p.predict('a film', n_tokens=10, seed=5)[len('a film'):]
+
+def test_backwards_language_model(tmp_path):
+    "What writes from right to left goes on with no text, published or not"
+    learn = stirred(lm(TransformerDataLoaders.from_df(DF, text_col='text', is_lm=True, valid_col='is_valid', bs=2, seq_len=16, tok_tfm=BaseTokenizer(), backwards=True)))
+    predictor,onnx = load_published(learn.publish(tmp_path/'m', trained=True)),object.__new__(OnnxText)
+    onnx.codec = predictor.codec
+    for f in (learn.predict, predictor.predict, predictor.stream, onnx.predict, lambda t: [*onnx.stream(t)]):
+        with pytest.raises(ValueError, match='backwards=True'): f('the film')
 
 @pytest.mark.slow
 def test_language_model_long(made):

@@ -264,6 +264,7 @@ class OnnxText(_Writer):
 
     def _new(self, text, n, no_unk):
         if not isinstance(text, str): raise TypeError(f'{text!r} is no text: give a str')
+        self.codec.check_forwards()
         barred = self.codec.barred if no_unk else self.codec.fillers
         stops = {*self.codec.stops}
         return self._greedy(self.codec.prompts([text])[0], n, stops, [*barred])

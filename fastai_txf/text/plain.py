@@ -233,6 +233,12 @@ class PlainCodec:
                              'and so on')
         return texts
 
+    def check_forwards(self):
+        "A ValueError where texts are turned around, as none can be continued."
+        if not self.backwards: return
+        raise ValueError('these loaders turn texts around (backwards=True): a model trained on '
+                         'them writes from right to left and cannot go on with a text')
+
     def check_tokenizer(self):
         "A ValueError where there is none."
         if self.tok is not None: return
