@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from hypothesis import given, HealthCheck, settings, strategies as st
-from fastai.text.all import accuracy, BalancedAccuracy, BaseTokenizer, BCEWithLogitsLossFlat, CategoryBlock, CrossEntropyLossFlat, defaults, load_learner, lowercase
+from fastai.text.all import accuracy, BalancedAccuracy, BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, CategoryBlock, CrossEntropyLossFlat, defaults, load_learner, lowercase
 import fastai.text.core as core
 from fastai_txf.all import (
     baseline, BPETokenizer, CharTokenizer, FastSpacyTokenizer, learner_from, LMDataLoaders, load_published, OnnxPredictor, PredictorPool, PRESETS,
@@ -459,11 +459,20 @@ def own_rule(t): return t
 refused = dict(
     tokenizer=lambda: clf(TransformerDataLoaders.from_df(DF, tok_tfm=OwnTokenizer(), **KW)), function=lambda: clf(TransformerDataLoaders.from_df(DF, tok_tfm=lambda ts: (t.split() for t in ts), **KW)),
     rule=lambda: clf(clf_dls(rules=[own_rule])), arch=lambda: clf(clf_dls(), arch=OwnModel), block=lambda: clf(clf_dls(), block=OwnBlock),
+    cautious=lambda: clf(clf_dls(), loss_func=Cautious()), rounding=lambda: clf(clf_dls(label_col='score'), loss_func=Rounding()),
     options=lambda: clf(clf_dls(), block=partial(TransformerBlock, d_ff=17)), loss=lambda: clf(clf_dls(), loss_func=OwnLoss()))
-words = dict(tokenizer='OwnTokenizer', function='<lambda>', rule='own_rule', arch='OwnModel', block='OwnBlock', options='(17|shape|says)', loss='OwnLoss|probabilities')
+words = dict(tokenizer='OwnTokenizer', function='<lambda>', rule='own_rule', arch='OwnModel', block='OwnBlock', options='(17|shape|says)', loss='makes other probabilities',
+             cautious='CrossEntropy.*decodes', rounding='MSELoss.*decodes')
 
 class OwnLoss(CrossEntropyLossFlat):
     def activation(self, x): return x.sigmoid()
+
+class Cautious(CrossEntropyLossFlat):
+    def decodes(self, x): return (x[:,1] > 0.99).long()
+
+class Rounding(BaseLoss):
+    def __init__(self): super().__init__(torch.nn.MSELoss, is_2d=False, floatify=True)
+    def decodes(self, x): return x.round()
 
 @pytest.mark.parametrize('part', refused)
 def test_refused(tmp_path, part):

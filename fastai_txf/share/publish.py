@@ -128,18 +128,28 @@ def _plain_label(o):
     if isinstance(o, (str,int,float,bool)): return o
     _refuse(f'the label {o!r} is a {type(o).__name__}', 'make labels strings or numbers')
 
+def threshold_of(
+    learn, # of a classifier
+    kind:str, # of its targets, as in `Target`
+)->dict: # `threshold`, where there are several labels
+    "From where on a label is given. A ValueError for a loss that answers otherwise than usual."
+    draw,loss = torch.Generator().manual_seed(0), learn.loss_func
+    x = torch.randn(99, learn.model.config.n_out, generator=draw)
+    x *= torch.linspace(0.1, 9, 99)[:,None]
+    probs,thresh = ACTIVATIONS[kind](x), float(getattr(loss, 'thresh', 0.5))
+    usual = dict(category=probs.argmax(-1), multi=probs > thresh, regression=probs)[kind]
+    mine = getcallable(loss, 'activation')(x)
+    if not torch.allclose(mine, probs, atol=1e-6): what = 'makes other probabilities of outputs'
+    elif not torch.equal(getcallable(loss, 'decodes')(probs), usual):
+        what = 'decodes activations otherwise'
+    else: return dict(threshold=thresh) if kind == 'multi' else {}
+    _refuse(f'{loss} {what} than usual', "train with fastai's loss for these targets")
+
 def _class_labels(learn):
     "Kind and names of the labels, and the threshold."
     target = Target.of(learn.dls)
-    x = torch.linspace(-3, 3, 2*learn.model.config.n_out).view(2, -1)
-    mine = getcallable(learn.loss_func, 'activation')(x)
-    if not torch.allclose(mine, ACTIVATIONS[target.kind](x), atol=1e-6):
-        _refuse(f'{learn.loss_func} makes other probabilities of outputs than usual',
-                "train with fastai's loss for these targets")
     names = None if target.names is None else [*map(_plain_label, target.names)]
-    res = dict(kind=target.kind, names=names)
-    if target.kind == 'multi': res['threshold'] = float(getattr(learn.loss_func, 'thresh', 0.5))
-    return res
+    return dict(kind=target.kind, names=names, **threshold_of(learn, target.kind))
 
 def _gap_labels(learn):
     hide = learn.mask_tokens
