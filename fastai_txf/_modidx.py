@@ -2079,6 +2079,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'fastai_txf/share/to_hf.py'),
                                         'fastai_txf.share.to_hf._their_weights': ( '8_share/to_hf.html#_their_weights',
                                                                                    'fastai_txf/share/to_hf.py'),
+                                        'fastai_txf.share.to_hf._use': ('8_share/to_hf.html#_use', 'fastai_txf/share/to_hf.py'),
                                         'fastai_txf.share.to_hf._writing': ('8_share/to_hf.html#_writing', 'fastai_txf/share/to_hf.py'),
                                         'fastai_txf.share.to_hf.architecture_of': ( '8_share/to_hf.html#architecture_of',
                                                                                     'fastai_txf/share/to_hf.py'),
