@@ -1989,6 +1989,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                     'fastai_txf/share/publish.py'),
                                           'fastai_txf.share.publish._take_labels': ( '8_share/publish.html#_take_labels',
                                                                                      'fastai_txf/share/publish.py'),
+                                          'fastai_txf.share.publish._take_weights': ( '8_share/publish.html#_take_weights',
+                                                                                      'fastai_txf/share/publish.py'),
                                           'fastai_txf.share.publish._versions': ( '8_share/publish.html#_versions',
                                                                                   'fastai_txf/share/publish.py'),
                                           'fastai_txf.share.publish.bundle_files': ( '8_share/publish.html#bundle_files',

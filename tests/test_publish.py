@@ -688,6 +688,27 @@ def test_learner_from_others(made):
     for dls,why in ((clf_dls('characters'), 'vocab'), (clf_dls(label_col='tags', label_delim=';'), 'labels'), (clf_dls(rules=[lowercase]), 'vocab|rules')):
         with pytest.raises(ValueError, match=why): learner_from(folder, dls)
 
+@pytest.mark.parametrize('options', [dict(n_heads=1), dict(positions='alibi'), dict(eps=0.5), dict(pos_base=2.), dict(causal=True), dict(ff='relu'), dict(d_model=8),
+                                     dict(n_out=3), dict(config='bert'), dict(y_range=(0,1))], ids=lambda o: [*o][0])
+def test_learner_from_other_options(made, options):
+    "What would answer otherwise with these weights is refused by name"
+    learn,folder = made('one')
+    with pytest.raises(ValueError, match=[*options][0]): learner_from(folder, learn.dls, **options)
+
+def test_learner_from_options(made, tmp_path):
+    "Dropout may be another, how much is read at once warns, and positions that are not there are named"
+    learn,folder = made('one')
+    assert learner_from(folder, learn.dls, drop_mult=0.).predict('warm')[2].equal(learn.predict('warm')[2])
+    with pytest.warns(UserWarning, match='trained with max_len='): learner_from(folder, learn.dls, max_len=7)
+    fixed = stirred(clf(clf_dls(), positions='learned', max_len=9))
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match='positions.emb.weight.*max_len='): learner_from(fixed.publish(tmp_path/'f', trained=True), fixed.dls, max_len=7)
+
+def test_learner_from_other_columns(made):
+    "Columns in another order say other things"
+    learn,folder = made('columns')
+    assert learner_from(folder, learn.dls)
+    with pytest.raises(ValueError, match=r"\['text', 'title'\].*\['title', 'text'\]"): learner_from(folder, clf_dls(text_col=['text','title'], text_vocab=learn.codec.vocab))
+
 # Without fastai, pandas and the like
 
 BLOCKED = '''

@@ -17,6 +17,7 @@ import fastai_txf
 from ..base.shadow import shadow
 from ..model.models import LinearRange, SigmoidRange
 from ..text.target import Target
+from ..learn.transfer import answers_depend_on, check_answers
 from ..learn.base import TransformerLearner
 from ..learn.classifier import transformer_classifier_learner
 from ..learn.lm import transformer_lm_learner
@@ -224,11 +225,24 @@ def _check_same(learn, kind, codecs, labels, folder):
             if a[k] == b[k]: continue
             _refuse(f'these loaders have another {k} than {folder}', 'make them with the same '
                     '(text_vocab=, vocab= and tok_tfm= take what the predictor\'s codec has)')
+        if a['marked'] and a['text_cols'] != b['text_cols']:
+            _refuse(f"these loaders read the columns {a['text_cols']}, and {folder} has learnt from "
+                    f"{b['text_cols']}", 'name them so, and in this order, text_col=[…]')
     if kind != 'classifier': return
     own = _class_labels(learn)
     if (own['kind'], own['names']) != (labels['kind'], labels['names']):
         _refuse(f"these loaders have the labels {str(own['names'])[:60]}, and {folder} has "
                 f"{str(labels['names'])[:60]}", 'make them with y_block=CategoryBlock(vocab=…)')
+
+def _take_weights(learn, model, folder):
+    "Give a learner the weights of `model`. A ValueError for one that would answer otherwise."
+    mine,theirs = ({k:(*v.shape,) for k,v in m.state_dict().items()} for m in (learn.model,model))
+    own,asked = (answers_depend_on(m, []) for m in (learn.model,model))
+    check_answers(asked, own, folder, mine == theirs)
+    if mine == theirs: return learn.model.load_state_dict(model.state_dict())
+    k = min(k for k in {**theirs, **mine} if mine.get(k) != theirs.get(k))
+    _refuse(f'{folder} has the weights {k} of shape {theirs.get(k)} (here {mine.get(k)})',
+            'leave out what changes them (max_len=, arch=, block=)')
 
 def _take_labels(learn, kind, labels, given):
     "Let a learner call things as `labels` do, unless `given` options say otherwise."
@@ -247,11 +261,15 @@ def learner_from(
     own_card:bool=False, # as in `load_published`
     **kwargs # of the learner that the task has
 ): # a learner with the published weights
-    "Go on training from a published model. A ValueError for loaders that number otherwise."
+    """Go on training from a published model. A ValueError for loaders that number otherwise, and
+    for options with which the weights would answer otherwise."""
+    for k in ('config','y_range'):
+        if k in kwargs: _refuse(f'{k}={kwargs[k]!r:.60}', 'a published model has its own, so leave '
+                                                          'this out')
     model,codecs,labels,config = parse_bundle(folder, own_card)
     kind,bounds = config['kind'], {k:v for k,v in config['options'].items() if k == 'y_range'}
     learn = _factories[kind](dls, config=model.config, **bounds, **kwargs)
     _check_same(learn, kind, codecs, labels, folder)
-    learn.model.load_state_dict(model.state_dict())
+    _take_weights(learn, model, folder)
     _take_labels(learn, kind, labels, kwargs)
     return learn
