@@ -217,7 +217,7 @@ def main(
     parser.add_argument('folder', help='of a model that learn.publish has written')
     parser.add_argument('--port', type=int, default=8000)
     opts = parser.parse_args(args)
-    try: app = make_app(load_published(opts.folder), f'{opts.folder}')
+    try: app = make_app(load_published(opts.folder, own_card=True), f'{opts.folder}')
     except (OSError,ValueError,ImportError) as e: parser.exit(1, f'{e}\n')
     import uvicorn
     print(f'http://127.0.0.1:{opts.port} (Ctrl-C ends it)')

@@ -100,6 +100,15 @@ def test_bad_folder(capsys, tmp_path):
     with pytest.raises(SystemExit) as e: main([str(tmp_path/'none')])
     assert e.value.code == 1 and 'there is no folder' in capsys.readouterr().err
 
+def test_edited_card(monkeypatch, tmp_path):
+    "A published model whose card was edited has its page"
+    from test_publish import stirred, tasks
+    folder,seen = stirred(tasks['one']()).publish(tmp_path/'m', trained=True),[]
+    (folder/'README.md').write_text('my own card')
+    monkeypatch.setattr('uvicorn.run', lambda app, **kw: seen.append(app))
+    main([str(folder)])
+    assert TestClient(seen[0], base_url='http://127.0.0.1').post('/', data=dict(text='warm')).status_code == 200
+
 def free_port():
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
