@@ -2,6 +2,7 @@
 
 d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_url': '', 'lib_path': 'fastai_txf'},
   'syms': { 'fastai_txf.app': { 'fastai_txf.app._answers': ('9_roof/app.html#_answers', 'fastai_txf/app.py'),
+                                'fastai_txf.app._boxes': ('9_roof/app.html#_boxes', 'fastai_txf/app.py'),
                                 'fastai_txf.app._coloured': ('9_roof/app.html#_coloured', 'fastai_txf/app.py'),
                                 'fastai_txf.app._controls': ('9_roof/app.html#_controls', 'fastai_txf/app.py'),
                                 'fastai_txf.app._fasthtml': ('9_roof/app.html#_fasthtml', 'fastai_txf/app.py'),
@@ -1665,6 +1666,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
             'fastai_txf.share.card': { 'fastai_txf.share.card._about_data': ('8_share/card.html#_about_data', 'fastai_txf/share/card.py'),
                                        'fastai_txf.share.card._about_scores': ( '8_share/card.html#_about_scores',
                                                                                 'fastai_txf/share/card.py'),
+                                       'fastai_txf.share.card._call': ('8_share/card.html#_call', 'fastai_txf/share/card.py'),
                                        'fastai_txf.share.card._in_line': ('8_share/card.html#_in_line', 'fastai_txf/share/card.py'),
                                        'fastai_txf.share.card._table': ('8_share/card.html#_table', 'fastai_txf/share/card.py'),
                                        'fastai_txf.share.card.measured': ('8_share/card.html#measured', 'fastai_txf/share/card.py'),

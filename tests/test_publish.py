@@ -33,6 +33,8 @@ def pairs():
 
 def lm_dls(tok='pieces'): return LMDataLoaders.from_df(DF, text_col='text', valid_col='is_valid', bs=2, seq_len=16, tok_tfm=toks[tok]())
 
+def lm_frame(**kw): return TransformerDataLoaders.from_df(DF, **{**dict(text_col='text', is_lm=True, valid_col='is_valid', bs=2, seq_len=16, tok_tfm=BaseTokenizer()), **kw})
+
 clf,lm = partial(transformer_classifier_learner, **SMALL),partial(transformer_lm_learner, **SMALL)
 mlm,s2s = partial(transformer_mlm_learner, **SMALL),partial(transformer_seq2seq_learner, **SMALL)
 tasks = dict(
@@ -41,7 +43,8 @@ tasks = dict(
     numbers=lambda **kw: clf(clf_dls('pieces', label_col='score'), y_range=(0,1), **kw),
     columns=lambda **kw: clf(clf_dls(text_col=['title','text']), **kw), backwards=lambda **kw: clf(clf_dls(backwards=True), **kw),
     lm=lambda **kw: lm(lm_dls(), **kw), lm_words=lambda **kw: lm(TransformerDataLoaders.from_df(DF, text_col='text', is_lm=True, valid_col='is_valid', bs=2, seq_len=16), **kw),
-    mlm=lambda **kw: mlm(clf_dls(), **kw), pairs=lambda **kw: s2s(pairs(), **kw))
+    lm_columns=lambda **kw: lm(lm_frame(text_col=['title','text']), **kw), lm_backwards=lambda **kw: lm(lm_frame(backwards=True), **kw),
+    mlm_columns=lambda **kw: mlm(clf_dls(text_col=['title','text']), **kw), mlm=lambda **kw: mlm(clf_dls(), **kw), pairs=lambda **kw: s2s(pairs(), **kw))
 
 def stirred(learn):
     "Weights that differ from those of the start, as after training"
@@ -241,10 +244,10 @@ def test_language_model(made, task, preset):
         for prompt in ('a warm film', ['', 'The music was 🙂']): assert p.predict(prompt, **kw) == learn.predict(prompt, no_bar=True, **kw)
     assert ''.join(p.stream('a film', n_tokens=10, seed=5)) == p.predict('a film', n_tokens=10, seed=5)[len('a film'):]
 
-def test_backwards_language_model(tmp_path):
+def test_backwards_language_model(made):
     "What writes from right to left goes on with no text, published or not"
-    learn = stirred(lm(TransformerDataLoaders.from_df(DF, text_col='text', is_lm=True, valid_col='is_valid', bs=2, seq_len=16, tok_tfm=BaseTokenizer(), backwards=True)))
-    predictor,onnx = load_published(learn.publish(tmp_path/'m', trained=True)),object.__new__(OnnxText)
+    learn,folder = made('lm_backwards')
+    predictor,onnx = load_published(folder),object.__new__(OnnxText)
     onnx.codec = predictor.codec
     for f in (learn.predict, predictor.predict, predictor.stream, onnx.predict, lambda t: [*onnx.stream(t)]):
         with pytest.raises(ValueError, match='backwards=True'): f('the film')
@@ -586,6 +589,14 @@ def test_card(tmp_path):
     loss = learn.recorder.values[-1][1]
     for part in ('48', '12', f'{loss:.4f}', 'After 2 epochs', '`neg`, `pos`', 'load_published', 'd_model', torch.__version__, f'{table.accuracy[1]:.4f}'):
         assert part in text, part
+
+@pytest.mark.parametrize('task', ['one','columns','lm','mlm','pairs','lm_columns','lm_backwards','mlm_columns'])
+def test_lines_of_the_card(made, task, capsys):
+    "They run, whatever the texts are"
+    folder = made(task)[1]
+    code = (folder/'README.md').read_text().split('```')[1].removeprefix('python\n')
+    exec(code.replace("'this folder'", repr(str(folder))), {})
+    assert '{' in code.split('load_published(')[1] or 'columns' not in task
 
 def test_columns_of_one_name(tmp_path):
     "Refused by the learner and by what it published, where it matters"
