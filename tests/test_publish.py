@@ -624,6 +624,15 @@ def test_row_without_the_column_of_the_text(tmp_path):
     def older(config, texts): assert 'label' in texts['text.json']['sides'][0].pop('other_cols')
     assert load_published(rewritten(tmp_path/'a', older)).predict(row.review) == model.predict(row.review)
 
+def test_another_column_called_text(tmp_path):
+    "What the learner does not read from a column that is called `text`, a published model does not"
+    learn = quiet(clf(TransformerDataLoaders.from_df(DF.rename(columns=dict(text='review')), **{**KW, 'text_col':'review', 'tok_tfm':BaseTokenizer()})))
+    model,row = load_published(learn.publish(tmp_path/'a', trained=True)),dict(text='a warm film')
+    for item in (row, pd.Series(row), pd.DataFrame([row]), [row], [dict(review='dull'),row], [pd.Series(row)]):
+        for f in (learn.predict, model.predict):
+            with pytest.raises(ValueError, match="'review'"): f(item)
+    assert model.predict(row, text_col='text') == model.predict(row['text'])
+
 @pytest.mark.parametrize('look', ['validate','get_preds','show_results','predict','lr_find','fit'])
 def test_card_after_a_look(tmp_path, look):
     "What is done with a learner after its training is not what its training has measured"

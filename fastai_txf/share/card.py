@@ -14,7 +14,7 @@ from ..text.special import FLD
 _tasks = dict(classifier='text-classification', lm='text-generation', mlm='fill-mask',
               seq2seq='translation')
 _calls = dict(
-    classifier='predictor.predict({0!r})          # its label\npredictor.probs([{0!r}, {0!r}])',
+    classifier='predictor.predict({0!r})          # its label\npredictor.probs({2})',
     lm='predictor.predict({0!r}, n_words=40, temperature=0.8)\n'
        "for piece in predictor.stream({1!r}, n_words=40): print(piece, end='')",
     mlm='predictor.fill({0!r})          # the likeliest tokens',
@@ -25,9 +25,10 @@ def _call(kind, codec):
     "Lines that ask a model for a text, or for one of several columns."
     if kind == 'lm' and codec.backwards: kind = 'backwards'
     text = dict(lm='A prompt', mlm='a ___ text').get(kind, 'a text')
-    if not codec.marked: return _calls[kind].format(text, text)
+    if not codec.marked: return _calls[kind].format(text, text, ['a','list'])
     row = dict.fromkeys(codec.text_cols, text)
-    return _calls[kind].format(row, ' '.join(f'{FLD} {i} {text}' for i,_ in enumerate(row, 1)))
+    line = ' '.join(f'{FLD} {i} {text}' for i,_ in enumerate(row, 1))
+    return _calls[kind].format(row, line, [row])
 
 def _table(rows, *head):
     lines = [head, ['---']*len(head), *rows]
