@@ -77,7 +77,8 @@ def make_page(
     from fastcore.xml import NotStr, to_xml
     c,kind = _fasthtml(), predictor.config['kind']
     boxes = [c.Textarea(given.get(k, ''), name=k, rows=6, placeholder=col, required=not col,
-                        autofocus=k in ('text','text1')) for k,col in _boxes(predictor.codec).items()]
+                        autofocus=k in ('text','text1'))
+             for k,col in _boxes(predictor.codec).items()]
     form = c.Form(*boxes, *_controls(c, kind, given), c.Div(c.Button(_buttons[kind])),
                   method='post', action='/')
     out = c.Div(*answer) if kind != 'lm' else c.Div(*answer, id='out')

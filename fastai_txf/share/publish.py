@@ -226,7 +226,7 @@ def _check_same(learn, kind, codecs, labels, folder):
             _refuse(f'these loaders have another {k} than {folder}', 'make them with the same '
                     '(text_vocab=, vocab= and tok_tfm= take what the predictor\'s codec has)')
         if a['marked'] and a['text_cols'] != b['text_cols']:
-            _refuse(f"these loaders read the columns {a['text_cols']}, and {folder} has learnt from "
+            _refuse(f"these loaders read the columns {a['text_cols']}, and {folder} has "
                     f"{b['text_cols']}", 'name them so, and in this order, text_col=[…]')
     if kind != 'classifier': return
     own = _class_labels(learn)
