@@ -25,7 +25,8 @@ height:.8rem;display:inline-block} .word{border-radius:2px;padding:1px}
 _script = '''
 const form = document.querySelector('form'), out = document.querySelector('#out');
 form.addEventListener('submit', async e => {
-  e.preventDefault(); out.className = 'text'; out.textContent = form.text.value;
+  e.preventDefault(); out.className = 'text';
+  out.textContent = [...form.querySelectorAll('textarea')].map(o => o.value).join(' ');
   const r = await fetch('/stream', {method: 'POST', body: new URLSearchParams(new FormData(form))});
   if (!r.ok) { out.className = 'error'; out.textContent = await r.text(); return; }
   const reader = r.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -61,6 +62,11 @@ def _controls(c, kind, given):
     return [c.Label(f'{k} ', c.Input(name=k, value=_shown(k, v), title=why))
             for k,(_,v,why) in CONTROLS.items()]
 
+def _boxes(codec):
+    "The boxes of a form: for a text, or for each of its columns."
+    if not codec.marked: return dict(text='')
+    return {f'text{i}':c for i,c in enumerate(codec.text_cols, 1)}
+
 def make_page(
     predictor, # `Predictor`
     title:str, # of the page
@@ -70,8 +76,10 @@ def make_page(
     "The page with its form and an answer."
     from fastcore.xml import NotStr, to_xml
     c,kind = _fasthtml(), predictor.config['kind']
-    box = c.Textarea(given.get('text', ''), name='text', rows=6, autofocus=True, required=True)
-    form = c.Form(box, *_controls(c, kind, given), c.Div(c.Button(_buttons[kind])),
+    boxes = [c.Textarea(given.get(k, ''), name=k, rows=6, placeholder=col, required=not col,
+                        autofocus=k in ('text','text1'))
+             for k,col in _boxes(predictor.codec).items()]
+    form = c.Form(*boxes, *_controls(c, kind, given), c.Div(c.Button(_buttons[kind])),
                   method='post', action='/')
     out = c.Div(*answer) if kind != 'lm' else c.Div(*answer, id='out')
     script = [c.Script(NotStr(_script))] if kind == 'lm' else []
@@ -147,7 +155,7 @@ def read_controls(
 # %% ../nbs/9_roof/02_app.ipynb #c7c905fd
 MOST = 2_000_000 # bytes of a request
 
-async def _given(request):
+async def _given(request, codec):
     "The fields of a form, as strings. A ValueError for too much, or for another page's."
     size,origin = request.headers.get('content-length', ''), request.headers.get('origin')
     if not size.isdigit() or int(size) > MOST:
@@ -155,9 +163,9 @@ async def _given(request):
     if origin not in (None, 'null', f'http://{request.headers["host"]}'):
         raise ValueError('this form belongs to another page')
     form = await request.form()
-    given = {k:v for k,v in form.items() if isinstance(v, str)}
-    given['text'] = given.get('text', '').replace('\r\n', '\n')
-    return given
+    given = {k:v.replace('\r\n', '\n') for k,v in form.items() if isinstance(v, str)}
+    row = {c:given.get(k, '') for k,c in _boxes(codec).items()}
+    return {**given, 'text':codec.texts(row)[0] if codec.marked else row['']}
 
 def _answers(predictor, title):
     "What the page answers to a form."
@@ -166,7 +174,7 @@ def _answers(predictor, title):
     async def answer(request):
         given,status = {}, 200
         try:
-            given = await _given(request)
+            given = await _given(request, predictor.codec)
             options = read_controls(given) if predictor.config['kind'] == 'lm' else {}
             make = ANSWERS[predictor.config['kind']]
             parts = await run_in_threadpool(make, predictor, given['text'], **options)
@@ -180,7 +188,7 @@ def _streams(predictor):
     from starlette.responses import PlainTextResponse, StreamingResponse
     async def stream(request):
         try:
-            given = await _given(request)
+            given = await _given(request, predictor.codec)
             pieces = predictor.stream(given['text'], **read_controls(given))
         except (ValueError,TypeError) as e: return PlainTextResponse(str(e), 400, HEADERS)
         return StreamingResponse(pieces, 200, HEADERS, 'text/plain; charset=utf-8')
@@ -217,7 +225,7 @@ def main(
     parser.add_argument('folder', help='of a model that learn.publish has written')
     parser.add_argument('--port', type=int, default=8000)
     opts = parser.parse_args(args)
-    try: app = make_app(load_published(opts.folder), f'{opts.folder}')
+    try: app = make_app(load_published(opts.folder, own_card=True), f'{opts.folder}')
     except (OSError,ValueError,ImportError) as e: parser.exit(1, f'{e}\n')
     import uvicorn
     print(f'http://127.0.0.1:{opts.port} (Ctrl-C ends it)')

@@ -1,7 +1,7 @@
 "The page of a published model: answers, escaping, its own origin alone"
 import base64, hashlib, json, os, re, shutil, socket, subprocess, threading, time, urllib.request
 import pytest, torch
-from html import unescape
+from html import escape, unescape
 from pathlib import Path
 from fastai_txf.app import HEADERS, main, make_app
 from fastai_txf.model.models import Seq2SeqTransformer, TransformerClassifier, TransformerLM, TransformerMLM
@@ -99,6 +99,26 @@ def test_bad_folder(capsys, tmp_path):
     "No folder, or one that is no published model, is one line and no traceback"
     with pytest.raises(SystemExit) as e: main([str(tmp_path/'none')])
     assert e.value.code == 1 and 'there is no folder' in capsys.readouterr().err
+
+def test_columns():
+    "A box for each column where there are several"
+    p = predictor('category')
+    codec = TensorCodec([*VOCAB,'xxfld','1','2'], CharTokenizer(), text_cols=['title','<i>body'], marked=True)
+    p = LabelPredictor(TransformerClassifier(**{**SMALL, 'vocab_sz':len(codec.vocab)}, n_out=2).eval(), [codec], p.labels, p.config)
+    page = TestClient(make_app(p), base_url='http://127.0.0.1')
+    assert re.findall('name="(text.?)"', page.get('/').text) == ['text1','text2']
+    got = page.post('/', data=dict(text1='a film', text2='it was'))
+    want = p.predict({'title':'a film', '<i>body':'it was'})
+    assert got.status_code == 200 and f'<h2>{escape(want)}</h2>' in got.text and '>a film</textarea>' in got.text and '<i>' not in got.text
+
+def test_edited_card(monkeypatch, tmp_path):
+    "A published model whose card was edited has its page"
+    from test_publish import stirred, tasks
+    folder,seen = stirred(tasks['one']()).publish(tmp_path/'m', trained=True),[]
+    (folder/'README.md').write_text('my own card')
+    monkeypatch.setattr('uvicorn.run', lambda app, **kw: seen.append(app))
+    main([str(folder)])
+    assert TestClient(seen[0], base_url='http://127.0.0.1').post('/', data=dict(text='warm')).status_code == 200
 
 def free_port():
     with socket.socket() as s:

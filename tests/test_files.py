@@ -99,6 +99,7 @@ _real_writers = """
             if self.training and self.iter == 2: raise KeyboardInterrupt
     def encoder(): return learn.save_encoder('enc')
     def exported(): return learn.save_encoder(path/'models'/'other.pth')
+    def saved(): return learn.save('best/one')
     def resume():
         try: learn.fit(1, 1e-3, cbs=[ResumeCallback(every=1), Stop()])
         except KeyboardInterrupt: pass
@@ -109,7 +110,7 @@ _real_writers = """
         FolderTokenizer(path/'texts', BaseTokenizer)
         return path/'texts_tok'/'tokens.pth'
     def ids(): flat_ids([[7]*1000]*60, path/'models'/'train.ids', max_ram=1000); return path/'models'/'train.ids'
-    writers = [encoder, exported, resume, tokens, ids]
+    writers = [encoder, exported, resume, tokens, ids, saved]
     """
 
 def real_writers(rest, path):
@@ -138,7 +139,7 @@ def real_writers(rest, path):
     p = in_process(f"import sys; sys.argv = ['', {str(path)!r}]; sys.path.insert(0, {str(tests)!r})\n" + textwrap.dedent(code))
     out,err = p.communicate(timeout=300)
     assert p.returncode == 0, err[-2000:]
-    assert out.count('said:') == 5, out
+    assert out.count('said:') == 6, out
 
 def test_full_disk_of_every_writer(tmp_path):
     "Encoders, states of a training, kept tokens, ids: the old file whole, the error or the warning names it"

@@ -311,6 +311,14 @@ def test_refused(made, tmp_path, monkeypatch):
         with pytest.raises(OSError, match='No space'): to_onnx(learn, tmp_path/'x', trained=True)
     assert not [*tmp_path.iterdir()]
 
+def test_edited_card(made, tmp_path):
+    "A card that was edited is no obstacle, and goes along"
+    learn,*_ = made('one', max_len=8)
+    folder = learn.publish(tmp_path/'m', trained=True)
+    (folder/'README.md').write_text('my own card')
+    at = to_onnx(folder, tmp_path/'o')
+    assert OnnxPredictor(at).predict('warm') == learn.predict('warm')[0] and (at/'README.md').read_text() == 'my own card'
+
 def test_windows_of_lists():
     "Cutting lists is cutting tensors"
     for n in range(60):

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from hypothesis import given, HealthCheck, settings, strategies as st
-from fastai.text.all import accuracy, BalancedAccuracy, BaseTokenizer, BCEWithLogitsLossFlat, CategoryBlock, CrossEntropyLossFlat, defaults, load_learner, lowercase
+from fastai.text.all import accuracy, BalancedAccuracy, BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, CategoryBlock, CrossEntropyLossFlat, defaults, load_learner, lowercase
 import fastai.text.core as core
 from fastai_txf.all import (
     baseline, BPETokenizer, CharTokenizer, FastSpacyTokenizer, learner_from, LMDataLoaders, load_published, OnnxPredictor, PredictorPool, PRESETS,
@@ -15,6 +15,7 @@ from fastai_txf.base import plain
 from fastai_txf.text.special import leading_space
 from fastai_txf.share.bundle import FILES, json_text, seal
 from fastai_txf.share.folder import write_folder
+from fastai_txf.share.onnx import OnnxText
 from fastai_txf.share.publish import bundle_files
 from fastai_txf.text.special import RULES
 from fixtures import quiet, SMALL, texts_df
@@ -32,6 +33,8 @@ def pairs():
 
 def lm_dls(tok='pieces'): return LMDataLoaders.from_df(DF, text_col='text', valid_col='is_valid', bs=2, seq_len=16, tok_tfm=toks[tok]())
 
+def lm_frame(**kw): return TransformerDataLoaders.from_df(DF, **{**dict(text_col='text', is_lm=True, valid_col='is_valid', bs=2, seq_len=16, tok_tfm=BaseTokenizer()), **kw})
+
 clf,lm = partial(transformer_classifier_learner, **SMALL),partial(transformer_lm_learner, **SMALL)
 mlm,s2s = partial(transformer_mlm_learner, **SMALL),partial(transformer_seq2seq_learner, **SMALL)
 tasks = dict(
@@ -40,7 +43,8 @@ tasks = dict(
     numbers=lambda **kw: clf(clf_dls('pieces', label_col='score'), y_range=(0,1), **kw),
     columns=lambda **kw: clf(clf_dls(text_col=['title','text']), **kw), backwards=lambda **kw: clf(clf_dls(backwards=True), **kw),
     lm=lambda **kw: lm(lm_dls(), **kw), lm_words=lambda **kw: lm(TransformerDataLoaders.from_df(DF, text_col='text', is_lm=True, valid_col='is_valid', bs=2, seq_len=16), **kw),
-    mlm=lambda **kw: mlm(clf_dls(), **kw), pairs=lambda **kw: s2s(pairs(), **kw))
+    lm_columns=lambda **kw: lm(lm_frame(text_col=['title','text']), **kw), lm_backwards=lambda **kw: lm(lm_frame(backwards=True), **kw),
+    mlm_columns=lambda **kw: mlm(clf_dls(text_col=['title','text']), **kw), mlm=lambda **kw: mlm(clf_dls(), **kw), pairs=lambda **kw: s2s(pairs(), **kw))
 
 def stirred(learn):
     "Weights that differ from those of the start, as after training"
@@ -239,6 +243,14 @@ def test_language_model(made, task, preset):
         kw = {**dict(n_tokens=None if 'n_words' in kw else 12), **kw}
         for prompt in ('a warm film', ['', 'The music was 🙂']): assert p.predict(prompt, **kw) == learn.predict(prompt, no_bar=True, **kw)
     assert ''.join(p.stream('a film', n_tokens=10, seed=5)) == p.predict('a film', n_tokens=10, seed=5)[len('a film'):]
+
+def test_backwards_language_model(made):
+    "What writes from right to left goes on with no text, published or not"
+    learn,folder = made('lm_backwards')
+    predictor,onnx = load_published(folder),object.__new__(OnnxText)
+    onnx.codec = predictor.codec
+    for f in (learn.predict, predictor.predict, predictor.stream, onnx.predict, lambda t: [*onnx.stream(t)]):
+        with pytest.raises(ValueError, match='backwards=True'): f('the film')
 
 @pytest.mark.slow
 def test_language_model_long(made):
@@ -450,11 +462,20 @@ def own_rule(t): return t
 refused = dict(
     tokenizer=lambda: clf(TransformerDataLoaders.from_df(DF, tok_tfm=OwnTokenizer(), **KW)), function=lambda: clf(TransformerDataLoaders.from_df(DF, tok_tfm=lambda ts: (t.split() for t in ts), **KW)),
     rule=lambda: clf(clf_dls(rules=[own_rule])), arch=lambda: clf(clf_dls(), arch=OwnModel), block=lambda: clf(clf_dls(), block=OwnBlock),
+    cautious=lambda: clf(clf_dls(), loss_func=Cautious()), rounding=lambda: clf(clf_dls(label_col='score'), loss_func=Rounding()),
     options=lambda: clf(clf_dls(), block=partial(TransformerBlock, d_ff=17)), loss=lambda: clf(clf_dls(), loss_func=OwnLoss()))
-words = dict(tokenizer='OwnTokenizer', function='<lambda>', rule='own_rule', arch='OwnModel', block='OwnBlock', options='(17|shape|says)', loss='OwnLoss|probabilities')
+words = dict(tokenizer='OwnTokenizer', function='<lambda>', rule='own_rule', arch='OwnModel', block='OwnBlock', options='(17|shape|says)', loss='makes other probabilities',
+             cautious='CrossEntropy.*decodes', rounding='MSELoss.*decodes')
 
 class OwnLoss(CrossEntropyLossFlat):
     def activation(self, x): return x.sigmoid()
+
+class Cautious(CrossEntropyLossFlat):
+    def decodes(self, x): return (x[:,1] > 0.99).long()
+
+class Rounding(BaseLoss):
+    def __init__(self): super().__init__(torch.nn.MSELoss, is_2d=False, floatify=True)
+    def decodes(self, x): return x.round()
 
 @pytest.mark.parametrize('part', refused)
 def test_refused(tmp_path, part):
@@ -569,6 +590,14 @@ def test_card(tmp_path):
     for part in ('48', '12', f'{loss:.4f}', 'After 2 epochs', '`neg`, `pos`', 'load_published', 'd_model', torch.__version__, f'{table.accuracy[1]:.4f}'):
         assert part in text, part
 
+@pytest.mark.parametrize('task', ['one','columns','lm','mlm','pairs','lm_columns','lm_backwards','mlm_columns'])
+def test_lines_of_the_card(made, task, capsys):
+    "They run, whatever the texts are"
+    folder = made(task)[1]
+    code = (folder/'README.md').read_text().split('```')[1].removeprefix('python\n')
+    exec(code.replace("'this folder'", repr(str(folder))), {})
+    assert '{' in code.split('load_published(')[1] or 'columns' not in task
+
 def test_columns_of_one_name(tmp_path):
     "Refused by the learner and by what it published, where it matters"
     learn = quiet(clf(clf_dls()))
@@ -594,6 +623,15 @@ def test_row_without_the_column_of_the_text(tmp_path):
     assert len(model.predict(pd.Series([row.review]*2, index=['a','b']))) == 2
     def older(config, texts): assert 'label' in texts['text.json']['sides'][0].pop('other_cols')
     assert load_published(rewritten(tmp_path/'a', older)).predict(row.review) == model.predict(row.review)
+
+def test_another_column_called_text(tmp_path):
+    "What the learner does not read from a column that is called `text`, a published model does not"
+    learn = quiet(clf(TransformerDataLoaders.from_df(DF.rename(columns=dict(text='review')), **{**KW, 'text_col':'review', 'tok_tfm':BaseTokenizer()})))
+    model,row = load_published(learn.publish(tmp_path/'a', trained=True)),dict(text='a warm film')
+    for item in (row, pd.Series(row), pd.DataFrame([row]), [row], [dict(review='dull'),row], [pd.Series(row)]):
+        for f in (learn.predict, model.predict):
+            with pytest.raises(ValueError, match="'review'"): f(item)
+    assert model.predict(row, text_col='text') == model.predict(row['text'])
 
 @pytest.mark.parametrize('look', ['validate','get_preds','show_results','predict','lr_find','fit'])
 def test_card_after_a_look(tmp_path, look):
@@ -669,6 +707,27 @@ def test_learner_from_others(made):
     folder = made('one')[1]
     for dls,why in ((clf_dls('characters'), 'vocab'), (clf_dls(label_col='tags', label_delim=';'), 'labels'), (clf_dls(rules=[lowercase]), 'vocab|rules')):
         with pytest.raises(ValueError, match=why): learner_from(folder, dls)
+
+@pytest.mark.parametrize('options', [dict(n_heads=1), dict(positions='alibi'), dict(eps=0.5), dict(pos_base=2.), dict(causal=True), dict(ff='relu'), dict(d_model=8),
+                                     dict(n_out=3), dict(config='bert'), dict(y_range=(0,1))], ids=lambda o: [*o][0])
+def test_learner_from_other_options(made, options):
+    "What would answer otherwise with these weights is refused by name"
+    learn,folder = made('one')
+    with pytest.raises(ValueError, match=[*options][0]): learner_from(folder, learn.dls, **options)
+
+def test_learner_from_options(made, tmp_path):
+    "Dropout may be another, how much is read at once warns, and positions that are not there are named"
+    learn,folder = made('one')
+    assert learner_from(folder, learn.dls, drop_mult=0.).predict('warm')[2].equal(learn.predict('warm')[2])
+    with pytest.warns(UserWarning, match='trained with max_len='): learner_from(folder, learn.dls, max_len=7)
+    fixed = stirred(clf(clf_dls(), positions='learned', max_len=9))
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match='positions.emb.weight.*max_len='): learner_from(fixed.publish(tmp_path/'f', trained=True), fixed.dls, max_len=7)
+
+def test_learner_from_other_columns(made):
+    "Columns in another order say other things"
+    learn,folder = made('columns')
+    assert learner_from(folder, learn.dls)
+    with pytest.raises(ValueError, match=r"\['text', 'title'\].*\['title', 'text'\]"): learner_from(folder, clf_dls(text_col=['text','title'], text_vocab=learn.codec.vocab))
 
 # Without fastai, pandas and the like
 

@@ -3,7 +3,7 @@ import sys; sys.modules.setdefault('torchvision', None)
 import os, random, stat
 from functools import partial
 import pytest, torch, torch.nn as nn
-from fastai.text.all import BaseTokenizer
+from fastai.text.all import BaseTokenizer, CrossEntropyLossFlat
 from hypothesis import given, settings, strategies as st
 from fastai_txf.generate import faststep
 from fastai_txf.generate.decode import generate
@@ -220,6 +220,26 @@ def test_other_targets(df, tmp_path):
     several = bpe_dls(df, label_col='tags', label_delim=';')
     assert to_hf(transformer_classifier_learner(several, **bert)).config.problem_type=='multi_label_classification'
     assert to_hf(transformer_classifier_learner(bpe_dls(df, label_col='score'), **bert)).config.problem_type=='regression'
+    class Cautious(CrossEntropyLossFlat):
+        def decodes(self, x): return (x[:,1] > 0.99).long()
+    with pytest.raises(ValueError, match='decodes'): to_hf(transformer_classifier_learner(bpe_dls(df), loss_func=Cautious(), **bert))
+
+@pytest.mark.parametrize('kw', [{}, dict(text_col=['title','text'], tok_tfm=CharTokenizer()), dict(label_col='tags', label_delim=';'), dict(label_col='score')],
+                         ids=['one','columns','several','numbers'])
+def test_readme_of_classifiers(df, tmp_path, kw):
+    "What it says gives what `predict` gives: one label, several from the loss's threshold on, numbers, several columns; texts beyond the end, too"
+    learn = transformer_classifier_learner(bpe_dls(df.assign(title='a film'), **kw), **bert)
+    rough(learn.model)
+    learn.loss_func.thresh = 0.1
+    to_hf(learn, tmp_path/'m')
+    *code,last = (tmp_path/'m'/'README.md').read_text().split('```')[1].removeprefix('python\n').strip().split('\n')
+    said = {}
+    for text in ('warm film', 'dull '*90):
+        exec('\n'.join(code).replace("'folder'", repr(str(tmp_path/'m'))).replace('…', text), said)
+        want = learn.predict(dict(title=text, text=text))[0] if 'text_col' in kw else learn.predict(text)[0]
+        got = eval(last, said)
+        if text == 'warm film': assert got == pytest.approx(want) if kw.get('label_col') == 'score' else got == (list(want) if 'label_delim' in kw else want)
+    assert ("['title', 'text']" in (tmp_path/'m'/'README.md').read_text()) == ('text_col' in kw)
 
 def test_prices(df):
     "Numbers of any size: mean and spread go into the head"

@@ -15,7 +15,8 @@ from fastai_txf.learn.classifier import auto_fields, labelled_ids, transformer_c
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.share.bundle import load_published
 from fastai_txf.share.tables import feature_rows
-import fastai_txf.explain.attribution, fastai_txf.share.publish
+from fastai_txf.share.publish import learner_from
+import fastai_txf.explain.attribution
 from scipy.sparse import csr_matrix
 from hypothesis import given, settings, strategies as st
 
@@ -313,7 +314,7 @@ def humble(learn):
 
 def fitted(learn, lr, epochs=1):
     with learn.no_bar(), learn.no_logging(): learn.fit(epochs, lr, wd=0.)
-    return learn.model.wide.shares.tolist()
+    return (learn.model.wide.shares*learn.model.wide.say).tolist()
 
 @pytest.mark.parametrize('kind', ['category','multi'])
 def test_a_wild_transformer_has_nothing_to_say(kind):
@@ -343,6 +344,32 @@ def test_a_share_comes_back():
     assert fitted(learn, 0.)[0] <= 0.04
     humble(learn)
     assert fitted(learn, 0.) == pytest.approx([0.4,0.6])
+
+@pytest.mark.parametrize('way', ['save','publish','export','older'])
+@pytest.mark.parametrize('kind', ['category','number'])
+def test_a_share_comes_back_elsewhere(kind, way, tmp_path):
+    "Saved, published or exported while it had nothing to say: a fit gives the share that it had at first; older files answer as they did"
+    def new(): return transformer_classifier_learner(loaders(kind), d_model=32, config='auto', path=tmp_path)
+    learn = new().count_wide(share=(0.4,0.6))
+    wild(learn)
+    assert fitted(learn, 0.)[0] <= 0.04
+    text,wide = 'a good film', learn.model.wide
+    if way == 'export':
+        learn.export()
+        other = load_learner(tmp_path/'export.pkl')
+        other.dls = loaders(kind)
+    elif way == 'publish': other = learner_from(learn.publish(tmp_path/'m'), loaders(kind))
+    else:
+        file = learn.save('w')
+        if way == 'older':
+            saved = torch.load(file, weights_only=False)
+            saved['model']['wide.shares'] *= saved['model'].pop('wide.say')
+            torch.save(saved, file)
+        other = new().load('w')
+    torch.testing.assert_close(other.predict(text)[2], learn.predict(text)[2])
+    humble(other)
+    if way != 'older': assert fitted(other, 0.) == pytest.approx([0.4,0.6])
+    else: assert fitted(other, 0.) == pytest.approx((wide.shares*wide.say).tolist())
 
 def test_what_numbers_do_not_say_is_counted():
     "A transformer that is worse than the mean leaves its share to the counted words, and has it again when it is not"

@@ -34,8 +34,15 @@ def replacing(
         os.replace(tmp, path)
     except BaseException as e:
         with suppress(OSError): os.unlink(tmp)
-        if isinstance(e, OSError): raise _cannot(e, 'write', path) from e
+        if why := _of_disk(e): raise _cannot(why, 'write', path) from e
         raise
+
+def _of_disk(e):
+    "The error of the disk that `e` tells of; None for another."
+    if isinstance(e, OSError): return e
+    # torch's own writer does not say that the disk is full
+    if isinstance(e, RuntimeError) and 'inline_container' in str(e):
+        return OSError(errno.EIO, 'the disk is full, or cannot be written')
 
 def _mode(path):
     "The permissions of the file that is there, or those of a new one."
@@ -61,11 +68,7 @@ def save_tensors(
     **kwargs # of `torch.save`
 ):
     "Write `o` so that `load_tensors` can read it."
-    with replacing(path) as f:
-        try: torch.save(o, f, **kwargs)
-        except RuntimeError as e: # torch's own writer does not say that the disk is full
-            if 'inline_container' not in str(e): raise
-            raise OSError(errno.EIO, 'the disk is full, or cannot be written') from e
+    with replacing(path) as f: torch.save(o, f, **kwargs)
 
 def read_text(
     path, # a text file

@@ -107,16 +107,12 @@ class CountWords(Callback):
     """Fit the wide path before the first fit; and give the transformer less to say as long as it
     does worse on its training texts than guessing."""
     order = -50 # before lr_find saves the model
-    def __init__(self):
-        self.full = self.now = None        # the shares where it is sound, and now
-        self.kind,self.rows = None,[]
+    def __init__(self): self.kind,self.rows = None,[]
 
     def before_fit(self):
         wide = wide_path(self.learn.model)
         if wide is None: return
         if not wide.counted: self.learn.count_wide()
-        shares = wide.shares.tolist()
-        if shares != self.now: self.full = shares
         self.kind = Target.of(self.dls).kind if wide.shares[1] > 0 else None
 
     def before_train(self): self.rows = []
@@ -133,10 +129,9 @@ class CountWords(Callback):
         out,y = zip(*rows)
         if self.kind == 'regression': out = deep_outputs(self.learn.model, out)
         out,y = torch.cat(out), torch.cat(y)
-        deep,counted = self.full
-        wide.shares[0] = deep*fitting_scale(out, y, self.kind)
-        if self.kind == 'regression': wide.shares[1] = deep + counted - wide.shares[0]
-        self.now = wide.shares.tolist()
+        (deep,counted),scale = wide.shares.tolist(), fitting_scale(out, y, self.kind)
+        more = deep*(1-scale)/counted if self.kind == 'regression' and counted else 0
+        wide.say.copy_(torch.tensor([scale,1+more]))
 
     def after_cancel_train(self): self.after_train()
 

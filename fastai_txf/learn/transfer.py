@@ -14,7 +14,7 @@ from fastai.text.core import PAD
 from fastai.torch_core import get_model, join_path_file, rank_distrib, to_cpu
 from fastcore.basics import first, ifnone
 from fastcore.meta import delegates
-from ..base.files import load_tensors, naming, save_tensors
+from ..base.files import load_tensors, naming, replacing, save_tensors
 from ..model.config import FOR_TRAINING, PRESETS, TransformerConfig, UNUSED
 from ..model.models import (
     Seq2SeqTransformer, SigmoidRange, TransformerClassifier, TransformerLM, TransformerMLM)
@@ -336,8 +336,14 @@ def save_named(
     with_opt=True, # the optimizer's state too
     **kwargs
 ): # the file's path
-    "As in `Learner`; the weights carry what the model's answers depend on besides them."
-    with _carrying(self): return Learner.save(self, file, with_opt=with_opt, **kwargs)
+    """As in `Learner`; the weights carry what the model's answers depend on besides them.
+    It makes the folder, and a file that cannot be written leaves the old one."""
+    with _carrying(self):
+        path = join_path_file(file, self.path/self.model_dir, ext='.pth')
+        if path is file or rank_distrib():
+            return Learner.save(self, file, with_opt=with_opt, **kwargs)
+        with replacing(path) as f: Learner.save(self, f, with_opt=with_opt, **kwargs)
+    return path
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #5c1d0b02
 @delegates(Learner.load)

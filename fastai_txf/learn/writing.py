@@ -43,9 +43,7 @@ def writing_codec(learn):
         raise TypeError('this learner goes from one text to another and continues none: '
                         'use its own `predict` or `stream_text`')
     codec = codec_of(learn)
-    if codec.backwards:
-        raise ValueError('these loaders turn texts around (backwards=True): a model trained on '
-                         'them writes from right to left and cannot go on with a text')
+    codec.check_forwards()
     return codec
 
 # %% ../../nbs/5_learn/04_writing.ipynb #ba6b91c0

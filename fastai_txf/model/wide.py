@@ -119,7 +119,16 @@ class WidePath(Module):
         self.register_buffer('starts', torch.ones(vocab_sz, dtype=torch.bool)) # begins a word
         self.register_buffer('known', torch.ones(vocab_sz, dtype=torch.bool))  # False: any word
         self.register_buffer('shares', torch.tensor([1.,0.]))    # of the deep outputs and of these
+        self.register_buffer('say', torch.ones(2))               # how much of them they have now
         self.register_buffer('by_length', torch.tensor(False))   # divide by the root of the number
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        if not hasattr(self, 'say'): self.register_buffer('say', torch.ones_like(self.shares))
+
+    def _load_from_state_dict(self, state, prefix, *args):
+        state.setdefault(prefix+'say', torch.ones_like(self.shares))
+        super()._load_from_state_dict(state, prefix, *args)
 
     @property
     def counted(self):
@@ -200,4 +209,5 @@ class WidePath(Module):
         "Both, by their shares, the sums kept within `bounds`."
         counted = counted.to(deep.dtype)
         if self.bounds is not None: counted = counted.clamp(*self.bounds)
-        return self.shares[0]*deep + self.shares[1]*counted
+        share = self.shares*self.say
+        return share[0]*deep + share[1]*counted

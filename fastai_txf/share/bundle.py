@@ -160,6 +160,7 @@ def load_weights(
 ): # the model
     "Put the weights of a file into a model. A ValueError names the tensor that does not fit."
     have,want = safetensors_torch().load(data), unique_weights(model)
+    if 'wide.say' in want: have.setdefault('wide.say', want['wide.say']) # older files lack it
     _check_tensors(have, want)
     with torch.no_grad():
         for k,t in want.items(): t.copy_(have[k])

@@ -8,16 +8,27 @@ __all__ = []
 # %% ../../nbs/8_share/05_card.ipynb #7ac5235b
 import dataclasses, re
 import fastai_txf
+from ..text.special import FLD
 
 # %% ../../nbs/8_share/05_card.ipynb #36fda417
 _tasks = dict(classifier='text-classification', lm='text-generation', mlm='fill-mask',
               seq2seq='translation')
 _calls = dict(
-    classifier="predictor.predict('a text')          # its label\npredictor.probs(['a', 'list'])",
-    lm="predictor.predict('A prompt', n_words=40, temperature=0.8)\n"
-       "for piece in predictor.stream('A prompt', n_words=40): print(piece, end='')",
-    mlm="predictor.fill('a ___ text')          # the likeliest tokens",
-    seq2seq="predictor.predict('a text')          # another text")
+    classifier='predictor.predict({0!r})          # its label\npredictor.probs({2})',
+    lm='predictor.predict({0!r}, n_words=40, temperature=0.8)\n'
+       "for piece in predictor.stream({1!r}, n_words=40): print(piece, end='')",
+    mlm='predictor.fill({0!r})          # the likeliest tokens',
+    seq2seq='predictor.predict({0!r})          # another text',
+    backwards='predictor.encode({0!r})          # a vector')
+
+def _call(kind, codec):
+    "Lines that ask a model for a text, or for one of several columns."
+    if kind == 'lm' and codec.backwards: kind = 'backwards'
+    text = dict(lm='A prompt', mlm='a ___ text').get(kind, 'a text')
+    if not codec.marked: return _calls[kind].format(text, text, ['a','list'])
+    row = dict.fromkeys(codec.text_cols, text)
+    line = ' '.join(f'{FLD} {i} {text}' for i,_ in enumerate(row, 1))
+    return _calls[kind].format(row, line, [row])
 
 def _table(rows, *head):
     lines = [head, ['---']*len(head), *rows]
@@ -77,7 +88,7 @@ def model_card(
         f'{n:,} weights, trained with fastai_txf {fastai_txf.__version__}.\n{shown}',
         '## How to load',
         "```python\nfrom fastai_txf.share.bundle import load_published\n"
-        f"predictor = load_published('this folder')\n{_calls[kind]}\n```",
+        f"predictor = load_published('this folder')\n{_call(kind, learn.codec)}\n```",
         'It needs torch and safetensors, and the package that cuts its texts. It needs no fastai.',
         '## Data', _about_data(learn), '## Measured', _about_scores(learn, baseline),
         '## Configuration',

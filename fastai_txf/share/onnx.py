@@ -264,6 +264,7 @@ class OnnxText(_Writer):
 
     def _new(self, text, n, no_unk):
         if not isinstance(text, str): raise TypeError(f'{text!r} is no text: give a str')
+        self.codec.check_forwards()
         barred = self.codec.barred if no_unk else self.codec.fillers
         stops = {*self.codec.stops}
         return self._greedy(self.codec.prompts([text])[0], n, stops, [*barred])
@@ -374,16 +375,16 @@ def to_onnx(
 )->Path: # the folder
     """Write a model for `OnnxPredictor`. FileExistsError for a folder that is there, ImportError
     for a package that is missing, TypeError and ValueError for what ONNX cannot hold."""
-    from fastai_txf.share.bundle import parse_bundle, read_bundle, seal
+    from fastai_txf.share.bundle import parse_bundle, seal
     from fastai_txf.share.folder import write_folder
     from fastai_txf.share.graphs import export_graphs
     _check_packages()
     folder = Path(folder)
     if folder.exists(): raise FileExistsError(f'{folder} exists: give another folder')
     with _bundle_of(source, trained) as bundle:
-        files = read_bundle(bundle)[1]
-        model,_,_,config = parse_bundle(bundle)
-    files = {**export_graphs(model), **{k:files[k] for k in _beside}}
+        model,_,_,config = parse_bundle(bundle, own_card=True)
+        beside = {k:(bundle/k).read_bytes() for k in _beside}
+    files = {**export_graphs(model), **beside}
     stack = getattr(model, 'decoder', model.encoder)
     options = dict(ends=stack.positions.max_len is not None, cached=stack.positions.per_token)
     if stack.bigrams is not None: options['bigrams'] = True

@@ -133,6 +133,7 @@ class WritingPredictor(Predictor):
         **kwargs
     ): # the prompts with what comes after; lists as the learner's `predict` gives them
         "Go on with `text`, as the learner's `predict` does."
+        self.codec.check_forwards()
         check_spelling(self.predict, kwargs)
         check_values(num_beams=num_beams, length_penalty=length_penalty, n_samples=n_samples,
                      **kwargs)
@@ -151,6 +152,7 @@ class WritingPredictor(Predictor):
         **kwargs
     ): # yields strings: together, what `predict` adds to the prompt
         "Write piece by piece."
+        self.codec.check_forwards()
         kwargs = stream_options(text, kwargs)
         check_spelling(self.stream, kwargs)
         return grow_text(self.model, self.codec, text, n_words, **kwargs)

@@ -17,6 +17,7 @@ import fastai_txf
 from ..base.shadow import shadow
 from ..model.models import LinearRange, SigmoidRange
 from ..text.target import Target
+from ..learn.transfer import answers_depend_on, check_answers
 from ..learn.base import TransformerLearner
 from ..learn.classifier import transformer_classifier_learner
 from ..learn.lm import transformer_lm_learner
@@ -128,18 +129,28 @@ def _plain_label(o):
     if isinstance(o, (str,int,float,bool)): return o
     _refuse(f'the label {o!r} is a {type(o).__name__}', 'make labels strings or numbers')
 
+def threshold_of(
+    learn, # of a classifier
+    kind:str, # of its targets, as in `Target`
+)->dict: # `threshold`, where there are several labels
+    "From where on a label is given. A ValueError for a loss that answers otherwise than usual."
+    draw,loss = torch.Generator().manual_seed(0), learn.loss_func
+    x = torch.randn(99, learn.model.config.n_out, generator=draw)
+    x *= torch.linspace(0.1, 9, 99)[:,None]
+    probs,thresh = ACTIVATIONS[kind](x), float(getattr(loss, 'thresh', 0.5))
+    usual = dict(category=probs.argmax(-1), multi=probs > thresh, regression=probs)[kind]
+    mine = getcallable(loss, 'activation')(x)
+    if not torch.allclose(mine, probs, atol=1e-6): what = 'makes other probabilities of outputs'
+    elif not torch.equal(getcallable(loss, 'decodes')(probs), usual):
+        what = 'decodes activations otherwise'
+    else: return dict(threshold=thresh) if kind == 'multi' else {}
+    _refuse(f'{loss} {what} than usual', "train with fastai's loss for these targets")
+
 def _class_labels(learn):
     "Kind and names of the labels, and the threshold."
     target = Target.of(learn.dls)
-    x = torch.linspace(-3, 3, 2*learn.model.config.n_out).view(2, -1)
-    mine = getcallable(learn.loss_func, 'activation')(x)
-    if not torch.allclose(mine, ACTIVATIONS[target.kind](x), atol=1e-6):
-        _refuse(f'{learn.loss_func} makes other probabilities of outputs than usual',
-                "train with fastai's loss for these targets")
     names = None if target.names is None else [*map(_plain_label, target.names)]
-    res = dict(kind=target.kind, names=names)
-    if target.kind == 'multi': res['threshold'] = float(getattr(learn.loss_func, 'thresh', 0.5))
-    return res
+    return dict(kind=target.kind, names=names, **threshold_of(learn, target.kind))
 
 def _gap_labels(learn):
     hide = learn.mask_tokens
@@ -214,11 +225,24 @@ def _check_same(learn, kind, codecs, labels, folder):
             if a[k] == b[k]: continue
             _refuse(f'these loaders have another {k} than {folder}', 'make them with the same '
                     '(text_vocab=, vocab= and tok_tfm= take what the predictor\'s codec has)')
+        if a['marked'] and a['text_cols'] != b['text_cols']:
+            _refuse(f"these loaders read the columns {a['text_cols']}, and {folder} has "
+                    f"{b['text_cols']}", 'name them so, and in this order, text_col=[…]')
     if kind != 'classifier': return
     own = _class_labels(learn)
     if (own['kind'], own['names']) != (labels['kind'], labels['names']):
         _refuse(f"these loaders have the labels {str(own['names'])[:60]}, and {folder} has "
                 f"{str(labels['names'])[:60]}", 'make them with y_block=CategoryBlock(vocab=…)')
+
+def _take_weights(learn, model, folder):
+    "Give a learner the weights of `model`. A ValueError for one that would answer otherwise."
+    mine,theirs = ({k:(*v.shape,) for k,v in m.state_dict().items()} for m in (learn.model,model))
+    own,asked = (answers_depend_on(m, []) for m in (learn.model,model))
+    check_answers(asked, own, folder, mine == theirs)
+    if mine == theirs: return learn.model.load_state_dict(model.state_dict())
+    k = min(k for k in {**theirs, **mine} if mine.get(k) != theirs.get(k))
+    _refuse(f'{folder} has the weights {k} of shape {theirs.get(k)} (here {mine.get(k)})',
+            'leave out what changes them (max_len=, arch=, block=)')
 
 def _take_labels(learn, kind, labels, given):
     "Let a learner call things as `labels` do, unless `given` options say otherwise."
@@ -237,11 +261,15 @@ def learner_from(
     own_card:bool=False, # as in `load_published`
     **kwargs # of the learner that the task has
 ): # a learner with the published weights
-    "Go on training from a published model. A ValueError for loaders that number otherwise."
+    """Go on training from a published model. A ValueError for loaders that number otherwise, and
+    for options with which the weights would answer otherwise."""
+    for k in ('config','y_range'):
+        if k in kwargs: _refuse(f'{k}={kwargs[k]!r:.60}', 'a published model has its own, so leave '
+                                                          'this out')
     model,codecs,labels,config = parse_bundle(folder, own_card)
     kind,bounds = config['kind'], {k:v for k,v in config['options'].items() if k == 'y_range'}
     learn = _factories[kind](dls, config=model.config, **bounds, **kwargs)
     _check_same(learn, kind, codecs, labels, folder)
-    learn.model.load_state_dict(model.state_dict())
+    _take_weights(learn, model, folder)
     _take_labels(learn, kind, labels, kwargs)
     return learn

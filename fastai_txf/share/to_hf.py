@@ -10,13 +10,14 @@ import errno, math, os, shutil, tempfile, torch, torch.nn as nn
 from contextlib import contextmanager
 from pathlib import Path
 from fastai.learner import Learner
-from fastai.text.core import BOS
+from fastai.text.core import BOS, FLD
 from ..model.models import (
     LinearRange, SigmoidRange, TransformerClassifier, TransformerLM, TransformerMLM)
 from ..model.stack import TransformerEncoder
 from ..text.codec import TextCodec
 from ..text.target import Target
 from .hf_tables import MODELS, outward
+from .publish import threshold_of
 from .hf_tokens import package_of, to_hf_tokenizer
 
 # %% ../../nbs/8_share/10_to_hf.ipynb #5ee49b33
@@ -157,9 +158,9 @@ _problems = dict(category='single_label_classification', multi='multi_label_clas
                  regression='regression')
 
 def _labels(learn):
-    "Of a classifier: the kind of its targets and their names."
+    "Of a classifier: the kind of its targets, their names, and from where on one is given."
     target = Target.of(learn.dls)
-    res = dict(problem_type=_problems[target.kind])
+    res = dict(problem_type=_problems[target.kind], **threshold_of(learn, target.kind))
     if target.names is None: return res
     names = [*map(str, target.names)]
     return dict(res, id2label=dict(enumerate(names)), label2id={t:i for i,t in enumerate(names)})
@@ -213,25 +214,39 @@ def _kind(name):
     return 'encoder' if not entry.head else 'masked' if 'mlm_head' in entry.fixed else 'head'
 
 _uses = dict(
-    head="ids = tokenizer('…', return_tensors='pt')\n"
-         'tokenizer.decode(model.generate(**ids, max_new_tokens=40, do_sample=False)[0])',
-    masked="ids = tokenizer('… ' + tokenizer.mask_token + ' …', return_tensors='pt')\n"
-           'model(**ids).logits',
-    classifier="ids = tokenizer('…', return_tensors='pt')\n"
-               'model.config.id2label[int(model(**ids).logits.argmax())]',
-    encoder="ids = tokenizer('…', return_tensors='pt')\nmodel(**ids).last_hidden_state")
+    head='tokenizer.decode(model.generate(**ids, max_new_tokens=40, do_sample=False)[0])',
+    masked='model(**ids).logits', encoder='model(**ids).last_hidden_state',
+    single_label_classification='model.config.id2label[int(model(**ids).logits.argmax())]',
+    multi_label_classification=(
+        'probs = model(**ids).logits[0].sigmoid()\n'
+        '[model.config.id2label[i] for i,p in enumerate(probs) if p > model.config.threshold]'),
+    regression='model(**ids).logits[0].tolist()')
 
-def _readme(theirs, name, tok):
+def _use(theirs, name, codec):
+    "Lines that ask the model, and a note on texts of several columns."
+    text,note = "'…'", ''
+    if codec.marked:
+        text = f"'{' '.join(f'{FLD} {i+1} …' for i in range(len(codec.text_cols)))}'"
+        note = (f'\nIts texts have the columns {codec.text_cols}: write them in this order, '
+                f'{FLD} and a number before each.\n')
+    if (kind := _kind(name)) == 'masked': text = f"{text[:-1]} ' + tokenizer.mask_token + ' …'"
+    most = ', truncation=True'*(kind != 'head')
+    use = _uses[theirs.config.problem_type if kind == 'classifier' else kind]
+    return f"ids = tokenizer({text}, return_tensors='pt'{most})\n{use}\n", note
+
+def _readme(theirs, name, tok, learn):
     "What the folder holds and how to use it."
     auto,c = _auto[_kind(name)], theirs.config
     n = sum(p.numel() for p in theirs.parameters())
     load = f"model = {auto}.from_pretrained('folder')\n"
-    if tok is None: code = f'from transformers import {auto}\n\n{load}'
+    if tok is None:
+        code = f'from transformers import {auto}\n\n{load}'
+        note = ('\nThere is no tokenizer here: token ids are those of the loaders that the model '
+                'was trained with.\n')
     else:
+        use,note = _use(theirs, name, TextCodec(learn.dls))
         code = (f'from transformers import {auto}, AutoTokenizer\n\n{load}'
-                f"tokenizer = AutoTokenizer.from_pretrained('folder')\n{_uses[_kind(name)]}\n")
-    note = '' if tok is not None else ('\nThere is no tokenizer here: token ids are those of the '
-                                       'loaders that the model was trained with.\n')
+                f"tokenizer = AutoTokenizer.from_pretrained('folder')\n{use}")
     return (f'---\nlibrary_name: transformers\n---\n\n# {name}\n\n{n:,} parameters, '
             f'{c.vocab_size:,} tokens, texts of up to {c.max_position_embeddings:,} tokens. '
             f'Trained with fastai_txf, written by its `to_hf`.\n\n```python\n{code}```\n{note}')
@@ -259,5 +274,5 @@ def to_hf(
     with new_folder(folder) as tmp:
         theirs.save_pretrained(tmp)
         if tok is not None: tok.save_pretrained(tmp)
-        (tmp/'README.md').write_text(_readme(theirs, name, tok), encoding='utf8')
+        (tmp/'README.md').write_text(_readme(theirs, name, tok, learn), encoding='utf8')
     return theirs

@@ -191,17 +191,11 @@ class PlainCodec:
         item, # a frame, a row, a dictionary, or a list of them
         text_col:str=None, # the one to read; default: those of training
     )->list: # names or positions
-        """Which columns of `item` to read: if those of training are missing, fastai's `text`.
-        A ValueError for a row that has but some of them."""
+        """Which columns of `item` to read: those of training.
+        A ValueError for a row that has but some of them, or others of the training frame."""
         if text_col is not None: return [text_col]
-        if isinstance(item, list): item = first(item)
-        if is_pandas(item, 'DataFrame'): names = item.columns
-        else: names = item.index if is_pandas(item, 'Series') else item
-        if names is item and not isinstance(item, dict): return self.text_cols
-        names = {*map(str, names)}
-        missing = any(not isinstance(c, int) and c not in names for c in self.text_cols)
-        if missing and self.token_col in names: return [self.token_col]
-        refuse_row(item, self.text_cols, self.other_cols)
+        one = first(item) if isinstance(item, list) else item
+        refuse_row(one, self.text_cols, [*self.other_cols, self.token_col])
         return self.text_cols
 
     def rows(self,
@@ -241,6 +235,12 @@ class PlainCodec:
                              f'with these columns, or write {marks[0]!r} before the first, '
                              'and so on')
         return texts
+
+    def check_forwards(self):
+        "A ValueError where texts are turned around, as none can be continued."
+        if not self.backwards: return
+        raise ValueError('these loaders turn texts around (backwards=True): a model trained on '
+                         'them writes from right to left and cannot go on with a text')
 
     def check_tokenizer(self):
         "A ValueError where there is none."

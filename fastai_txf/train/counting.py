@@ -165,6 +165,7 @@ def set_weights(
     wide.bias.copy_(torch.as_tensor(b))
     wide.by_length.fill_(by_length)
     wide.shares.copy_(torch.tensor(share))
+    wide.say.fill_(1)
 
 def _check_bounded(wide, share):
     "A ValueError for shares whose sum leaves the bounds of the outputs."
