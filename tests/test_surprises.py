@@ -515,7 +515,8 @@ def test_threshold_of_one_learner(df):
 
 @pytest.mark.parametrize('loss', [nn.CrossEntropyLoss(weight=torch.ones(2)), nn.NLLLoss(), F.cross_entropy, partial(F.cross_entropy, reduction='sum'),
                                   F.nll_loss, nn.BCEWithLogitsLoss(weight=torch.ones(2)),
-                                  partial(partial(F.binary_cross_entropy_with_logits), weight=torch.ones(3))], ids=str)
+                                  partial(partial(F.binary_cross_entropy_with_logits), weight=torch.ones(3))],
+                         ids=['module','module nll','function','partial','nll','module bce','partial bce'])
 def test_loss_of_torchs(make, loss):
     "It says no prediction: refused, and the remedy says what takes its options"
     remedy = 'BCEWithLogitsLossFlat, .* flatten=False' if 'bce' in str(loss).lower() or 'binary' in str(loss) else 'CrossEntropyLossFlat'
