@@ -264,7 +264,8 @@ def _scored_folds(text, towers): return range(len(towers.rows) or min(FOLDS, tex
 
 def _compare(text, towers, minutes):
     "The shares of transformer and counted words, and the rows of the report."
-    target,kind,folds = text.target, text.target.kind, _scored_folds(text, towers)
+    target,kind = text.target, text.target.kind
+    folds = _scored_folds(text, towers)
     start = time.perf_counter()
     counted,rows,shares,both = _join(text, towers, folds)
     y,spent = text.y[rows], (time.perf_counter()-start)/60
