@@ -2503,6 +2503,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'fastai_txf.text.plain.has_columns': ('2_text/plain.html#has_columns', 'fastai_txf/text/plain.py'),
                                        'fastai_txf.text.plain.is_pandas': ('2_text/plain.html#is_pandas', 'fastai_txf/text/plain.py'),
                                        'fastai_txf.text.plain.kept': ('2_text/plain.html#kept', 'fastai_txf/text/plain.py'),
+                                       'fastai_txf.text.plain.mark_columns': ('2_text/plain.html#mark_columns', 'fastai_txf/text/plain.py'),
                                        'fastai_txf.text.plain.put_ends': ('2_text/plain.html#put_ends', 'fastai_txf/text/plain.py'),
                                        'fastai_txf.text.plain.put_start': ('2_text/plain.html#put_start', 'fastai_txf/text/plain.py'),
                                        'fastai_txf.text.plain.refuse_row': ('2_text/plain.html#refuse_row', 'fastai_txf/text/plain.py')},

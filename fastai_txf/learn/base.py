@@ -129,8 +129,9 @@ class TransformerLearner(RatedLearner):
             raise TypeError(f'dl is a {type(dl).__name__}: '
                             'give a loader, dl=learn.dls.test_dl(df, with_labels=True)')
         self.check_vocabs(dl)
-        like = dl is None or not vocabs_differ(vocab_lists(dl), vocab_lists(self.dls))
-        if like and isinstance(getattr(dl, 'dataset', None), Datasets): self.codec.check_loader(dl)
+        with_tfms = isinstance(getattr(dl, 'dataset', None), Datasets)
+        if with_tfms and not vocabs_differ(vocab_lists(dl), vocab_lists(self.dls)):
+            self.codec.check_loader(dl)
         name = f'loader number {ds_idx}' if dl is None else 'loader'
         dl = self.dls[ds_idx] if dl is None else dl
         if not len(dl):

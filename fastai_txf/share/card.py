@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/8_share/05_card.ipynb #7ac5235b
 import dataclasses, re
 import fastai_txf
-from ..text.special import FLD
+from ..text.plain import mark_columns
 
 # %% ../../nbs/8_share/05_card.ipynb #36fda417
 _tasks = dict(classifier='text-classification', lm='text-generation', mlm='fill-mask',
@@ -27,8 +27,7 @@ def _call(kind, codec):
     text = dict(lm='A prompt', mlm='a ___ text').get(kind, 'a text')
     if not codec.marked: return _calls[kind].format(text, text, ['a','list'])
     row = dict.fromkeys(codec.text_cols, text)
-    line = ' '.join(f'{FLD} {i} {text}' for i,_ in enumerate(row, 1))
-    return _calls[kind].format(row, line, [row])
+    return _calls[kind].format(row, mark_columns(row.values()), [row])
 
 def _table(rows, *head):
     lines = [head, ['---']*len(head), *rows]

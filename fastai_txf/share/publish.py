@@ -16,6 +16,7 @@ from fastcore.basics import getcallable, patch
 import fastai_txf
 from ..base.shadow import shadow
 from ..model.models import LinearRange, SigmoidRange
+from ..text.plain import mark_columns
 from ..text.target import Target
 from ..learn.transfer import answers_depend_on, check_answers
 from ..learn.base import TransformerLearner
@@ -115,8 +116,8 @@ def published_text(
 )->dict: # as `codec_data`
     "A codec as data that give the same ids. A ValueError where they do not."
     data = json.loads(json_text(codec_data(codec, codec_steps(codec))))
-    again,marks = make_codec(data), ''
-    if codec.marked: marks = ' '.join(f'xxfld {i+1} x' for i in range(len(codec.text_cols))) + ' '
+    again = make_codec(data)
+    marks = mark_columns(['x']*len(codec.text_cols)) + ' ' if codec.marked else ''
     for t in _odd_texts:
         a,b = codec.encode(marks+t)[0].tolist(), again.encode(marks+t)[0]
         if a != b: _refuse(f'{t!r} has other ids without its loaders', 'a rule, a tokenizer or a '

@@ -14,6 +14,7 @@ from fastai.text.core import BOS, FLD
 from ..model.models import (
     LinearRange, SigmoidRange, TransformerClassifier, TransformerLM, TransformerMLM)
 from ..model.stack import TransformerEncoder
+from ..text.plain import mark_columns
 from ..text.codec import TextCodec
 from ..text.target import Target
 from .hf_tables import MODELS, outward
@@ -226,7 +227,7 @@ def _use(theirs, name, codec):
     "Lines that ask the model, and a note on texts of several columns."
     text,note = "'…'", ''
     if codec.marked:
-        text = f"'{' '.join(f'{FLD} {i+1} …' for i in range(len(codec.text_cols)))}'"
+        text = f"'{mark_columns(['…']*len(codec.text_cols))}'"
         note = (f'\nIts texts have the columns {codec.text_cols}: write them in this order, '
                 f'{FLD} and a number before each.\n')
     if (kind := _kind(name)) == 'masked': text = f"{text[:-1]} ' + tokenizer.mask_token + ' …'"

@@ -21,7 +21,7 @@ from fasttransform.transform import Transform
 from ..base.compat import join_texts
 from .special import check_ordered, FLD, text_vocab
 from .tokens import as_tokenizer, token_lists
-from .plain import check_cut, PlainCodec, put_start, refuse_row
+from .plain import check_cut, mark_columns, PlainCodec, put_start, refuse_row
 from .frames import (
     as_texts, check_df, column_names, given_frame, is_row, read_texts)
 
@@ -309,8 +309,8 @@ def check_loader(self:TextCodec,
     does not; a tokenizer that cuts the marks to pieces is not asked."""
     if not self.marked or self.tok is None or FLD not in self.vocab or not len(dl.dataset): return
     fld = self.vocab.index(FLD)
-    row = ' '.join(f'{FLD} {i+1}' for i in range(len(self.text_cols)))
-    if fld not in self.encode(row)[0] or fld in dl.dataset[0][0]: return
+    marks = mark_columns(['']*len(self.text_cols))
+    if fld not in self.encode(marks)[0] or fld in dl.dataset[0][0]: return
     raise ValueError(f'the texts of this loader do not say where the columns {self.text_cols} '
                      "begin, as each text of training did: fastai's test_dl reads one column. "
                      'Make the loaders with TransformerDataLoaders, whose test_dl reads all, '

@@ -230,7 +230,7 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
         for c in labels: _check_one_kind(df, c, label_delim)
     if kind=='category' and not unseen_ok: _check_blank(df, labels[0])
     if kind=='multi' and not unseen_ok:
-        if df[labels[0]].map(holds_several).any(): _check_tags(df, labels[0])
+        if label_delim is None and len(labels)==1: _check_tags(df, labels[0])
         _check_blank_parts(df, labels, label_delim)
     if kind=='regression':
         _check_finite(df, labels)

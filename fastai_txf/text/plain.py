@@ -69,6 +69,12 @@ def has_columns(row, cols):
     if isinstance(row, dict): return True
     return is_pandas(row, 'Series') and all(isinstance(c, str) and c in row.index for c in cols)
 
+def mark_columns(
+    texts, # of the columns of a row
+)->str:
+    "Texts as one, with `xxfld` and a number before each, as fastai joins columns."
+    return ' '.join(f'{FLD} {i} {t}' for i,t in enumerate(texts, 1))
+
 def check_cut(
     lists, # what should be lists of tokens
     vocab, # tokens
@@ -217,7 +223,7 @@ class PlainCodec:
         def _joined(row):
             if not marked or len(row) != len(self.text_cols): return ' '.join(row)
             if len(row) == 1 and row[0].startswith(f'{FLD} 1 '): return row[0]
-            return ' '.join(f'{FLD} {i} {t}' for i,t in enumerate(row, 1))
+            return mark_columns(row)
         item = kept(item)
         is_text = isinstance(item, str) or is_listy(item) and isinstance(first(item), str)
         rows = self.rows(item, text_col)

@@ -128,6 +128,6 @@ def check_optimizer(
     known = {id(p) for ps in learn.opt.param_lists for p in ps}
     now = {id(p) for ps in L(learn.splitter(learn.model)) for p in L(ps)}
     for k,p in learn.model.named_parameters():
-        if id(p) in now - known:
+        if id(p) in now and id(p) not in known:
             raise ValueError(f'{k} came after the optimizer, which would never move it: '
                              'call learn.create_opt() first')
