@@ -411,6 +411,7 @@ def test_metrics_that_are_not_judged(make, dls_multi):
     learn = make('multi', metrics=accuracy)
     with pytest.raises(ValueError, match='accuracy_multi'): learn.check_fit([])
     learn.check_fit([First()])
+    learn.check_fit([Callback(after_pred=First.after_pred)])
 
 @pytest.mark.parametrize('loaders', [TextDataLoaders,TransformerDataLoaders])
 def test_loader_without_marks(make, df, loaders):

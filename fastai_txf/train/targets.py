@@ -106,10 +106,11 @@ def _is_known(m):
 
 def _may_change(cb):
     "Whether a callback of somebody's own could change outputs or targets."
-    kind = cb if isinstance(cb, type) else type(cb)
-    if kind.__module__.startswith(('fastai.','fastai_txf.')): return False
     events = 'before_batch','after_pred','after_loss'
-    return any(hasattr(kind, e) or e in vars(cb) for e in events)
+    kind = cb if isinstance(cb, type) else type(cb)
+    if kind is not cb and any(e in vars(cb) for e in events): return True # Callback(after_pred=f)
+    if kind.__module__.startswith(('fastai.','fastai_txf.')): return False
+    return any(hasattr(kind, e) for e in events)
 
 def _made_up(kind, n, n_out):
     "Outputs and targets for `n` labels or numbers: each label is there, and is not."
