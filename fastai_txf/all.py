@@ -49,6 +49,7 @@ from .explain.attention_maps import *
 from .explain.attribution import *
 from .explain.losses import *
 from .explain.steps import *
+from .explain.embeddings import *
 from .recipes.baseline import *
 from .recipes.suggest import *
 from .recipes.vectors import *

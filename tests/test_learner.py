@@ -19,7 +19,8 @@ from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import CharTokenizer
 from fastai_txf.model.layers import TransformerBlock
 from fastai_txf.learn.transfer import remap_rows
-from fastai_txf.learn.base import HIDDEN, TransformerLearner
+from fastai_txf.learn.base import TransformerLearner
+from fastai_txf.learn.factory import HIDDEN
 from fastai_txf.train.losses import ChunkedLoss
 from fastai_txf.train.rates import width_lr
 from fastai_txf.learn.classifier import transformer_classifier_learner

@@ -185,6 +185,19 @@ def test_no_private_import(mod):
     found = [f'{full}.{a.name}' for full,o in froms(mod) if full.startswith(lib.name) for a in o.names if private(a.name)]
     assert not found, f'{mod} imports {found}: what two rooms need has a public name in the lower one'
 
+def defined(mod):
+    "Names that a module gives a value itself"
+    res = {o.name for o in ast.walk(tree(mod)) if isinstance(o, (ast.FunctionDef, ast.ClassDef))}
+    return res | {o.id for o in ast.walk(tree(mod)) if isinstance(o, ast.Name) and isinstance(o.ctx, ast.Store)}
+
+@each_module
+def test_imported_from_its_room(mod):
+    "A name comes from the module that defines it; `base.compat` passes on private ones"
+    own = {f'{lib.name}.{m}':m for m in modules if m != 'base.compat'}
+    found = [f'{full}.{a.name}' for full,o in froms(mod) if full in own for a in o.names
+             if a.name != '*' and a.name not in defined(own[full])]
+    assert not found, f'{mod} imports {found}, which are defined elsewhere'
+
 def private(name): return name.startswith('_') and not name.startswith('__')
 
 def ours():

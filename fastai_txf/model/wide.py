@@ -6,7 +6,7 @@
 __all__ = ['LETTERS', 'hash_ids', 'number_words', 'hash_words', 'token_letters', 'hash_letters', 'WidePath']
 
 # %% ../../nbs/1_model/05_wide.ipynb #05fd5dc0
-import torch, torch.nn as nn, torch.nn.functional as F
+import torch, torch.nn.functional as F
 from ..base.compat import Module
 from .windows import compact
 

@@ -13,8 +13,8 @@ from ..text.special import text_vocab
 from ..text.target import Target
 from ..text.loaders import check_dls
 from ..train.counting import fit_linear, sklearn_package, unit_rows
-from ..learn.base import check_kind
-from ..learn.classifier import labelled_ids
+from ..learn.factory import check_kind
+from ..text.target import labelled_ids
 
 # %% ../../nbs/7_recipes/00_baseline.ipynb #df33571d
 def ngrams(

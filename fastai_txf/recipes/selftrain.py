@@ -19,7 +19,7 @@ from ..text.codec import TextCodec
 from ..text.target import Target
 from ..text.loaders import check_dls
 from ..train.losses import SoftCrossEntropy
-from ..learn.base import check_kind
+from ..learn.factory import check_kind
 from ..learn.classifier import TransformerClassifierLearner
 
 # %% ../../nbs/7_recipes/04_selftrain.ipynb #9b13eca4

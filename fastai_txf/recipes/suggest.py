@@ -14,7 +14,7 @@ from ..base.ids import evenly_drawn
 from ..text.special import text_vocab
 from ..text.loaders import check_dls
 from ..train.rates import width_lr
-from ..learn.base import check_kind
+from ..learn.factory import check_kind
 from ..learn.classifier import transformer_classifier_learner
 from ..learn.lm import transformer_lm_learner
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 import fastai_txf
-from ..base.plain import ifnone, package
+from ..base.plain import package
 from ..model.config import TransformerConfig
 from ..model.models import (
     Seq2SeqTransformer, TransformerClassifier, TransformerLM, TransformerMLM)

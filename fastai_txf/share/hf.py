@@ -14,7 +14,6 @@ from ..base.plain import package
 from ..text.tokens import BatchTokenizer
 from ..model.config import make_config
 from ..model.stack import TransformerEncoder
-from ..model.models import TransformerLM
 from .torch import load_into
 from .hf_tables import GPT2, inward, LLAMA, MODELS, ROBERTA
 
