@@ -20,6 +20,7 @@ from .text.folders import *
 from .text.corpus import *
 from .text.loaders import *
 from .text.pairs import *
+from .text.flat import *
 from .text.stream import *
 from .text.words import *
 from .generate.sampling import *
@@ -64,6 +65,7 @@ from .share.bundle import *
 from .share.publish import *
 from .share.workers import *
 from .share.onnx import *
+from .share.to_onnx import *
 from .share.hf_tokens import *
 from .share.to_hf import *
 from .share.gguf import *

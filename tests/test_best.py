@@ -405,7 +405,8 @@ def test_published_and_as_onnx(tmp_path):
     torch.testing.assert_close(torch.as_tensor(load_published(tmp_path/'plain').probs(texts)), want, atol=1e-6, rtol=0)
     assert 'held out' in (tmp_path/'plain'/'README.md').read_text()
     pytest.importorskip('onnxruntime'); pytest.importorskip('onnxscript')
-    from fastai_txf.share.onnx import OnnxPredictor, to_onnx
+    from fastai_txf.share.onnx import OnnxPredictor
+    from fastai_txf.share.to_onnx import to_onnx
     to_onnx(tmp_path/'plain', tmp_path/'graph')
     torch.testing.assert_close(torch.as_tensor(OnnxPredictor(tmp_path/'graph').probs(texts)), want, atol=1e-4, rtol=0)
 

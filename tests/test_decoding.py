@@ -15,7 +15,7 @@ from fastai_txf.model.layers import TransformerBlock
 from fastai_txf.model.config import make_config, PRESETS
 from fastai_txf.model.models import TransformerLM
 from fastai_txf.model.positions import POSITIONS
-from fastai_txf.text.stream import TextStart
+from fastai_txf.text.codec import TextStart
 from fixtures import uncompiled
 from test_generate import Chars, Own, banded, by_hand, dls, lm_dls, remembered, scripted, tiny
 

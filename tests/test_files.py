@@ -23,7 +23,7 @@ _writers = '''
     import numpy as np, resource, signal, sys, torch
     from pathlib import Path
     from fastai_txf.base.files import replacing, save_tensors
-    from fastai_txf.text.stream import flat_ids
+    from fastai_txf.base.ids import flat_ids
     file = Path(sys.argv[1]) if len(sys.argv) > 1 else None
     def tensors(n): save_tensors(dict(w=torch.full((n,), float(n))), file)
     def raw(n):

@@ -6,7 +6,8 @@ from fixtures import SMALL, quiet, texts_df
 from fastai_txf.learn.classifier import transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.base.ids import flat_ids, FlatIds, read_ids
-from fastai_txf.text.stream import FlatLMDataLoader, FlatTexts, LMDataLoaders
+from fastai_txf.text.stream import LMDataLoaders
+from fastai_txf.text.flat import FlatLMDataLoader, FlatTexts
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fastai_txf.all import load_published

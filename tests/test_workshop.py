@@ -622,9 +622,9 @@ def test_differences_have_words():
            r'dimension 0 only the places \[1\]': torch.stack([x[0], x[1]**3]), 'NaN in 18 of 18': x*float('nan'),
            'right numbers stand in other places': x.flatten()[torch.randperm(18)].view_as(x), 'other numbers than expected': torch.rand(2, 3, 3)}
     for pattern,got in say.items():
-        with pytest.raises(WrongAnswer, match=pattern): workshop._compare(got, x)
+        with pytest.raises(WrongAnswer, match=pattern): workshop.answers.compare(got, x)
     a,b = torch.tensor([[1000.001,0.59355], [1000.,0.59364]])        # the first is right, the second would be 0.5936 twice
-    with pytest.raises(WrongAnswer, match=r'\[1\] it is 0.59355 instead of 0.59364'): workshop._compare(a, b)
+    with pytest.raises(WrongAnswer, match=r'\[1\] it is 0.59355 instead of 0.59364'): workshop.answers.compare(a, b)
 
 def test_not_written():
     "Code that is not written yet keeps its own error, in every place"
@@ -674,7 +674,7 @@ def test_minus_a_billion():
 
 def sources(path): return [''.join(c['source']) for c in json.loads(path.read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'code']
 
-mark = workshop._solution
+mark = workshop.pages._solution
 
 def unsolve(src, i):
     "`src` with only its `i`-th solution left out, and what is then to do"
@@ -691,7 +691,7 @@ def test_exercises_fail_then_pass(step, monkeypatch, capsys):
         for i in range(found):
             cell,task = unsolve(src, i)
             with pytest.raises(NotImplementedError, match=re.escape(task)): exec(cell, ns)
-        nodes = [o for o in ast.parse(src).body if found or workshop._is_definition(o)]
+        nodes = [o for o in ast.parse(src).body if found or workshop.steps._is_definition(o)]
         exec(compile(ast.Module(nodes, []), step, 'exec'), ns)
         if found: assert capsys.readouterr().out.endswith(': right\n'), f'no check in:\n{src}'
         n += found
@@ -813,6 +813,10 @@ def run_cells(path, ip):
         with capture_output() as out: ip.run_cell(src)
         yield src, re.sub(r'\x1b\[[0-9;]*m', '', out.stdout + out.stderr)
 
+def checks_source():
+    "The source of all that stands behind the exercises"
+    return '\n'.join(o.read_text(encoding='utf-8') for o in sorted(Path(workshop.__file__).parent.glob('*.py')))
+
 def code_lines(src):
     "Its lines of code, long enough to be told from others; no strings and no definitions."
     lines = {line.strip() for line in src.splitlines()}
@@ -826,7 +830,7 @@ def test_unsolved_shows_nothing(step, tmp_path, monkeypatch):
     before = [o for o in steps if o < step]
     monkeypatch.chdir(copied(tmp_path, before))
     given = '\n'.join(sources(tmp_path/f'{step}.ipynb'))
-    module = Path(workshop.__file__).read_text(encoding='utf-8')
+    module = checks_source()
     solved = [m[0].partition('\n')[2].rpartition('\n')[0] for src in sources(solutions/f'{step}.ipynb') for m in mark.finditer(src)]
     secret = {o for src in (module, *solved) for o in code_lines(src)} - {line.strip() for line in given.splitlines()}
     told = 0
@@ -842,7 +846,7 @@ def test_errors_of_a_check_are_short(tmp_path, monkeypatch):
     "An error names the learner's own line, and shows none of the check, neither for an open task nor for a wrong answer"
     pytest.importorskip('IPython')
     monkeypatch.chdir(copied(tmp_path))
-    lines = code_lines(Path(workshop.__file__).read_text(encoding='utf-8'))
+    lines = code_lines(checks_source())
     wrong = 'def dot_products(x):\n    return torch.bmm(x, 3)\ncheck_dot_products(dot_products)'
     notebook(tmp_path/'11_more.ipynb', 'import torch\nfrom fastai_txf.workshop import *', wrong, wrong.replace('3', 'x'))
     (_,first),(_,stops),(_,named) = run_cells(tmp_path/'11_more.ipynb', shell())
