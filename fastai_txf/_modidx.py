@@ -1125,6 +1125,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                    'fastai_txf/model/models.py'),
                                          'fastai_txf.model.models.TransformerClassifier._leave_out': ( '1_model/models.html#transformerclassifier._leave_out',
                                                                                                        'fastai_txf/model/models.py'),
+                                         'fastai_txf.model.models.TransformerClassifier._load_from_state_dict': ( '1_model/models.html#transformerclassifier._load_from_state_dict',
+                                                                                                                  'fastai_txf/model/models.py'),
                                          'fastai_txf.model.models.TransformerClassifier.deep': ( '1_model/models.html#transformerclassifier.deep',
                                                                                                  'fastai_txf/model/models.py'),
                                          'fastai_txf.model.models.TransformerClassifier.forward': ( '1_model/models.html#transformerclassifier.forward',

@@ -3,9 +3,10 @@ import gc, os, types, weakref, pandas as pd, pytest, torch
 from fastai.text.all import BaseTokenizer
 from torch import nn
 from fastai_txf.all import (
-    CharTokenizer, LMDataLoaders, Seq2SeqDataLoaders, Seq2SeqTransformer, TransformerDataLoaders, TransformerLM, beam_search,
+    CharTokenizer, LMDataLoaders, Seq2SeqDataLoaders, Seq2SeqTransformer, TransformerClassifier, TransformerDataLoaders, TransformerLM, beam_search,
     filter_logits, generate, stream_tokens, token_logprobs, transformer_mlm_learner, transformer_seq2seq_learner)
 from fastai_txf.base.shadow import kept_shadow, shadow
+from fastai_txf.model.models import LinearRange
 from fastai_txf.text.folders import FolderTokenizer
 from fixtures import SMALL, changed, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet, weights
 
@@ -303,6 +304,17 @@ def test_a_kept_shadow_keeps_no_model(change):
     del m
     gc.collect()
     assert gone() is None
+
+@pytest.mark.parametrize('make', [
+    lambda: TransformerClassifier(vocab_sz=9, d_model=8, n_heads=2, wide=64), lambda: TransformerLM(vocab_sz=9, d_model=8, n_heads=2),
+    lambda: Seq2SeqTransformer(vocab_sz=9, d_model=8, n_heads=2)], ids=['classifier','lm','seq2seq'])
+def test_one_shadow_for_all_calls(make):
+    "A model that does not change is copied once, and once more after weights were loaded that change a part of it"
+    m = make()
+    assert kept_shadow(m) is kept_shadow(m)
+    if not isinstance(m, TransformerClassifier): return
+    m.load_state_dict(TransformerClassifier(vocab_sz=9, d_model=8, n_heads=2, wide=64, scaled=True).state_dict())
+    assert isinstance(kept_shadow(m).range, LinearRange)
 
 def test_a_kept_shadow_sees_what_a_list_holds():
     m,x = Twice(), torch.randn(2, 4)

@@ -176,12 +176,15 @@ class TransformerClassifier(Module):
         self.head = nn.Linear(c.d_model if c.pooler else width, c.n_out)
         bounds = None if y_range is None else _bounds(y_range)
         self.range = _make_range(bounds, scaled, c.n_out)
-        self.register_load_state_dict_pre_hook(_read_range)
         self.wide = _wide_path(c, bounds)
         one = dataclasses.replace(c, wide=None, members=1)
         more = [TransformerClassifier(one, block, y_range, scaled) for _ in range(c.members-1)]
         self.others = nn.ModuleList(more)
         INITS[c.init](nn.ModuleList([self.pooler, self.head]), c.n_layers)
+
+    def _load_from_state_dict(self, state, prefix, *args):
+        _read_range(self, state, prefix)
+        super()._load_from_state_dict(state, prefix, *args)
 
     def _leave_out(self, x):
         "Turn `token_p` of the tokens and `word_p` of the words into padding, never the first."
