@@ -223,6 +223,16 @@ def test_onnx(cls, tmp_path):
 # Training, saving, parameter groups
 
 small = dict(vocab_sz=vocab_sz, d_model=32, n_heads=4, max_len=16, n_out=3)
+@pytest.mark.parametrize('preset', [o for o in PRESETS if o != 'bloem'])
+def test_classifiers_begin_without_an_opinion(preset):
+    "Untrained, no class is far ahead for all texts alike, whatever the pooling"
+    x,ahead = torch.randint(2, 500, (64,80)), []
+    for seed in range(5):
+        torch.manual_seed(seed)
+        out = TransformerClassifier(preset, vocab_sz=500, n_out=3, d_model=128).eval()(x).mean(0)
+        ahead.append((out-out.mean()).abs().max().item())
+    assert sum(ahead)/len(ahead) < 1
+
 each_model = pytest.mark.parametrize('preset,cls', [*product(PRESETS, (TransformerClassifier,TransformerLM))])
 
 def batch(cls):

@@ -181,6 +181,7 @@ class TransformerClassifier(Module):
         more = [TransformerClassifier(one, block, y_range, scaled) for _ in range(c.members-1)]
         self.others = nn.ModuleList(more)
         INITS[c.init](nn.ModuleList([self.pooler, self.head]), c.n_layers)
+        if c.init != 'torch': nn.init.normal_(self.head.weight, std=0.02)
 
     def _load_from_state_dict(self, state, prefix, *args):
         _read_range(self, state, prefix)
