@@ -1,7 +1,7 @@
 "The wide path: hashed words and pairs beside the transformer, counted, joined, explained; and what is chosen where nothing is asked"
 import dataclasses, math, numpy as np, pandas as pd, pytest, torch
 from fastai.learner import load_learner
-from fastai.losses import BCEWithLogitsLossFlat, CrossEntropyLossFlat
+from fastai.losses import BaseLoss, BCEWithLogitsLossFlat, CrossEntropyLossFlat, L1LossFlat
 from fastai.metrics import accuracy
 from fastai_txf.base.checks import check_values
 from fastai_txf.model.config import make_config, PRESETS
@@ -11,6 +11,7 @@ from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fastai_txf.text.target import check_range, Target
 from fastai_txf.train.counting import count_features, fit_linear, fitting_scale, idf_weights, loss_weights, nb_weights, usual_shares
+from fastai_txf.train.targets import without_outliers
 from fastai_txf.learn.classifier import auto_fields, transformer_classifier_learner
 from fastai_txf.text.target import labelled_ids
 from fastai_txf.learn.lm import transformer_lm_learner
@@ -472,6 +473,27 @@ def test_numbers_begin_at_their_mean(kw):
     assert (deep.mean()-y.mean()).abs() < 1.5*y.std()
     head = learn.model.range(learn.model.head.bias)
     torch.testing.assert_close(head, torch.tensor([y.mean()]))
+
+def rents(n=300, seed=0):
+    "Texts of ten sizes, a rent for each, and one of a hundred training rents with four noughts too many"
+    r = np.random.default_rng(seed)
+    size,words = r.integers(0, 10, n), [f'w{i}' for i in range(100)]
+    df = pd.DataFrame(dict(text=[' '.join([*r.choice(words, 5), f'size{k}']) for k in size], rent=10. + 5*size + r.normal(size=n), valid=np.arange(n) % 4 == 0))
+    return df.assign(rent=df.rent.where(df.valid | (np.arange(n) % 100 != 1), 1e4*df.rent))
+
+@pytest.mark.parametrize('loss', [L1LossFlat(), BaseLoss(torch.nn.HuberLoss, is_2d=False)], ids=['l1','huber'])
+def test_losses_that_do_not_square_are_robust(loss):
+    "A few training targets that are far out leave such a model better than the median; where there are none, all count as they are"
+    df = rents()
+    learn = transformer_classifier_learner(TransformerDataLoaders.from_df(df, text_col='text', label_col='rent', valid_col='valid', bs=16, min_freq=1), loss_func=loss)
+    with learn.no_bar(), learn.no_logging(): learn.fit_one_cycle(5, 3e-3)
+    p,y = learn.get_preds()
+    assert (p.view(-1)-y.view(-1)).abs().mean() < 0.6*(y-df.rent[~df.valid].median()).abs().mean()
+    clean = torch.randn(1000)
+    assert without_outliers(clean, loss) is not clean and without_outliers(clean, loss).equal(clean)
+    assert without_outliers(clean, torch.nn.MSELoss()) is clean
+    y = torch.tensor([[1.,0.]]*20 + [[2.,0.]]*20 + [[900.,7.]])
+    assert without_outliers(y, loss)[-1].tolist() == [5.,7.]         # where half are equal nothing is far out
 
 def test_a_loss_of_ones_own_keeps_its_start():
     "What a loss of one's own means by its outputs is not known"

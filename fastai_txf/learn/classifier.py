@@ -33,7 +33,7 @@ from ..train.counting import (
 from ..train.rates import width_lr
 from ..train.targets import (
     check_metrics, check_outputs, has_head, has_numbers, InSpreads,
-    OneClass, start_numbers, try_metrics)
+    OneClass, start_numbers, try_metrics, without_outliers)
 from .scoring import text_outputs
 from .base import TransformerLearner
 from .factory import check_kind, HIDDEN, make_learner, split_options, start_config
@@ -153,6 +153,8 @@ class TransformerClassifierLearner(TransformerLearner):
         kind,(texts,targets) = Target.of(self.dls).kind, labelled_ids(self.dls.train_ds)
         if share is None and self.has_read: share = usual_shares(kind)
         weight = loss_weights(self.loss_func, kind, len(wide.bias))
+        if kind == 'regression':
+            targets = without_outliers(torch.as_tensor(targets).float(), self.loss_func)
         count_features(wide, texts, targets, kind, C, share, power, weight)
         return self
 

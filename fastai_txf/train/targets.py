@@ -231,6 +231,17 @@ def has_head(
     if type(pretrained) is not type(model): return False
     return pretrained.head.weight.shape == model.head.weight.shape
 
+def without_outliers(
+    y, # numbers, `(n,)` or `(n, n_out)`
+    loss, # that a model of them is trained on
+): # of the same shape
+    """`y`, for a loss that does not square with what is far out moved to the outer fences, three
+    spreads of the middle half away from it (Tukey 1977)."""
+    if number_loss(loss) in (None, torch.nn.MSELoss): return y
+    low,high = y.quantile(0.25, 0), y.quantile(0.75, 0)
+    far = 3*(high-low)
+    return torch.where(far > 0, y.clamp(low-far, high+far), y)
+
 def start_numbers(
     learn, # a classifier's learner
     keep:bool=False, # the head comes from elsewhere and stays as it is
@@ -244,6 +255,7 @@ def start_numbers(
     y,bounded = sample_numbers(dls), isinstance(model.range, SigmoidRange)
     if bounded: check_range(y, model.range.low, model.range.high)
     if keep or y.shape[1:] != model.head.bias.shape: return
+    y = without_outliers(y, learn.loss_func)
     for m in (model, *model.others):
         if not bounded: m.range.measure(y)
         m.head.bias.data.copy_(m.range.inverse(y.mean(0)))
