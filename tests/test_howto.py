@@ -2,7 +2,7 @@
 import sys
 from pathlib import Path
 from types import ModuleType
-import matplotlib, pytest
+import matplotlib, numpy as np, pytest
 from test_readme import blocks
 
 root = Path(__file__).parents[1]
@@ -32,3 +32,18 @@ def test_runs(page, tmp_path, monkeypatch):
     ns = ModuleType('howto')
     monkeypatch.setitem(sys.modules, 'howto', ns)   # what a page defines can be pickled
     for line,code in found: exec(compile('\n'*line + code, str(page), 'exec'), vars(ns))
+
+@pytest.mark.slow
+def test_kfold_any_index(tmp_path, monkeypatch):
+    "A fold's validation rows are those that scikit-learn chose, whatever the frame's index says"
+    from fastai_txf import all as library
+    def shuffled(*args, **kwargs):
+        df = docstrings_df(*args, **kwargs)
+        return df.set_index(np.random.RandomState(0).permutation(len(df)))
+    docstrings_df = library.docstrings_df
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(library, 'docstrings_df', shuffled)
+    ns = {}
+    for _,code in blocks((folder/'kfold.md').read_text(encoding='utf-8')): exec(code, ns)
+    assert not ns['df'].index.is_monotonic_increasing
+    assert sorted(ns['dls'].valid.items.index) == sorted(ns['df'].index[ns['valid']])

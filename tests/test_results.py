@@ -42,7 +42,7 @@ def test_commands(file):
         required = set(re.findall(r"add_argument\('(--[\w-]+)'[^\n]*required=True", source))
         assert not required - set(options.split()), f'{script}{options}'
 
-KNOWN = {'3.11','1e-5','2','6','2.0','1,000','32'} # a version, a bound of the tests, GB of disk, versions, the set-up of two measurements
+KNOWN = {'3.11','1e-5','2','6','2.0','1,000','25,000','32'} # a version, a bound of the tests, GB of disk, versions, the set-up of two measurements
 
 def test_readme_figures(page):
     "Each number in the README's prose is a recorded figure, or one of the few that are none"

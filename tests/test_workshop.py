@@ -1,5 +1,5 @@
 "The workshop: checks know the mistakes, exercises come from the solutions, steps build on each other"
-import ast, json, re, shutil, pytest, torch, torch.nn as nn, torch.nn.functional as F
+import ast, copy, json, re, shutil, pytest, torch, torch.nn as nn, torch.nn.functional as F
 from functools import partial
 from pathlib import Path
 from fastai.torch_core import Module
@@ -141,7 +141,10 @@ wrong['check_scaled_dots'] = [
     (r'powers come first: write k\*\*\(1/4\)', scaled_by(lambda x: x.shape[-1]**1/4)),
     ('the number of tokens', scaled_by(lambda x: x.shape[1]**0.25)),
     (r'`k\*\*1/2` is', scaled_by(lambda x: x.shape[-1]**1/2)),
+    (r'`q/k\*\*1/4` is \(q/k\)/4', lambda q, k: (q/q.shape[-1]**1/4) @ (k/k.shape[-1]**1/4).mT),
+    (r'`q/k\*\*1/2` is \(q/k\)/2', lambda q, k: (q/q.shape[-1]**1/2) @ (k/k.shape[-1]**1/2).mT),
     ('softmax is taken already', lambda q, k: weights(scaled(q, k))),
+    ('∞ before it is divided', lambda q, k: q @ k.mT / k.shape[-1]**0.5),
     ('queries and keys are swapped', lambda q, k: scaled(k, q)),
     ('cosines', lambda q, k: F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT)]
 
@@ -274,6 +277,10 @@ wrong['check_block'] = [
     ('feed-forward is missing', block(first)),
     ('reads the input of the block: it', block(lambda self, x: self.norm2(self.ff(x) + first(self, x)))),
     ('comes before attention', block(lambda self, x: self.norm2(self.attention(z := self.norm1(self.ff(x) + x)) + z))),
+    ('norm1 is applied inside its sum', block(lambda self, x: second(self, self.norm1(self.attention(x)) + x))),
+    ('norm2 is applied inside its sum', block(lambda self, x: self.norm2(self.ff(z := first(self, x))) + z)),
+    ('three parts', block(lambda self, x: self.norm2(self.ff(z := first(self, x)) + z + x))),
+    ('in place of the feed-forward', block(lambda self, x: self.norm2(self.attention(z := first(self, x)) + z))),
     ('both parts read', block(lambda self, x: self.norm2(self.attention(x) + self.ff(x) + x))),
     ('norms are not used', block(lambda self, x: (z := x + self.attention(x)) + self.ff(z))),
     ('nothing between its two maps', parts(lambda m, k: setattr(m, 'ff', linears(k, 4*k, 4*k, k, act=None)))),
@@ -396,6 +403,7 @@ wrong['check_mask'] = [
     ('the future is -1', hidden(value=-1.)),
     ('it should be −∞', hidden(value=float('inf'))),
     ('next token can still be seen', hidden(2)),
+    ('begins below the diagonal', hidden(-1)),
     ('softmax is taken already', lambda dots: hidden()(weights(dots))),
     ('0·∞', lambda dots: dots * torch.ones(4, 4).triu(1) * float('-inf')),
     ('all but the diagonal', lambda dots: hidden()(hidden(flip=True)(dots))),
@@ -407,8 +415,10 @@ wrong['check_may_see'] = [
     ('whole past', lambda i, j: i-1 <= j <= i),
     ('everything is allowed', lambda i, j: True),
     ('nothing is allowed', lambda i, j: False),
+    ('every answer is None: is the `return` missing', lambda i, j: None),
     ('next token may not be seen', lambda i, j: j <= i+1),
     ('only the token itself', lambda i, j: i == j),
+    ('all but the token itself', lambda i, j: i != j),
     ('what is forbidden', lambda i, j: j > i)]
 
 def causal(f): return type('Wrong', (SelfAttention,), dict(attention_weights=lambda self, q, k: f(q, k)))
@@ -421,6 +431,9 @@ wrong['check_causal'] = [
     ('`self.unifyheads` is missing', Projections),
     ('queries and keys are swapped', causal(lambda q, k: weights(hide_future(scaled(k, q))))),
     ('two softmaxes', causal(lambda q, k: weights(weights(hide_future(scaled(q, k)))))),
+    ('the −∞ comes after the softmax', causal(lambda q, k: hide_future(weights(scaled(q, k))))),
+    ('before the mask and one after it', causal(lambda q, k: weights(hide_future(weights(scaled(q, k)))))),
+    ('no softmax', causal(lambda q, k: hide_future(scaled(q, k)))),
     ('no longer scaled', causal(lambda q, k: weights(hide_future(q @ k.mT))))]
 
 def language_model(end): return type('Wrong', (LanguageModel,), dict(forward=lambda self, x: end(StackLM.forward(self, x), self.toprobs)))
@@ -470,6 +483,8 @@ wrong['check_shift'] = [
     ('one token earlier', lambda x: (x, x.roll(1, 1))),
     ('in reverse', lambda x: (x, x.flip(1))),
     (r'the input has the shape \(4, 4\) and the target \(4, 3\)', lambda x: (x, x[:,1:])),
+    ('the target is a NoneType: it should be a tensor', lambda x: (x[:,:-1], None)),
+    ('the input is a list', lambda x: (x[:,:-1].tolist(), x[:,1:])),
     ('return two tensors', lambda x: x[:,1:])]
 
 def draw(p): return torch.multinomial(p, 1)[0]
@@ -483,7 +498,10 @@ wrong['check_sample'] = [
     ('same token comes always', lambda z, T: F.softmax(z/T, dim=0).argmax()),
     ('cannot be divided by', lambda z, T: draw(F.softmax(z/T, dim=0))),
     ('another token than the likeliest', lambda z, T: draw(F.softmax(z/max(T, 1), dim=0))),
-    ('the frequencies should be near', cold(lambda z, T: draw(F.softmax(z/2.7, dim=0)))),
+    (r'the frequencies are \[0.\d+, .*they should be near \[0.13, 0.58, 0.21, 0.08\]', cold(lambda z, T: draw(F.softmax(z/2.7, dim=0)))),
+    ('the frequencies are', cold(lambda z, T: draw(F.softmax(z/T**2, dim=0)))),
+    ('the frequencies are', cold(lambda z, T: draw(z.sigmoid()))),
+    ('the frequencies are', cold(lambda z, T: draw(F.softmax(z/T**0.5, dim=0)))),
     (r'the shape \(1,\): it is one number', lambda z, T: torch.multinomial(F.softmax(z/max(T, 1e-3), dim=0), 1).expand(1 if T else 2)),
     (r'the token has the shape \(4,\)', cold(lambda z, T: F.softmax(z/T, dim=0))),
     (r'the token has the shape \(\): |a probability or a score', cold(lambda z, T: F.softmax(z/T, dim=0).max())),
@@ -507,6 +525,8 @@ wrong['check_generate'] = [
     ('prediction of the first token', writer(at=0)),
     ('always sees the same text', writer(keep=False)),
     ('sees the beginning', writer(lambda tokens, length: tokens[:length])),
+    ('only 1 of the last seq_length tokens', writer(lambda tokens, length: tokens[-1:])),
+    ('only 2 of the last seq_length tokens', writer(lambda tokens, length: tokens[-length+1:])),
     ('one token too many', writer(n_more=1)),
     ('one token too few', writer(n_more=-1)),
     ('only the end of the text', lambda model, tokens, n, length, T: [tokens := torch.cat([tokens[-length:], model(tokens[None,-length:])[0,-1].argmax()[None]]) for _ in range(n)][-1]),
@@ -527,6 +547,11 @@ def sourced(sources):
         return self.unifyheads(concat_heads((q @ k.mT / x.shape[-1]**0.5).softmax(-1) @ v))
     return cross(forward)
 
+def without(module, name):
+    "A copy that leaves out the map `name`."
+    res = copy.deepcopy(module)
+    setattr(res, name, nn.Identity())
+    return res
 def weighed(f): return type('Wrong', (Cross,), dict(attention_weights=lambda self, q, k: f(q, k)))
 
 wrong['check_cross_attention'] = [
@@ -541,6 +566,8 @@ wrong['check_cross_attention'] = [
     ('queries and values come from the context', sourced('cxc')),
     ('not scaled', weighed(lambda q, k: weights(q @ k.mT))),
     ('no softmax', weighed(scaled)),
+    ('x is added', cross(lambda self, x, context: Cross.forward(self, x, context) + x)),
+    ('not united', type('Wrong', (Cross,), dict(forward=lambda self, x, context: Cross.forward(without(self, 'unifyheads'), x, context)))),
     ('only as many tokens', cross(lambda self, x, context: Cross.forward(self, x, context[:,:x.shape[1]]))),
     ('another length than x', cross(lambda self, x, context: Cross.forward(self, x, context + 0*x)))]
 
@@ -573,6 +600,18 @@ wrong['check_decoder_block'] = [
     ('sum around self-attention', decoder(lambda self, x, c: think(self, other(self, self.norm1(self.attention(x)), c)))),
     ('sum around cross-attention', decoder(lambda self, x, c: think(self, self.norm2(self.cross(own(self, x), c))))),
     ('sum around the feed-forward', decoder(lambda self, x, c: self.norm3(self.ff(other(self, own(self, x), c))))),
+    ('adds the context', decoder(lambda self, x, c: think(self, self.norm2(self.cross(own(self, x), c) + c)))),
+    ('arguments of cross-attention are swapped', decoder(lambda self, x, c: think(self, self.norm2(self.cross(c, z := own(self, x)) + z)))),
+    ('reads z₁: it should read z₂', decoder(lambda self, x, c: self.norm3(self.ff(z := own(self, x)) + other(self, z, c)))),
+    ('norm2 is used twice', decoder(lambda self, x, c: self.norm2(self.ff(z := other(self, own(self, x), c)) + z))),
+    ('norm1 is used twice: after the second sum comes norm2$', decoder(lambda self, x, c: think(self, self.norm1(self.cross(z := own(self, x), c) + z)))),
+    ('comes norm2, after the last norm3', decoder(lambda self, x, c: self.norm2(self.ff(y := self.norm1(self.cross(z := own(self, x), c) + z)) + y))),
+    ('pre-norm', decoder(lambda self, x, c: (y := (z := x + self.attention(self.norm1(x))) + self.cross(self.norm2(z), c)) + self.ff(self.norm3(y)))),
+    ('the context as it is', decoder(lambda self, x, c: think(self, other(self, x, own(self, c))))),
+    ('self-attention reads the context: it', decoder(lambda self, x, c: think(self, other(self, self.norm1(self.attention(c) + x), c)))),
+    ('x is not used', decoder(lambda self, x, c: think(self, other(self, own(self, c), c)))),
+    ('cross-attention comes first', decoder(lambda self, x, c: think(self, self.norm2(self.attention(z := self.norm1(self.cross(x, c) + x)) + z)))),
+    ('feed-forward comes second', decoder(lambda self, x, c: self.norm3(self.cross(z := self.norm2(self.ff(y := own(self, x)) + y), c) + z))),
     ('one norm is used in several', decoder(change=lambda m, k, heads: setattr(m, 'norm3', m.norm1))),
     ('`self.cross` is missing', decoder(change=lambda m, k, heads: delattr(m, 'cross')))]
 
@@ -702,6 +741,11 @@ def test_every_check_is_used():
     checks = {n for n in workshop.__all__ if n.startswith('check_')}
     used = [n for s in steps for src in sources(solutions/f'{s}.ipynb') for n in re.findall(r'^(check_\w+)\(', src, re.M)]
     assert checks == set(wrong) == set(used) and len(used) == len(checks)
+
+def test_public_names():
+    "A learner's notebook gets checks and what they need, and no helper's name such as `K`"
+    others = {n for n in workshop.__all__ if not n.startswith('check_')}
+    assert others == {'WrongAnswer', 'earlier', 'exercise_source', 'exercise_notebook', 'write_exercises', 'main'}
 
 def test_committed_exercises(tmp_path):
     "The committed exercises are what the solutions give"

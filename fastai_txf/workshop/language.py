@@ -24,7 +24,7 @@ def check_mask(
 ):
     "Is exactly the future hidden, after the softmax?"
     dots = torch.randn(2, 4, 4)
-    above,same = ~causal_mask(4), torch.eye(4, dtype=torch.bool)
+    above = ~causal_mask(4)
     want = dots.masked_fill(above, -math.inf)
     got = run_answer(lambda: fn(dots.clone()))
     if not isinstance(got, torch.Tensor) or got.shape != dots.shape: compare(got, want)
@@ -33,8 +33,14 @@ def check_mask(
         raise WrongAnswer(f'the future is {future.max():.4g} before the softmax, '
                           'so it keeps a weight: use −∞')
     if future.isposinf().all(): raise WrongAnswer('the future is +∞: it should be −∞')
-    weights = lambda hidden, value=-math.inf: dots.masked_fill(hidden, value).softmax(-1)
-    compare(got.softmax(-1), want.softmax(-1), {
+    compare(got.softmax(-1), want.softmax(-1), _mask_mistakes(dots, above),
+            'the softmax of the result')
+
+def _mask_mistakes(dots, above):
+    "The softmax where something else than what stands `above` the diagonal is hidden."
+    same = torch.eye(4, dtype=torch.bool)
+    def weights(hidden): return dots.masked_fill(hidden, -math.inf).softmax(-1)
+    return {
         'nothing is hidden': dots.softmax(-1),
         'the diagonal is hidden too: a token may see itself, '
         'so the triangle begins at offset 1 (the first row has nothing left, hence NaN)':
@@ -46,15 +52,20 @@ def check_mask(
             weights(above.triu(2)),
         'the softmax is taken already: hide before it':
             dots.softmax(-1).masked_fill(above, -math.inf).softmax(-1),
+        'the triangle begins below the diagonal, so it hides past tokens, too: '
+        'it begins at offset 1 (the first rows have nothing left, hence NaN)':
+            weights(torch.ones(4, 4, dtype=torch.bool).triu(-1)),
         'all but the diagonal is hidden: the past may be seen':
-            weights(~same)}, 'the softmax of the result')
+            weights(~same)}
 
 @check
 def check_may_see(
     fn, # from the positions i of a query and j of a key to a truth value
 ):
     "May the token at i see the one at j?"
-    table = torch.tensor([[bool(run_answer(fn, i, j)) for j in range(4)] for i in range(4)])
+    answers = [[run_answer(fn, i, j) for j in range(4)] for i in range(4)]
+    if all(o is None for row in answers for o in row): compare(None, None, what='every answer')
+    table = torch.tensor([[bool(o) for o in row] for row in answers])
     want,same = causal_mask(4), torch.eye(4, dtype=torch.bool)
     compare(table, want, {
         'it is turned round: this sees the future and not the past': want.T,
@@ -64,6 +75,7 @@ def check_may_see(
         'nothing is allowed: the past and the token itself are': torch.zeros(4, 4),
         'the next token may not be seen: it is the answer': torch.ones(4, 4).tril(1),
         'only the token itself may be seen: the past may be seen, too': same,
+        'all but the token itself may be seen: it may, and the future may not': ~same,
         'this is what is forbidden: answer what may be seen': ~want}, 'the table of answers')
 
 @check
@@ -74,11 +86,16 @@ def check_causal(
     k,h = K, HEADS
     x = torch.randn(2, 4, K)
     m,above = make_answer(cls, k, h), ~causal_mask(4)
+    def late(dots): return dots.softmax(-1).masked_fill(above, -math.inf)
     expect_heads(m, k, h)
     compare(run_answer(m, x), library_attention(m, k, h, causal=True)(x), united(m, {
         'the future is not hidden': by_hand(m, x, h),
         'the mask comes after the softmax, so the rows no longer sum to 1: hide before it':
             by_hand(m, x, h, forget=above),
+        'the −∞ comes after the softmax, so the weights themselves are −∞: hide before it':
+            by_hand(m, x, h, soften=late),
+        'there is a softmax before the mask and one after it: leave out the first':
+            by_hand(m, x, h, soften=lambda dots: late(dots).softmax(-1)),
         'the past is hidden instead of the future': by_hand(m, x, h, hide=above.mT),
         'the diagonal is hidden too: a token may see itself':
             by_hand(m, x, h, hide=above | torch.eye(4, dtype=torch.bool)),
@@ -161,6 +178,9 @@ def check_shift(
         raise WrongAnswer(f'the result is a {type(res).__name__}: '
                           'return two tensors, inputs and targets')
     xb,yb = res
+    for name,o in (('input',xb), ('target',yb)):
+        if not isinstance(o, torch.Tensor):
+            raise WrongAnswer(f'the {name} is a {type(o).__name__}: it should be a tensor')
     if xb.shape != yb.shape:
         raise WrongAnswer(f'the input has the shape {tuple(xb.shape)} and the target '
                           f'{tuple(yb.shape)}: each token of the input has one target, '
@@ -189,6 +209,8 @@ def _frequencies(fn, logits, temperature, n=3000):
                           f'{len(logits)}')
     return torch.bincount(drawn, minlength=len(logits))/n
 
+def _rounded(freq): return [round(o, 2) for o in freq.tolist()]
+
 @check
 def check_sample(
     fn, # from logits `(num_tokens,)` and a temperature to a token id
@@ -207,10 +229,10 @@ def check_sample(
     if freq.max() == 1: raise WrongAnswer('the same token comes always: draw from the distribution')
     far = {sentence:(freq-d).abs().sum().item()/2 for sentence,d in dists.items()}
     nearest = min(far, key=far.get)
+    if far[nearest] > 0.05:
+        raise WrongAnswer(f'of the logits {logits.tolist()} at temperature 2 the frequencies are '
+                          f'{_rounded(freq)}: they should be near {_rounded(dists[right])}')
     if nearest != right: raise WrongAnswer(nearest)
-    if far[right] > 0.05:
-        raise WrongAnswer('at temperature 2 the frequencies should be near '
-                          f'{dists[right].tolist()}, but are {freq.tolist()}')
     _check_cold(fn, logits)
 
 def _check_cold(fn, logits):
@@ -222,38 +244,54 @@ def _check_cold(fn, logits):
                           'return the likeliest token there') from e
     if cold[1] < 1: raise WrongAnswer('at temperature 0 another token than the likeliest was drawn')
 
-def _count_up(x, seq_length=3):
-    "A language model of ten tokens that is sure of the next digit."
+def _add_up(x, seq_length=3):
+    "A language model of ten tokens that is sure of the next one, for which all that it sees count."
     if x.ndim != 2:
         raise ValueError(f'the model takes ids (b, t), but got the shape {tuple(x.shape)}: '
                          'a batch of one text is tokens[None]')
     if x.shape[1] > seq_length:
         raise IndexError(f'{x.shape[1]} tokens, but there are only {seq_length} positions: '
                          f'show the model the last {seq_length}')
-    return (100.*F.one_hot((x+1) % 10, 10)).log_softmax(-1)
+    return (100.*F.one_hot((x+1).cumsum(1) % 10, 10)).log_softmax(-1)
+
+def _written(n, show=lambda text: text[-3:], at=-1):
+    "The digits 3, 7 and `n` more, if this is what the model is shown of the text."
+    text = torch.tensor([3, 7])
+    for _ in range(n): text = torch.cat([text, _add_up(show(text)[None])[0,at].argmax()[None]])
+    return text
+
+def _writing_mistakes(want):
+    "What comes in place of `want` where the loop, or what the model is shown, is wrong."
+    return {
+        'only the new tokens are returned: append them to the text': want[2:],
+        'only the end of the text is returned: what leaves the model\'s sight stays in the text':
+            want[-4:],
+        'the prediction of the first token is used: what comes next stands at the last':
+            _written(5, at=0),
+        'the model always sees the same text: append each token before the next is drawn':
+            torch.cat([want[:2], want[2:3].expand(5)]),
+        'of a long text the model sees the beginning: show it the end':
+            _written(5, lambda text: text[:3]),
+        'the model sees only 1 of the last seq_length tokens, 3 here: show it all of them':
+            _written(5, lambda text: text[-1:]),
+        'the model sees only 2 of the last seq_length tokens, 3 here: show it all of them':
+            _written(5, lambda text: text[-2:]),
+        'the new tokens stand before the text: append them':
+            torch.tensor([5,5,5,5,2,3,7]),
+        'one token too many was drawn': _written(6),
+        'one token too few was drawn': want[:-1],
+        'only one token was drawn: the loop returns too early': want[:3],
+        'nothing was appended': want[:2]}
 
 @check
 def check_generate(
     fn, # from a model, ids `(t,)`, the number n to add, `seq_length`, a temperature to ids `(t+n,)`
 ):
     "Is each drawn token appended, and the end of the text shown to the model?"
-    digits = lambda *new: torch.tensor([3, 7, *new])
-    compare(run_answer(fn, _count_up, digits(), 5, 3, 1.), digits(8,9,0,1,2), {
-        'only the new tokens are returned: append them to the text': torch.tensor([8,9,0,1,2]),
-        'only the end of the text is returned: what leaves the model\'s sight stays in the text':
-            torch.tensor([9,0,1,2]),
-        'the prediction of the first token is used: what comes next stands at the last':
-            digits(4,4,8,5,5),
-        'the model always sees the same text: append each token before the next is drawn':
-            digits(8,8,8,8,8),
-        'of a long text the model sees the beginning: show it the end': digits(8,9,9,9,9),
-        'the new tokens stand before the text: append them': torch.tensor([8,8,8,8,8,3,7]),
-        'one token too many was drawn': digits(8,9,0,1,2,3),
-        'one token too few was drawn': digits(8,9,0,1),
-        'only one token was drawn: the loop returns too early': digits(8),
-        'nothing was appended': digits()})
+    start,want = torch.tensor([3, 7]), _written(5)
+    compare(run_answer(fn, _add_up, start, 5, 3, 1.), want, _writing_mistakes(want))
     flat = lambda x: torch.zeros(*x.shape, 10)
-    def texts(T): return {tuple(run_answer(fn, flat, digits(), 5, 3, T).tolist()) for _ in range(5)}
+    def texts(T): return {tuple(run_answer(fn, flat, start, 5, 3, T).tolist()) for _ in range(5)}
     if len(texts(1.)) == 1:
         raise WrongAnswer('at temperature 1 a model to which all tokens are equally likely '
                           'writes the same text each time: draw with `sample`')

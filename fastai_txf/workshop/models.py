@@ -51,7 +51,10 @@ def check_cross_attention(
         'queries and keys come from the context: the queries come from x': turn(sources='ccx'),
         'queries and values come from the context: the queries come from x': turn(sources='cxc'),
         'the future of the context is hidden: all of it may be seen': turn(hide=~causal_mask(4)),
-        **attention_mistakes(m, x, HEADS, context)}))
+        **attention_mistakes(m, x, HEADS, context)}) | {
+        'the heads are joined, but not united: send them through `unifyheads`': turn(),
+        'x is added to the result: the residual sum is made in the block':
+            m.unifyheads(turn()) + x})
     longer = torch.randn(2, 5, K)
     cut = by_hand(m, x, HEADS, longer[:,:4])
     compare(run_answer(m, x, longer, hint='The context may have another length than x.'),
@@ -94,7 +97,8 @@ def check_decoder_block(
         'the residual sum around self-attention is missing': f(cross(m.norm1(m.attention(x)))),
         'the residual sum around cross-attention is missing': f(m.norm2(m.cross(a(x), context))),
         'the residual sum around the feed-forward is missing': m.norm3(m.ff(cross(a(x)))),
-        **_decoder_mistakes(m, a(x), x, context)})
+        **_decoder_mistakes(m, a(x), x, context), **_norm_mistakes(m, a(x), context),
+        **_order_mistakes(m, x, context)})
 
 def _decoder_mistakes(m, z1, x, context):
     "What a decoder's block gives whose sums and norms are mixed up."
@@ -116,7 +120,44 @@ def _decoder_mistakes(m, z1, x, context):
         'norm2 is missing: it comes after the second sum':
             m.norm3(ff(z := cross(z1, context) + z1) + z),
         'self-attention is missing':
-            m.norm3(ff(z := m.norm2(cross(x, context) + x)) + z)}
+            m.norm3(ff(z := m.norm2(cross(x, context) + x)) + z),
+        'the sum around cross-attention adds the context: it should add z₁':
+            m.norm3(ff(z := m.norm2(cross(z1, context) + context)) + z),
+        'the arguments of cross-attention are swapped: z₁ comes first, then the context':
+            m.norm3(ff(z := m.norm2(cross(context, z1) + z1)) + z),
+        'the feed-forward reads z₁: it should read z₂': m.norm3(ff(z1) + z2)}
+
+def _norm_mistakes(m, z1, context):
+    "What a decoder's block gives that uses a norm twice."
+    ff = m.ff
+    y = m.cross(z1, context) + z1
+    z,z2 = m.norm1(y), m.norm2(y)
+    return {
+        'norm2 is used twice: after the last sum comes norm3': m.norm2(ff(z2) + z2),
+        'norm1 is used twice: after the second sum comes norm2': m.norm3(ff(z) + z),
+        'norm1 is used twice: after the second sum comes norm2, after the last norm3':
+            m.norm2(ff(z) + z)}
+
+def _order_mistakes(m, x, context):
+    "What a decoder's block gives whose parts or inputs have changed places."
+    own,cross = m.attention, m.cross
+    ff,n1 = m.ff, m.norm1
+    n2,n3 = m.norm2, m.norm3
+    def rest(z, seen): return n3(ff(z := n2(cross(z, seen) + z)) + z)
+    z1,c1 = n1(own(x) + x), n1(own(context) + context)
+    pre1 = x + own(n1(x))
+    pre2 = pre1 + cross(n2(pre1), context)
+    return {
+        'the norms come before the parts (pre-norm): here each comes after its sum':
+            pre2 + ff(n3(pre2)),
+        'self-attention reads the context, and cross-attention what comes of it: '
+        'self-attention should read x, and cross-attention the context as it is': rest(x, c1),
+        'self-attention reads the context: it should read x': rest(n1(own(context) + x), context),
+        'x is not used: self-attention should read it': rest(c1, context),
+        'cross-attention comes first: self-attention should, and then cross-attention':
+            n3(ff(z := n2(own(z := n1(cross(x, context) + x)) + z)) + z),
+        'the feed-forward comes second: it should come last, after cross-attention':
+            n3(cross(z := n2(ff(z1) + z1), context) + z)}
 
 # %% ../../nbs/9_roof/05_workshop_models.ipynb #1e5684fe
 def _check_sizes(m, c):
