@@ -1778,6 +1778,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'fastai_txf.share.hf._conversion': ('8_share/hf.html#_conversion', 'fastai_txf/share/hf.py'),
                                      'fastai_txf.share.hf._described': ('8_share/hf.html#_described', 'fastai_txf/share/hf.py'),
                                      'fastai_txf.share.hf._is_tied': ('8_share/hf.html#_is_tied', 'fastai_txf/share/hf.py'),
+                                     'fastai_txf.share.hf._layer_types': ('8_share/hf.html#_layer_types', 'fastai_txf/share/hf.py'),
                                      'fastai_txf.share.hf._llama_fields': ('8_share/hf.html#_llama_fields', 'fastai_txf/share/hf.py'),
                                      'fastai_txf.share.hf._names': ('8_share/hf.html#_names', 'fastai_txf/share/hf.py'),
                                      'fastai_txf.share.hf._reach': ('8_share/hf.html#_reach', 'fastai_txf/share/hf.py'),

@@ -80,6 +80,17 @@ def test_llama_vectors(name):
     kw = dict(num_key_value_heads=2, **(dict(sliding_window=None) if name=='Mistral' else {}))
     assert type(agree(hf(f'{name}Model', f'{name}Config', **kw))) is TransformerEncoder
 
+windows = {
+    'Llama':lambda: llama(sliding_window=5), 'Llama, layers':lambda: llama(sliding_window=5, layer_types=['sliding_attention']*2),
+    'Mistral, unused':lambda: mistral(sliding_window=5, use_sliding_window=False), 'Mistral, full':lambda: mistral(sliding_window=5, layer_types=['full_attention']*2),
+    'Mistral, mixed':lambda: mistral(sliding_window=5, layer_types=['full_attention','sliding_attention']), 'Qwen2, unused':lambda: qwen2(use_sliding_window=False, sliding_window=5),
+    'Qwen2, upper layers':lambda: qwen2(use_sliding_window=True, sliding_window=5, max_window_layers=2), 'Qwen2, layers':lambda: qwen2(use_sliding_window=True, sliding_window=5, layer_types=['sliding_attention']*2)}
+
+@pytest.mark.parametrize('make', windows.values(), ids=windows)
+def test_windows(make):
+    "A setting that an architecture does not read is none: the same logits whatever the configuration says of windows"
+    agree(make())
+
 def test_llama_gradients():
     "The same gradients, rows in our order, so the same training"
     theirs,x = llama(num_key_value_heads=2),torch.randint(2, 50, (2,9))

@@ -51,14 +51,19 @@ def _base(theirs):
                          "are neither stretched nor partial (rope_type='default') have")
     return float(rope['rope_theta'])
 
+def _layer_types(theirs):
+    "Which layers of a Qwen2 look through a window; before transformers 4.53 two settings said it."
+    if types := getattr(theirs, 'layer_types', None): return types
+    start = theirs.max_window_layers if theirs.use_sliding_window else theirs.num_hidden_layers
+    return ['full_attention' if i < start else 'sliding_attention'
+            for i in range(theirs.num_hidden_layers)]
+
 def _reach(theirs):
     "How many tokens a token sees at most. ValueError where that differs from layer to layer."
     n,window = theirs.max_position_embeddings, getattr(theirs, 'sliding_window', None)
-    if window is None or not getattr(theirs, 'use_sliding_window', True): return n
-    start = getattr(theirs, 'max_window_layers', 0) if theirs.model_type == 'qwen2' else 0
-    types = getattr(theirs, 'layer_types', None) or [
-        'full_attention' if i < start else 'sliding_attention'
-        for i in range(theirs.num_hidden_layers)]
+    if window is None or theirs.model_type == 'llama': return n # a Llama never looks at it
+    types = ['sliding_attention'] # the one thing that a Mistral knows
+    if theirs.model_type == 'qwen2': types = _layer_types(theirs)
     if len({*types}) > 1:
         raise ValueError(f'layer_types={types!r} has no equivalent here: '
                          f'all layers see {n} tokens, or all see sliding_window={window}')
