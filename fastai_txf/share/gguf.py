@@ -10,6 +10,7 @@ import json, tempfile, warnings
 from pathlib import Path
 from fastai.learner import Learner
 from fastai.text.core import BOS, defaults, EOS, PAD, UNK
+from fastai.torch_core import rank_distrib
 from ..base.files import replacing
 from ..base.plain import package
 from ..text.codec import TextCodec
@@ -117,12 +118,12 @@ def _write_tokens(out, codec, n):
 # %% ../../nbs/8_share/11_gguf.ipynb #6be633b6
 def _warn_of_reach(n):
     warnings.warn(f'a file of llama.cpp has no window: there a token sees all tokens before it, '
-                  f'here the last max_len={n}. Keep the context at {n} tokens (-c {n}, n_ctx={n}), as '
-                  'longer texts get other answers')
+                  f'here the last max_len={n}. Keep the context at {n} tokens (-c {n}, n_ctx={n}), '
+                  'as longer texts get other answers')
 
 def to_gguf(
     learn, # a learner of a language model, with byte pairs
-    file, # where to write; what is there is replaced
+    file, # where to write, in the first of several processes; what is there is replaced
 ): # its path
     """A language model built as Llama or GPT-2, with its byte pairs, as an fp32 file of llama.cpp.
     A Llama has no window there: the same answers up to `max_len` tokens, and a warning.
@@ -133,6 +134,7 @@ def to_gguf(
     name = architecture_of(learn.model)
     _refuse(learn.model, name)
     family,file = MODELS[name].family.title, Path(file)
+    if rank_distrib(): return file
     out = gguf.GGUFWriter(None, {'GPT-2':'gpt2', 'Llama':'llama'}[family])
     out.add_name(file.stem)
     _write_sizes(out, learn.model, family)

@@ -12,6 +12,7 @@ from pathlib import Path
 from fastai.data.transforms import ColReader
 from fastai.text.core import Tokenizer
 from fastai.text.data import Numericalize
+from fastai.torch_core import rank_distrib
 from fastcore.basics import getcallable, patch
 import fastai_txf
 from ..base.shadow import shadow
@@ -204,7 +205,9 @@ def publish(self:TransformerLearner,
     trained:bool=None, # the weights come from elsewhere (`load`); default: ask the recorder
 ): # the folder's path
     """Write a model as plain files that `load_published` reads; nothing in them is code.
+    Of several processes the first writes, and no other waits for it.
     A ValueError, TypeError or FileExistsError before anything is written where that cannot be."""
+    if rank_distrib(): return Path(folder)
     target_folder(folder, replace)
     if not (measured(self) if trained is None else trained):
         raise ValueError('this learner has recorded no epoch, so its weights are those of chance: '

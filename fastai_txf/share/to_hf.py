@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from fastai.learner import Learner
 from fastai.text.core import BOS, FLD
+from fastai.torch_core import rank_distrib
 from ..model.models import (
     LinearRange, SigmoidRange, TransformerClassifier, TransformerLM, TransformerMLM)
 from ..model.stack import TransformerEncoder
@@ -273,12 +274,13 @@ def _warn_of_reach(model, name):
 
 def to_hf(
     learn, # a learner of this library, or its model
-    folder=None, # where to write; default: nowhere
+    folder=None, # where to write, in the first of several processes; default: nowhere
     tokenizer:bool=True, # with the tokenizer of the learner's loaders; False: without
 ): # the model of `transformers`, in `eval`
     """A model built as GPT-2, BERT, Llama or Mistral as one of `transformers`, with the same
     answers: a Llama's, which has biases, up to `max_len` tokens, and a warning says so.
     With `folder`, `from_pretrained` reads it there. ValueError for what has no place."""
+    if rank_distrib(): folder = None
     if folder is not None and Path(folder).exists():
         raise FileExistsError(errno.EEXIST, f'{folder} is there already: remove it, or give '
                               'another name')
