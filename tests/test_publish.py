@@ -578,6 +578,57 @@ def test_after_a_kill(made, tmp_path, monkeypatch):
     assert load_published(tmp_path/'b').labels['kind'] == 'category'
     assert sorted(o.name for o in tmp_path.glob('.*')) == ['.b.12345679.tmp','.b.c.12345678.tmp','.b.mine.tmp']
 
+def test_two_writers(made, tmp_path, monkeypatch):
+    "Another process that puts its folder there between the two renamings: the second try replaces it, a third of them is an error that says so; nothing is left"
+    files,other = bundle_files(made('one')[0]), bundle_files(made('many')[0])
+    rename,told,at = os.rename, [], tmp_path/'b'
+    def _quicker(a, b):
+        if str(b).endswith('.old') and told:
+            rename(a, b)
+            (tmp_path/'theirs').mkdir()
+            for k,v in other.items(): (tmp_path/'theirs'/k).write_bytes(v)
+            return rename(tmp_path/'theirs', told.pop())
+        return rename(a, b)
+    monkeypatch.setattr(os, 'rename', _quicker)
+    write_folder(at, other)
+    told.append(at)
+    write_folder(at, files, replace=True)
+    assert load_published(at).labels['kind'] == 'category' and [o.name for o in tmp_path.iterdir()] == ['b']
+    told += [at, at]
+    with pytest.raises(OSError, match='cannot write .*b: another process is writing there: let one'): write_folder(at, files, replace=True)
+    assert load_published(at).labels['kind'] == 'multi' and [o.name for o in tmp_path.iterdir()] == ['b']
+
+def test_lost_place(made, tmp_path, monkeypatch):
+    "Where another process has taken the old folder away nothing is left beside; without `replace` another's new folder stays"
+    files,rename,at = bundle_files(made('one')[0]), os.rename, tmp_path/'b'
+    write_folder(at, files)
+    def _gone(a, b):
+        if str(b).endswith('.old'): shutil.rmtree(at)
+        return rename(a, b)
+    monkeypatch.setattr(os, 'rename', _gone)
+    write_folder(at, files, replace=True)
+    assert load_published(at) and [o.name for o in tmp_path.iterdir()] == ['b']
+    shutil.rmtree(at)
+    def _there(a, b):
+        if b == at: shutil.copytree(a, at)
+        return rename(a, b)
+    monkeypatch.setattr(os, 'rename', _there)
+    with pytest.raises(FileExistsError, match='replace=True'): write_folder(at, files)
+    assert load_published(at) and [o.name for o in tmp_path.iterdir()] == ['b']
+
+def test_read_while_replaced(made, tmp_path, monkeypatch):
+    "A folder that is missing for a moment, or has the files of two models, is read once more"
+    folder,other = (shutil.copytree(made(t)[1], tmp_path/t) for t in ('one','many'))
+    want = load_published(folder).labels
+    for hidden in (folder, folder/'labels.json'):
+        hidden.rename(tmp_path/'hidden')
+        if hidden != folder: shutil.copy(other/'labels.json', hidden)
+        def _back(seconds):
+            if hidden.is_file(): hidden.unlink()
+            (tmp_path/'hidden').rename(hidden)
+        monkeypatch.setattr(time, 'sleep', _back)
+        assert load_published(folder).labels == want
+
 # The card, and training on
 
 def test_card(tmp_path):
