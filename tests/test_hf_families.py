@@ -168,6 +168,7 @@ refused = {
     'llama3':(lambda: llama(rope_parameters=dict(rope_type='llama3', factor=8., low_freq_factor=1., high_freq_factor=4., original_max_position_embeddings=16, rope_theta=1e4)), 'rope_scaling=.*llama3'),
     'mixed windows':(lambda: qwen2(use_sliding_window=True, sliding_window=5, max_window_layers=1), "layer_types=.*full_attention.*sliding_attention"),
     'gelu':(lambda: llama(hidden_act='gelu'), "hidden_act='gelu' is none .* silu"),
+    'no padding':(lambda: roberta('RobertaModel', pad_token_id=None), 'pad_token_id=None: a RoBERTa counts positions'),
     'decoder':(lambda: roberta('RobertaModel', is_decoder=True), 'is_decoder=True'),
     'head':(lambda: roberta('RobertaForMaskedLM', hidden_act='relu'), "hidden_act='relu'.*always 'gelu'"),
     'unknown':(lambda: hf('GemmaForCausalLM', 'GemmaConfig', head_dim=4, num_key_value_heads=1), 'GemmaForCausalLM: give a GPT2LMHeadModel.*LlamaForCausalLM.*DistilBertForMaskedLM'),
@@ -186,6 +187,9 @@ def test_changed_by_hand():
     theirs = llama()
     theirs.model.layers[0].self_attn.q_proj = nn.Linear(16, 16)
     with pytest.raises(ValueError, match='layers.0.self_attn.q_proj'): from_hf(theirs)
+    for theirs,match in ((llama(), 'model.layers.1 is not there, but by the configuration LlamaDecoderLayer'), (llama(num_hidden_layers=3), 'model.layers.1 is not there')):
+        theirs.model.layers = theirs.model.layers[:1]
+        with pytest.raises(ValueError, match=match): from_hf(theirs)
 
 # The table
 

@@ -83,6 +83,9 @@ def _bert_fields(theirs):
 
 def _roberta_fields(theirs):
     "As BERT's, and the positions behind the number of the padding."
+    if theirs.pad_token_id is None:
+        raise ValueError('pad_token_id=None: a RoBERTa counts positions from the number behind its '
+                         'padding, so set it in the configuration (published ones have 1)')
     return dict(_bert_fields(theirs), max_len=theirs.max_position_embeddings-theirs.pad_token_id-1)
 
 _own_fields = {GPT2.title:lambda theirs: {}, LLAMA.title:_llama_fields,
@@ -124,9 +127,12 @@ def _refuse_changed(model):
     "ValueError for a part that is another than the model's configuration says."
     with torch.device('meta'): fresh = type(model)(deepcopy(model.config))
     plan = {k:_described(m) for k,m in fresh.named_modules()}
-    for k,m in model.named_modules():
-        if _described(m) == plan.get(k): continue
-        raise ValueError(f'{k} is {_described(m)}, but by the configuration {plan.get(k)}: '
+    found = {k:_described(m) for k,m in model.named_modules()}
+    left = [k for k in plan if k.partition('.')[0] != 'pooler'] # may be missing, and stays behind
+    for k in [*found, *left]:
+        have,want = found.get(k, 'not there'), plan.get(k, 'nothing')
+        if have == want: continue
+        raise ValueError(f'{k} is {have}, but by the configuration {want}: '
                          'set it in `model.config` too, if that knows it')
     if type(model).__name__ == 'RobertaForMaskedLM' and model.config.hidden_act != 'gelu':
         raise ValueError(f'hidden_act={model.config.hidden_act!r}: the head of a '
