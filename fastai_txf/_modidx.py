@@ -2012,6 +2012,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'fastai_txf/share/publish.py'),
                                           'fastai_txf.share.publish.bundle_files': ( '8_share/publish.html#bundle_files',
                                                                                      'fastai_txf/share/publish.py'),
+                                          'fastai_txf.share.publish.check_parts': ( '8_share/publish.html#check_parts',
+                                                                                    'fastai_txf/share/publish.py'),
                                           'fastai_txf.share.publish.checked_model': ( '8_share/publish.html#checked_model',
                                                                                       'fastai_txf/share/publish.py'),
                                           'fastai_txf.share.publish.codec_steps': ( '8_share/publish.html#codec_steps',

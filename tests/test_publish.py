@@ -10,8 +10,10 @@ import fastai.text.core as core
 from fastai_txf.all import (
     baseline, BPETokenizer, CharTokenizer, FastSpacyTokenizer, learner_from, LMDataLoaders, load_published, OnnxPredictor, PredictorPool, PRESETS,
     Seq2SeqDataLoaders, SelfAttention, stream_tokens, to_onnx, transformer_classifier_learner, transformer_lm_learner,
-    transformer_mlm_learner, transformer_seq2seq_learner, TransformerBlock, TransformerClassifier, TransformerDataLoaders)
+    to_hf, transformer_mlm_learner, transformer_seq2seq_learner, TransformerBlock, TransformerClassifier, TransformerDataLoaders, TransformerLM)
 from fastai_txf.base import plain
+from fastai_txf.model.layers import FEED_FORWARDS, NORMS
+from fastai_txf.model.positions import POSITIONS, RotaryPositions
 from fastai_txf.text.special import leading_space
 from fastai_txf.share.bundle import FILES, json_text, seal
 from fastai_txf.share.folder import write_folder
@@ -481,6 +483,31 @@ class Rounding(BaseLoss):
 def test_refused(tmp_path, part):
     "What only code can describe is named, and nothing is written"
     with pytest.raises((ValueError,TypeError), match=words[part]): refused[part]().publish(tmp_path/'b', trained=True)
+    assert not list(tmp_path.iterdir())
+
+class Shift(torch.nn.Module):
+    "A feed-forward that looks at the token before"
+    def __init__(self, d_model, *args, **kwargs):
+        super().__init__()
+        self.out = torch.nn.Linear(d_model, d_model)
+    def forward(self, x): return self.out(x.roll(1, 1))
+
+own_parts = dict(positions=(POSITIONS, lambda d_model, n_heads, d_head, max_len, base=1.: RotaryPositions(d_head, base=500.)), ff=(FEED_FORWARDS, Shift), norm=(NORMS, partial(torch.nn.RMSNorm, elementwise_affine=False)))
+
+@pytest.mark.parametrize('field', own_parts)
+@pytest.mark.parametrize('name', ['mine','old'])
+def test_own_entries(tmp_path, monkeypatch, field, name):
+    "A part of somebody's own in a table of the library, under a new name or an old one, is refused by name, as ONNX and on the way to transformers, too"
+    table,part = own_parts[field]
+    if name == 'old': name = dict(positions='rotary', ff='swiglu', norm='rms')[field]
+    monkeypatch.setitem(table, name, part)
+    learn = stirred(clf(clf_dls(), **{field:name}))
+    own = partial(pytest.raises, ValueError, match=f"{field}='{name}' is a part of your own in the library's table")
+    with own(): learn.publish(tmp_path/'b', trained=True)
+    if name != 'mine':
+        with own(): to_hf(TransformerLM('llama', vocab_sz=30, d_model=16, n_heads=2))
+    pytest.importorskip('onnxscript')
+    with own(): to_onnx(learn, tmp_path/'b', trained=True)
     assert not list(tmp_path.iterdir())
 
 def test_untrained(tmp_path):

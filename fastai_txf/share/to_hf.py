@@ -19,7 +19,7 @@ from ..text.plain import mark_columns
 from ..text.codec import TextCodec
 from ..text.target import Target
 from .hf_tables import MODELS, outward
-from .publish import threshold_of
+from .publish import check_parts, threshold_of
 from .hf_tokens import package_of, to_hf_tokenizer
 
 # %% ../../nbs/8_share/10_to_hf.ipynb #5ee49b33
@@ -96,6 +96,7 @@ def architecture_of(
         raise ValueError(f'transformers has no architecture with the parts of this '
                          f'{type(model).__name__}. {name} comes nearest, but for {told}: '
                          f'a model made with config={preset!r} can go there')
+    check_parts(model.config, ('positions','ff','norm','wiring','pool'))
     _refuse_own(model)
     return _looking_back(model, name)
 
