@@ -62,7 +62,7 @@ def _write_synced(path, data):
         f.flush()
         os.fsync(f.fileno())
 
-_in_between = errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT # of a rename, if another process was there
+_in_between = errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT # another process was there
 
 def _bring_back(old, folder):
     "`old` gets its name again; if another process has put a folder there, nobody needs it."
