@@ -162,9 +162,13 @@ async def _given(request, codec):
         raise ValueError(f'give a text of at most {MOST:,} bytes')
     if origin not in (None, 'null', f'http://{request.headers["host"]}'):
         raise ValueError('this form belongs to another page')
-    form = await request.form()
+    form = await request.form(max_part_size=MOST)
     given = {k:v.replace('\r\n', '\n') for k,v in form.items() if isinstance(v, str)}
-    row = {c:given.get(k, '') for k,c in _boxes(codec).items()}
+    boxes = _boxes(codec)
+    if lost := [k for k in boxes if k not in given]:
+        raise ValueError(f'there is no field {lost[0]!r} in the request: send a form, as '
+                         f"curl --data-urlencode '{lost[0]}=…' does")
+    row = {c:given[k] for k,c in boxes.items()}
     return {**given, 'text':codec.texts(row)[0] if codec.marked else row['']}
 
 def _answers(predictor, title):

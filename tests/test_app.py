@@ -95,6 +95,21 @@ def test_only_this_page():
         assert web.post(url, data=dict(text='a'*3_000_000)).status_code == 400
     assert client('category').post('/stream', data=dict(text='a')).status_code in (404,405)
 
+@pytest.mark.parametrize('kind', ['category','lm'])
+def test_no_field(kind):
+    "A request without the field of the text is told so, and not answered for the empty text"
+    web = client(kind)
+    for url in ('/','/stream')[:1+(kind == 'lm')]:
+        for body in (dict(json=dict(text='a film')), dict(data=dict(txt='a film')), dict(files=dict(text=b'a film')), {}):
+            r = web.post(url, **body)
+            assert r.status_code == 400 and "there is no field 'text' in the request: send a form" in unescape(r.text) and '<h2' not in r.text
+
+def test_limit():
+    "A text of any size below the limit that the error names is read"
+    web = client('mlm')
+    assert 'has no gap' in web.post('/', data=dict(text='a'*1_900_000)).text
+    assert 'at most 2,000,000 bytes' in web.post('/', data=dict(text='a'*2_000_000)).text
+
 def test_bad_folder(capsys, tmp_path):
     "No folder, or one that is no published model, is one line and no traceback"
     with pytest.raises(SystemExit) as e: main([str(tmp_path/'none')])
@@ -107,6 +122,7 @@ def test_columns():
     p = LabelPredictor(TransformerClassifier(**{**SMALL, 'vocab_sz':len(codec.vocab)}, n_out=2).eval(), [codec], p.labels, p.config)
     page = TestClient(make_app(p), base_url='http://127.0.0.1')
     assert re.findall('name="(text.?)"', page.get('/').text) == ['text1','text2']
+    assert "no field 'text2'" in unescape(page.post('/', data=dict(text1='a film')).text)
     got = page.post('/', data=dict(text1='a film', text2='it was'))
     want = p.predict({'title':'a film', '<i>body':'it was'})
     assert got.status_code == 200 and f'<h2>{escape(want)}</h2>' in got.text and '>a film</textarea>' in got.text and '<i>' not in got.text

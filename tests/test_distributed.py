@@ -1,7 +1,16 @@
 "Two processes train as one does on the doubled batch, each with all of the weights or with half of them"
-import json, os, subprocess, sys, torch
+import sys; sys.modules.setdefault('torchvision', None)
+import json, os, subprocess, torch
 from pathlib import Path
 import pytest
+from fastai_txf.learn.lm import transformer_lm_learner
+from fastai_txf.share.gguf import to_gguf
+from fastai_txf.share.publish import publish
+from fastai_txf.share.to_hf import to_hf
+from fastai_txf.share.to_onnx import to_onnx
+from fastai_txf.text.stream import LMDataLoaders
+from fastai_txf.text.tokens import BPETokenizer
+from fixtures import SMALL, texts_df
 
 pytest.importorskip('accelerate', reason='needs the extra dist')
 root = Path(__file__).parents[1]
@@ -38,6 +47,19 @@ def runs(tmp_path_factory):
 def test_two_processes_are_one(runs):
     "Losses of every step, validation losses and accuracy of a classifier and a language model, to 1e-5; of the two, without logits"
     same_losses(runs[1], runs[0])
+
+def test_only_the_first_writes(tmp_path, monkeypatch):
+    "Another process of a script writes nothing and gets the path, also where the first has written already"
+    for name in ('transformers','gguf','onnx','onnxscript','onnxruntime'): pytest.importorskip(name)
+    dls = LMDataLoaders.from_texts([*texts_df(20).text], tok_tfm=BPETokenizer(300), seq_len=16, bs=2)
+    learn = transformer_lm_learner(dls, 'llama', **{**SMALL, 'path':tmp_path})
+    monkeypatch.setenv('RANK', '1')
+    for there in (False,True):
+        paths = [tmp_path/str(i) for i in range(4)]
+        if there: [p.mkdir() for p in paths]
+        to_hf(learn, paths[3])
+        assert [learn.publish(paths[0]), to_onnx(learn, paths[1]), to_gguf(learn, paths[2])] == paths[:3]
+        assert not [o for o in tmp_path.rglob('*') if o not in paths]
 
 def test_shared_weights(runs):
     "The same where each process holds half of the weights; and the weights after it, in both, to 1e-5"

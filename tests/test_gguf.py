@@ -1,5 +1,5 @@
 "A language model as a file of llama.cpp: what the file holds, what is refused, and, where llama.cpp is installed, its tokens"
-import pytest, torch
+import pytest, torch, warnings
 import numpy as np
 from functools import partial
 from fastai_txf.generate.decode import generate
@@ -48,6 +48,17 @@ def test_file(make, dls_bpe, tmp_path):
     tokens = [bytes(c['tokenizer.ggml.tokens'].parts[i]).decode() for i in c['tokenizer.ggml.tokens'].data]
     assert len(tokens)==learn.model.config.vocab_sz==len({*tokens}) and all(a==b for a,b in zip(tokens, vocab) if b != 'xxfake')
     assert [p.name for p in tmp_path.iterdir()]==['m.gguf']
+
+@pytest.mark.parametrize('kind', ['llama','gpt2'])
+def test_no_window(kind, dls_bpe, tmp_path):
+    "A file of rotary positions is written with one warning: llama.cpp has no window. The context length is `max_len`"
+    learn = kinds[kind](dls_bpe)
+    with warnings.catch_warnings(record=True) as got:
+        warnings.simplefilter('always')
+        file = to_gguf(learn, tmp_path/'m.gguf')
+    assert [str(o.message)[:32] for o in got if 'window' in str(o.message)]==['a file of llama.cpp has no windo']*(kind=='llama')
+    field = gguf.GGUFReader(file).fields[f'{kind}.context_length']
+    assert field.parts[field.data[0]][0]==128
 
 @pytest.mark.parametrize('make', kinds.values(), ids=kinds)
 def test_llama_cpp(make, dls_bpe, texts, tmp_path):

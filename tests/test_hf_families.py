@@ -80,6 +80,17 @@ def test_llama_vectors(name):
     kw = dict(num_key_value_heads=2, **(dict(sliding_window=None) if name=='Mistral' else {}))
     assert type(agree(hf(f'{name}Model', f'{name}Config', **kw))) is TransformerEncoder
 
+windows = {
+    'Llama':lambda: llama(sliding_window=5), 'Llama, layers':lambda: llama(sliding_window=5, layer_types=['sliding_attention']*2),
+    'Mistral, unused':lambda: mistral(sliding_window=5, use_sliding_window=False), 'Mistral, full':lambda: mistral(sliding_window=5, layer_types=['full_attention']*2),
+    'Mistral, mixed':lambda: mistral(sliding_window=5, layer_types=['full_attention','sliding_attention']), 'Qwen2, unused':lambda: qwen2(use_sliding_window=False, sliding_window=5),
+    'Qwen2, upper layers':lambda: qwen2(use_sliding_window=True, sliding_window=5, max_window_layers=2), 'Qwen2, layers':lambda: qwen2(use_sliding_window=True, sliding_window=5, layer_types=['sliding_attention']*2)}
+
+@pytest.mark.parametrize('make', windows.values(), ids=windows)
+def test_windows(make):
+    "A setting that an architecture does not read is none: the same logits whatever the configuration says of windows"
+    agree(make())
+
 def test_llama_gradients():
     "The same gradients, rows in our order, so the same training"
     theirs,x = llama(num_key_value_heads=2),torch.randint(2, 50, (2,9))
@@ -157,6 +168,7 @@ refused = {
     'llama3':(lambda: llama(rope_parameters=dict(rope_type='llama3', factor=8., low_freq_factor=1., high_freq_factor=4., original_max_position_embeddings=16, rope_theta=1e4)), 'rope_scaling=.*llama3'),
     'mixed windows':(lambda: qwen2(use_sliding_window=True, sliding_window=5, max_window_layers=1), "layer_types=.*full_attention.*sliding_attention"),
     'gelu':(lambda: llama(hidden_act='gelu'), "hidden_act='gelu' is none .* silu"),
+    'no padding':(lambda: roberta('RobertaModel', pad_token_id=None), 'pad_token_id=None: a RoBERTa counts positions'),
     'decoder':(lambda: roberta('RobertaModel', is_decoder=True), 'is_decoder=True'),
     'head':(lambda: roberta('RobertaForMaskedLM', hidden_act='relu'), "hidden_act='relu'.*always 'gelu'"),
     'unknown':(lambda: hf('GemmaForCausalLM', 'GemmaConfig', head_dim=4, num_key_value_heads=1), 'GemmaForCausalLM: give a GPT2LMHeadModel.*LlamaForCausalLM.*DistilBertForMaskedLM'),
@@ -175,6 +187,9 @@ def test_changed_by_hand():
     theirs = llama()
     theirs.model.layers[0].self_attn.q_proj = nn.Linear(16, 16)
     with pytest.raises(ValueError, match='layers.0.self_attn.q_proj'): from_hf(theirs)
+    for theirs,match in ((llama(), 'model.layers.1 is not there, but by the configuration LlamaDecoderLayer'), (llama(num_hidden_layers=3), 'model.layers.1 is not there')):
+        theirs.model.layers = theirs.model.layers[:1]
+        with pytest.raises(ValueError, match=match): from_hf(theirs)
 
 # The table
 

@@ -118,6 +118,49 @@ def test_unsupported(name):
     "Other types, and subclasses, which may compute something else, are named, also inside a stack"
     with pytest.raises(TypeError, match=rf'\b{name}\b.*MultiheadAttention.*TransformerEncoder'): from_torch(unsupported[name]())
 
+class Cosine(nn.MultiheadAttention):
+    def forward(self, q, k, v, **kw): return super().forward(F.normalize(q, dim=-1), F.normalize(k, dim=-1), v, **kw)
+
+class Doubled(nn.Linear):
+    def forward(self, x): return 2*super().forward(x)
+
+def put(k, v): return lambda l: setattr(l, k, v)
+own_parts = dict(
+    attention=(put('self_attn', Cosine(16, 4)), 'Cosine'), linear=(put('linear2', Doubled(24, 16)), 'linear2 is a Doubled'), out=(lambda l: setattr(l.self_attn, 'out_proj', Doubled(16, 16)), 'out_proj is a Doubled'),
+    hook=(lambda l: l.linear1.register_forward_hook(lambda m, i, o: 2*o), 'linear1 is hooked'), hooked_attention=(lambda l: l.self_attn.register_forward_pre_hook(lambda m, i: None), 'MultiheadAttention is hooked'),
+    hooked_layer=(lambda l: l.register_forward_hook(lambda m, i, o: 2*o), 'TransformerEncoderLayer is hooked'), weight_norm=(lambda l: nn.utils.parametrizations.weight_norm(l.linear1), 'linear1 is a ParametrizedLinear'),
+    attention_weight=(lambda l: nn.utils.parametrizations.orthogonal(l.self_attn, 'in_proj_weight'), 'ParametrizedMultiheadAttention'), forward=(lambda l: setattr(l.linear1, 'forward', lambda x: x), 'linear1 has a forward of its own'),
+    dropout=(put('dropout1', nn.AlphaDropout(0.1)), 'dropout1 is a AlphaDropout'))
+
+@pytest.mark.parametrize('change,match', own_parts.values(), ids=own_parts)
+def test_own_parts(change, match):
+    "A part of a layer that may compute something else is named, in a stack, too"
+    theirs = layer()
+    change(theirs)
+    with pytest.raises(TypeError, match=match): from_torch(theirs)
+    stack = nn.TransformerEncoder(layer(), 2, enable_nested_tensor=False)
+    stack.layers[1] = theirs
+    with pytest.raises(TypeError, match=match): from_torch(stack)
+
+def test_no_dropout():
+    "Where a dropout was taken out, ours drops nothing"
+    theirs,x = layer(dropout=0.2), torch.randn(2,5,16)
+    theirs.dropout1 = theirs.dropout = nn.Identity()
+    ours = from_torch(theirs)
+    assert (ours.attn.drop.p, ours.ff.fn.drop.p, ours.ff.drop.p)==(0.,0.,0.2)
+    close(ours.eval()(x), theirs.eval()(x))
+
+@pytest.mark.parametrize('frozen', ['','self_attn','linear1.weight','norm1','layers.0','none'])
+def test_frozen(frozen):
+    "What does not learn there does not learn here, and the rest does"
+    theirs = nn.Transformer(16, 4, 1, 1, 24)
+    for k,p in theirs.named_parameters(): p.requires_grad_(frozen not in k)
+    before = {k:p.clone() for k,p in theirs.named_parameters()}
+    ours = from_torch(theirs)
+    counts = [[sum(p.numel() for p in m.parameters() if p.requires_grad is flag) for flag in (True,False)] for m in (ours, theirs)]
+    assert counts[0]==counts[1] and all(torch.equal(p, before[k]) for k,p in theirs.named_parameters())
+    if frozen=='self_attn': assert not any(p.requires_grad for p in ours.decoder.blocks[0].attn.fn.parameters()) and all(p.requires_grad for p in ours.decoder.blocks[0].cross.fn.parameters())
+
 @pytest.mark.parametrize('option', ['add_bias_kv','add_zero_attn'])
 def test_extra_keys(option):
     "Options without an equivalent are named, inside a layer too"

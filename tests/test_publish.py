@@ -10,8 +10,10 @@ import fastai.text.core as core
 from fastai_txf.all import (
     baseline, BPETokenizer, CharTokenizer, FastSpacyTokenizer, learner_from, LMDataLoaders, load_published, OnnxPredictor, PredictorPool, PRESETS,
     Seq2SeqDataLoaders, SelfAttention, stream_tokens, to_onnx, transformer_classifier_learner, transformer_lm_learner,
-    transformer_mlm_learner, transformer_seq2seq_learner, TransformerBlock, TransformerClassifier, TransformerDataLoaders)
+    to_hf, transformer_mlm_learner, transformer_seq2seq_learner, TransformerBlock, TransformerClassifier, TransformerDataLoaders, TransformerLM)
 from fastai_txf.base import plain
+from fastai_txf.model.layers import FEED_FORWARDS, NORMS
+from fastai_txf.model.positions import POSITIONS, RotaryPositions
 from fastai_txf.text.special import leading_space
 from fastai_txf.share.bundle import FILES, json_text, seal
 from fastai_txf.share.folder import write_folder
@@ -483,6 +485,31 @@ def test_refused(tmp_path, part):
     with pytest.raises((ValueError,TypeError), match=words[part]): refused[part]().publish(tmp_path/'b', trained=True)
     assert not list(tmp_path.iterdir())
 
+class Shift(torch.nn.Module):
+    "A feed-forward that looks at the token before"
+    def __init__(self, d_model, *args, **kwargs):
+        super().__init__()
+        self.out = torch.nn.Linear(d_model, d_model)
+    def forward(self, x): return self.out(x.roll(1, 1))
+
+own_parts = dict(positions=(POSITIONS, lambda d_model, n_heads, d_head, max_len, base=1.: RotaryPositions(d_head, base=500.)), ff=(FEED_FORWARDS, Shift), norm=(NORMS, partial(torch.nn.RMSNorm, elementwise_affine=False)))
+
+@pytest.mark.parametrize('field', own_parts)
+@pytest.mark.parametrize('name', ['mine','old'])
+def test_own_entries(tmp_path, monkeypatch, field, name):
+    "A part of somebody's own in a table of the library, under a new name or an old one, is refused by name, as ONNX and on the way to transformers, too"
+    table,part = own_parts[field]
+    if name == 'old': name = dict(positions='rotary', ff='swiglu', norm='rms')[field]
+    monkeypatch.setitem(table, name, part)
+    learn = stirred(clf(clf_dls(), **{field:name}))
+    own = partial(pytest.raises, ValueError, match=f"{field}='{name}' is a part of your own in the library's table")
+    with own(): learn.publish(tmp_path/'b', trained=True)
+    if name != 'mine':
+        with own(): to_hf(TransformerLM('llama', vocab_sz=30, d_model=16, n_heads=2))
+    pytest.importorskip('onnxscript')
+    with own(): to_onnx(learn, tmp_path/'b', trained=True)
+    assert not list(tmp_path.iterdir())
+
 def test_untrained(tmp_path):
     with pytest.raises(ValueError, match='recorded no epoch'): tasks['one']().publish(tmp_path/'b')
     learn = quiet(tasks['one']())
@@ -577,6 +604,57 @@ def test_after_a_kill(made, tmp_path, monkeypatch):
     learn.publish(tmp_path/'b', trained=True, replace=True)
     assert load_published(tmp_path/'b').labels['kind'] == 'category'
     assert sorted(o.name for o in tmp_path.glob('.*')) == ['.b.12345679.tmp','.b.c.12345678.tmp','.b.mine.tmp']
+
+def test_two_writers(made, tmp_path, monkeypatch):
+    "Another process that puts its folder there between the two renamings: the second try replaces it, a third of them is an error that says so; nothing is left"
+    files,other = bundle_files(made('one')[0]), bundle_files(made('many')[0])
+    rename,told,at = os.rename, [], tmp_path/'b'
+    def _quicker(a, b):
+        if str(b).endswith('.old') and told:
+            rename(a, b)
+            (tmp_path/'theirs').mkdir()
+            for k,v in other.items(): (tmp_path/'theirs'/k).write_bytes(v)
+            return rename(tmp_path/'theirs', told.pop())
+        return rename(a, b)
+    monkeypatch.setattr(os, 'rename', _quicker)
+    write_folder(at, other)
+    told.append(at)
+    write_folder(at, files, replace=True)
+    assert load_published(at).labels['kind'] == 'category' and [o.name for o in tmp_path.iterdir()] == ['b']
+    told += [at, at]
+    with pytest.raises(OSError, match='cannot write .*b: another process is writing there: let one'): write_folder(at, files, replace=True)
+    assert load_published(at).labels['kind'] == 'multi' and [o.name for o in tmp_path.iterdir()] == ['b']
+
+def test_lost_place(made, tmp_path, monkeypatch):
+    "Where another process has taken the old folder away nothing is left beside; without `replace` another's new folder stays"
+    files,rename,at = bundle_files(made('one')[0]), os.rename, tmp_path/'b'
+    write_folder(at, files)
+    def _gone(a, b):
+        if str(b).endswith('.old'): shutil.rmtree(at)
+        return rename(a, b)
+    monkeypatch.setattr(os, 'rename', _gone)
+    write_folder(at, files, replace=True)
+    assert load_published(at) and [o.name for o in tmp_path.iterdir()] == ['b']
+    shutil.rmtree(at)
+    def _there(a, b):
+        if b == at: shutil.copytree(a, at)
+        return rename(a, b)
+    monkeypatch.setattr(os, 'rename', _there)
+    with pytest.raises(FileExistsError, match='replace=True'): write_folder(at, files)
+    assert load_published(at) and [o.name for o in tmp_path.iterdir()] == ['b']
+
+def test_read_while_replaced(made, tmp_path, monkeypatch):
+    "A folder that is missing for a moment, or has the files of two models, is read once more"
+    folder,other = (shutil.copytree(made(t)[1], tmp_path/t) for t in ('one','many'))
+    want = load_published(folder).labels
+    for hidden in (folder, folder/'labels.json'):
+        hidden.rename(tmp_path/'hidden')
+        if hidden != folder: shutil.copy(other/'labels.json', hidden)
+        def _back(seconds):
+            if hidden.is_file(): hidden.unlink()
+            (tmp_path/'hidden').rename(hidden)
+        monkeypatch.setattr(time, 'sleep', _back)
+        assert load_published(folder).labels == want
 
 # The card, and training on
 

@@ -51,7 +51,7 @@ def test_greedy(preset, d, n, tie, kv):
     "256 tokens, greedily the same there and here"
     model = rough(TransformerLM(preset, vocab_sz=300, d_model=d, n_heads=4, n_layers=n, tie=tie, n_kv_heads=kv, max_len=320), std=d**-0.5)
     theirs,x = to_hf(model),torch.randint(2, 300, (2,8))
-    assert type(theirs).__name__==('GPT2LMHeadModel' if preset=='gpt2' else 'LlamaForCausalLM') and theirs.config.tie_word_embeddings==tie
+    assert type(theirs).__name__==('GPT2LMHeadModel' if preset=='gpt2' else 'MistralForCausalLM') and theirs.config.tie_word_embeddings==tie
     want = generate(model, x, 256, temperature=0)
     got = theirs.generate(x, attention_mask=torch.ones_like(x), max_new_tokens=256, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert torch.equal(got, want) and len(want[:,8:].unique()) > 5
@@ -92,6 +92,37 @@ def test_bits(name):
     assert same_state(again, model)
     for f in ('d_model','n_heads','n_layers','ff','norm','eps','emb_norm','wiring','positions','max_len','tie','pad_idx','vocab_sz','mlm_head'):
         assert getattr(again.config, f)==getattr(model.config, f), f
+
+def answers(theirs, x):
+    with torch.no_grad(): out = theirs(x)
+    return out.logits if hasattr(out, 'logits') else out.last_hidden_state
+
+@pytest.mark.parametrize('cls,kind', [(TransformerLM,'MistralForCausalLM'), (TransformerEncoder,'MistralModel')])
+def test_window(cls, kind, tmp_path):
+    "Beyond `max_len` tokens, too, a token sees the last `max_len`: the same logits, from the folder and back again"
+    model = rough(cls('llama', causal=True, **{**small, 'max_len':6}))
+    to_hf(model, tmp_path/'m')
+    theirs,x = getattr(tr, kind).from_pretrained(tmp_path/'m'), torch.randint(2, 60, (2,40))
+    assert (theirs.config.sliding_window, theirs.config.max_position_embeddings)==(6,6) and 'a token sees the last 6.' in (tmp_path/'m'/'README.md').read_text()
+    with torch.no_grad(): want,again = model(x),from_hf(theirs)(x)
+    torch.testing.assert_close(answers(theirs, x), want, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(again, want, atol=1e-6, rtol=0)
+    assert cls is TransformerEncoder or torch.equal(theirs.generate(x, attention_mask=torch.ones_like(x), max_new_tokens=60, do_sample=False, eos_token_id=None, pad_token_id=0), generate(model, x, 60, temperature=0))
+
+@pytest.mark.parametrize('window', [5,None,400])
+def test_window_from_elsewhere(window):
+    "A Mistral that came in goes out as it was, its window with it"
+    theirs = rough(tr.MistralForCausalLM(tr.MistralConfig(vocab_size=60, hidden_size=16, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2, intermediate_size=24, max_position_embeddings=24, sliding_window=window)))
+    x = torch.randint(2, 60, (2,24))
+    torch.testing.assert_close(answers(to_hf(from_hf(theirs)), x), answers(theirs, x), atol=1e-5, rtol=1e-5)
+
+def test_biases_have_no_window():
+    "With biases the model is a Llama, which sees everything: the same up to `max_len` tokens, and a warning says so"
+    model,x = lm('llama', bias=True, tie=True, max_len=6), torch.randint(2, 60, (2,20))
+    with pytest.warns(UserWarning, match='LlamaForCausalLM has no window.*max_len=6.*bias=False.*MistralForCausalLM'): theirs = to_hf(model)
+    with torch.no_grad(): want = model(x)
+    torch.testing.assert_close(answers(theirs, x)[:,:6], want[:,:6], atol=1e-5, rtol=1e-5)
+    assert type(theirs).__name__=='LlamaForCausalLM' and (answers(theirs, x)[:,6:]-want[:,6:]).abs().max() > 1e-3
 
 def test_scaled():
     "Scaled embeddings are stored scaled, and a tied head becomes one of its own"

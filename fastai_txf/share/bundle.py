@@ -6,7 +6,7 @@
 __all__ = ['load_published']
 
 # %% ../../nbs/8_share/04_bundle.ipynb #cc8e6275
-import dataclasses, gc, hashlib, json, os, torch
+import dataclasses, gc, hashlib, json, os, time, torch
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -87,12 +87,7 @@ def _checked_config(data):
         raise ValueError(f'there is no hash of {lost[0]!r}')
     return res
 
-def read_bundle(
-    folder, # of a published model
-    own_card:bool=False, # `README.md` may have been edited
-): # the content of `config.json`, and name to content of the other files, all checked
-    "The files of a bundle. FileNotFoundError and ValueError name the file."
-    folder = Path(folder)
+def _files_of(folder, own_card):
     if not folder.is_dir(): raise FileNotFoundError(f'there is no folder {folder}')
     data = _bytes(folder, 'config.json')
     with _reading(folder/'config.json'): config = _checked_config(data)
@@ -103,6 +98,16 @@ def read_bundle(
             hint = ' (if you edited it, load with own_card=True)' if name == 'README.md' else ''
             raise ValueError(f'it has changed since it was written{hint}')
     return config, files
+
+def read_bundle(
+    folder, # of a published model
+    own_card:bool=False, # `README.md` may have been edited
+): # the content of `config.json`, and name to content of the other files, all checked
+    "The files of a bundle. FileNotFoundError and ValueError name the file."
+    folder = Path(folder)
+    try: return _files_of(folder, own_card)
+    except (FileNotFoundError,ValueError): time.sleep(0.05) # it may just have been replaced
+    return _files_of(folder, own_card)
 
 # %% ../../nbs/8_share/04_bundle.ipynb #0ef01881
 def make_model_config(

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/8_share/06_folder.ipynb #6e108522
-import json, os, shutil, tempfile, time
+import errno, json, os, shutil, tempfile, time
 from glob import escape
 from pathlib import Path
 from .bundle import FILES, MODELS
@@ -38,6 +38,10 @@ def _undo_kill(folder):
 def target_folder(folder, replace):
     "The path to write to, mended. A FileExistsError for what may not be replaced."
     folder = Path(os.path.abspath(folder))
+    try: return _mended(folder, replace)
+    except FileNotFoundError: return _mended(folder, replace) # another process has just moved it
+
+def _mended(folder, replace):
     _undo_kill(folder)
     if not os.path.lexists(folder): return folder
     if not replace:
@@ -58,16 +62,36 @@ def _write_synced(path, data):
         f.flush()
         os.fsync(f.fileno())
 
-def _put_in_place(tmp, folder):
+_in_between = errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT # another process was there
+
+def _bring_back(old, folder):
+    "`old` gets its name again; if another process has put a folder there, nobody needs it."
+    try: os.rename(old, folder)
+    except OSError as e:
+        if e.errno in _in_between: shutil.rmtree(old, ignore_errors=True)
+
+def _swap(tmp, folder):
     "`tmp` gets the name `folder`; what had it is removed afterwards."
     if not folder.exists(): return os.rename(tmp, folder)
     old = Path(tempfile.mkdtemp(prefix=f'.{folder.name}.', suffix='.old', dir=folder.parent))
-    os.rename(folder, old)                                  # onto an empty folder
-    try: os.rename(tmp, folder)
+    try:
+        os.rename(folder, old)                              # onto an empty folder
+        os.rename(tmp, folder)
     except BaseException:
-        os.rename(old, folder)
+        _bring_back(old, folder) if any(old.iterdir()) else old.rmdir()
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+def _put_in_place(tmp, folder, replace):
+    "`tmp` gets the name `folder`, at the second try if another process was quicker."
+    for again in (True,False):
+        try: return _swap(tmp, folder) if replace else os.rename(tmp, folder)
+        except OSError as e:
+            if e.errno not in _in_between: raise
+            target_folder(folder, replace)
+            if not again:
+                raise OSError(errno.EBUSY, 'another process is writing there: let one of them '
+                              'write at a time, or each a folder of its own') from e
 
 def write_folder(
     folder, # the folder to write
@@ -83,7 +107,7 @@ def write_folder(
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(tmp, 0o777 & ~mask)
-        _put_in_place(tmp, folder)
+        _put_in_place(tmp, folder, replace)
     except BaseException as e:
         if tmp is not None: shutil.rmtree(tmp, ignore_errors=True)
         if isinstance(e, FileExistsError) or not isinstance(e, OSError): raise

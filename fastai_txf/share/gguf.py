@@ -6,10 +6,11 @@
 __all__ = ['to_gguf']
 
 # %% ../../nbs/8_share/11_gguf.ipynb #8ca35ed6
-import json, tempfile
+import json, tempfile, warnings
 from pathlib import Path
 from fastai.learner import Learner
 from fastai.text.core import BOS, defaults, EOS, PAD, UNK
+from fastai.torch_core import rank_distrib
 from ..base.files import replacing
 from ..base.plain import package
 from ..text.codec import TextCodec
@@ -115,11 +116,17 @@ def _write_tokens(out, codec, n):
     out.add_add_bos_token(added_ids(codec, backend)[0] == [ids.get(BOS)])
 
 # %% ../../nbs/8_share/11_gguf.ipynb #6be633b6
+def _warn_of_reach(n):
+    warnings.warn(f'a file of llama.cpp has no window: there a token sees all tokens before it, '
+                  f'here the last max_len={n}. Keep the context at {n} tokens (-c {n}, n_ctx={n}), '
+                  'as longer texts get other answers')
+
 def to_gguf(
     learn, # a learner of a language model, with byte pairs
-    file, # where to write; what is there is replaced
+    file, # where to write, in the first of several processes; what is there is replaced
 ): # its path
     """A language model built as Llama or GPT-2, with its byte pairs, as an fp32 file of llama.cpp.
+    A Llama has no window there: the same answers up to `max_len` tokens, and a warning.
     ValueError for what has no place, before anything is written."""
     gguf = package('gguf', 'a file for llama.cpp')
     if not isinstance(learn, Learner):
@@ -127,6 +134,7 @@ def to_gguf(
     name = architecture_of(learn.model)
     _refuse(learn.model, name)
     family,file = MODELS[name].family.title, Path(file)
+    if rank_distrib(): return file
     out = gguf.GGUFWriter(None, {'GPT-2':'gpt2', 'Llama':'llama'}[family])
     out.add_name(file.stem)
     _write_sizes(out, learn.model, family)
@@ -139,4 +147,5 @@ def to_gguf(
         out.write_tensors_to_file()
         out.close()
         f.write(whole.read_bytes())
+    if family == 'Llama': _warn_of_reach(learn.model.encoder.config.max_len)
     return file

@@ -51,14 +51,19 @@ def _base(theirs):
                          "are neither stretched nor partial (rope_type='default') have")
     return float(rope['rope_theta'])
 
+def _layer_types(theirs):
+    "Which layers of a Qwen2 look through a window; before transformers 4.53 two settings said it."
+    if types := getattr(theirs, 'layer_types', None): return types
+    start = theirs.max_window_layers if theirs.use_sliding_window else theirs.num_hidden_layers
+    return ['full_attention' if i < start else 'sliding_attention'
+            for i in range(theirs.num_hidden_layers)]
+
 def _reach(theirs):
     "How many tokens a token sees at most. ValueError where that differs from layer to layer."
     n,window = theirs.max_position_embeddings, getattr(theirs, 'sliding_window', None)
-    if window is None or not getattr(theirs, 'use_sliding_window', True): return n
-    start = getattr(theirs, 'max_window_layers', 0) if theirs.model_type == 'qwen2' else 0
-    types = getattr(theirs, 'layer_types', None) or [
-        'full_attention' if i < start else 'sliding_attention'
-        for i in range(theirs.num_hidden_layers)]
+    if window is None or theirs.model_type == 'llama': return n # a Llama never looks at it
+    types = ['sliding_attention'] # the one thing that a Mistral knows
+    if theirs.model_type == 'qwen2': types = _layer_types(theirs)
     if len({*types}) > 1:
         raise ValueError(f'layer_types={types!r} has no equivalent here: '
                          f'all layers see {n} tokens, or all see sliding_window={window}')
@@ -78,6 +83,9 @@ def _bert_fields(theirs):
 
 def _roberta_fields(theirs):
     "As BERT's, and the positions behind the number of the padding."
+    if theirs.pad_token_id is None:
+        raise ValueError('pad_token_id=None: a RoBERTa counts positions from the number behind its '
+                         'padding, so set it in the configuration (published ones have 1)')
     return dict(_bert_fields(theirs), max_len=theirs.max_position_embeddings-theirs.pad_token_id-1)
 
 _own_fields = {GPT2.title:lambda theirs: {}, LLAMA.title:_llama_fields,
@@ -119,9 +127,12 @@ def _refuse_changed(model):
     "ValueError for a part that is another than the model's configuration says."
     with torch.device('meta'): fresh = type(model)(deepcopy(model.config))
     plan = {k:_described(m) for k,m in fresh.named_modules()}
-    for k,m in model.named_modules():
-        if _described(m) == plan.get(k): continue
-        raise ValueError(f'{k} is {_described(m)}, but by the configuration {plan.get(k)}: '
+    found = {k:_described(m) for k,m in model.named_modules()}
+    left = [k for k in plan if k.partition('.')[0] != 'pooler'] # may be missing, and stays behind
+    for k in [*found, *left]:
+        have,want = found.get(k, 'not there'), plan.get(k, 'nothing')
+        if have == want: continue
+        raise ValueError(f'{k} is {have}, but by the configuration {want}: '
                          'set it in `model.config` too, if that knows it')
     if type(model).__name__ == 'RobertaForMaskedLM' and model.config.hidden_act != 'gelu':
         raise ValueError(f'hidden_act={model.config.hidden_act!r}: the head of a '

@@ -168,7 +168,8 @@ def to_hf_tokenizer(
     source, # a learner, its loaders or a `TextCodec`
     max_len:int=None, # tokens that the model reads at most; default: not said
 ): # `transformers.PreTrainedTokenizerFast`
-    """A fast tokenizer of `transformers` that gives every text the numbers that it has here.
+    """A fast tokenizer of `transformers` that gives every text the numbers that it has here; the
+    empty one alone may have one here (with `BaseTokenizer`, `HFTokenizer`) and none there.
     ValueError for what only code can describe."""
     codec = source if isinstance(source, TextCodec) else TextCodec(getattr(source, 'dls', source))
     check_cutting(codec)

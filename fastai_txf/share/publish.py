@@ -12,10 +12,15 @@ from pathlib import Path
 from fastai.data.transforms import ColReader
 from fastai.text.core import Tokenizer
 from fastai.text.data import Numericalize
+from fastai.torch_core import rank_distrib
 from fastcore.basics import getcallable, patch
 import fastai_txf
 from ..base.shadow import shadow
+from ..model.config import INITS
+from ..model.layers import FEED_FORWARDS, NORMS, WIRINGS
 from ..model.models import LinearRange, SigmoidRange
+from ..model.positions import POSITIONS
+from ..model.windows import POOLS
 from ..text.plain import mark_columns
 from ..text.target import Target
 from ..learn.transfer import answers_depend_on, check_answers
@@ -44,6 +49,21 @@ def model_kind(
         if type(model) is cls: return kind
     _refuse(f'{type(model).__name__} (arch=) is a model of your own, which only code can describe',
             _keep)
+
+_tables = dict(positions=POSITIONS, ff=FEED_FORWARDS, norm=NORMS, wiring=WIRINGS, pool=POOLS,
+               init=INITS)
+_library = {k:dict(t) for k,t in _tables.items()} # before anybody adds to them
+
+def check_parts(
+    config, # `TransformerConfig`
+    fields=(*_tables,), # of it
+):
+    "A ValueError for a field whose entry somebody else has put into the library's table."
+    for f in fields:
+        name = getattr(config, f)
+        if _tables[f].get(name) is _library[f].get(name): continue
+        _refuse(f"{f}={name!r} is a part of your own in the library's table, which only code can "
+                'describe', _keep)
 
 def _model_options(model):
     "What a model was made with, besides its configuration."
@@ -75,6 +95,7 @@ def checked_model(
     kind:str, # a key of `MODELS`
 ): # a copy on the CPU that its configuration describes
     "The model as its configuration and weights give it again. A ValueError where they do not."
+    check_parts(model.config)
     own = copy.deepcopy(shadow(model)).to('cpu').float()
     res = build_model(kind, model.config, _model_options(model))
     _same_parts(own, res)
@@ -204,7 +225,9 @@ def publish(self:TransformerLearner,
     trained:bool=None, # the weights come from elsewhere (`load`); default: ask the recorder
 ): # the folder's path
     """Write a model as plain files that `load_published` reads; nothing in them is code.
+    Of several processes the first writes, and no other waits for it.
     A ValueError, TypeError or FileExistsError before anything is written where that cannot be."""
+    if rank_distrib(): return Path(folder)
     target_folder(folder, replace)
     if not (measured(self) if trained is None else trained):
         raise ValueError('this learner has recorded no epoch, so its weights are those of chance: '

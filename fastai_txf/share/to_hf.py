@@ -6,11 +6,12 @@
 __all__ = ['to_hf']
 
 # %% ../../nbs/8_share/10_to_hf.ipynb #9c068dff
-import errno, math, os, shutil, tempfile, torch, torch.nn as nn
+import errno, math, os, shutil, tempfile, torch, torch.nn as nn, warnings
 from contextlib import contextmanager
 from pathlib import Path
 from fastai.learner import Learner
 from fastai.text.core import BOS, FLD
+from fastai.torch_core import rank_distrib
 from ..model.models import (
     LinearRange, SigmoidRange, TransformerClassifier, TransformerLM, TransformerMLM)
 from ..model.stack import TransformerEncoder
@@ -18,7 +19,7 @@ from ..text.plain import mark_columns
 from ..text.codec import TextCodec
 from ..text.target import Target
 from .hf_tables import MODELS, outward
-from .publish import threshold_of
+from .publish import check_parts, threshold_of
 from .hf_tokens import package_of, to_hf_tokenizer
 
 # %% ../../nbs/8_share/10_to_hf.ipynb #5ee49b33
@@ -26,6 +27,7 @@ _targets = {
     TransformerLM:('GPT2LMHeadModel','LlamaForCausalLM'), TransformerMLM:('BertForMaskedLM',),
     TransformerClassifier:('BertForSequenceClassification',),
     TransformerEncoder:('GPT2Model','LlamaModel','BertModel')}
+_with_window = dict(LlamaForCausalLM='MistralForCausalLM', LlamaModel='MistralModel')
 _ours_alone = dict(qk_norm=False, bigrams=False) # parts that no architecture there has
 _free = 'init','long','scale_emb' # no answer depends on them, or the weights can hold them
 
@@ -71,6 +73,12 @@ def _refuse_own(model):
                          'not describe (block=, or changed by hand): transformers would not '
                          'know of it')
 
+def _looking_back(model, name):
+    "Of architectures with the same weights the one whose tokens see so many others, if it fits."
+    _,_,attn,ff = model_parts(model)
+    bare = attn.out.bias is None and ff.out.bias is None
+    return _with_window.get(name, name) if bare else name
+
 def architecture_of(
     model, # of this library
 )->str: # a key of `MODELS`
@@ -88,8 +96,9 @@ def architecture_of(
         raise ValueError(f'transformers has no architecture with the parts of this '
                          f'{type(model).__name__}. {name} comes nearest, but for {told}: '
                          f'a model made with config={preset!r} can go there')
+    check_parts(model.config, ('positions','ff','norm','wiring','pool'))
     _refuse_own(model)
-    return name
+    return _looking_back(model, name)
 
 # %% ../../nbs/8_share/10_to_hf.ipynb #43687be7
 def model_parts(
@@ -109,11 +118,12 @@ def _their_config(model, name, more):
     kw = {v:own.get(k, getattr(c, k)) for k,v in f.fields.items()}
     kw.update(tie_word_embeddings=own['tie'], pad_token_id=c.pad_idx if c.pad_idx >= 0 else None)
     if 'pool' in head: kw['num_labels'] = c.n_out
-    if c.positions == 'rotary':
-        kw.update(rope_theta=c.pos_base, attention_bias=attn.out.bias is not None,
-                  mlp_bias=ff.out.bias is not None)
+    if c.positions == 'rotary': kw.update(rope_theta=c.pos_base)
+    if name in _with_window:
+        kw.update(attention_bias=attn.out.bias is not None, mlp_bias=ff.out.bias is not None)
+    if name in _with_window.values(): kw.update(sliding_window=c.max_len)
     ends = dict(bos_token_id=None, eos_token_id=None)
-    return getattr(package_of('transformers'), f.config)(**{**ends, **kw, **more})
+    return getattr(package_of('transformers'), name).config_class(**{**ends, **kw, **more})
 
 def _fold_range(state):
     "Weights whose head says the numbers themselves, without a `LinearRange`."
@@ -238,7 +248,9 @@ def _use(theirs, name, codec):
 def _readme(theirs, name, tok, learn):
     "What the folder holds and how to use it."
     auto,c = _auto[_kind(name)], theirs.config
-    n = sum(p.numel() for p in theirs.parameters())
+    n,window = sum(p.numel() for p in theirs.parameters()), getattr(c, 'sliding_window', None)
+    reach = f'a token sees the last {window:,}' if window else \
+        f'texts of up to {c.max_position_embeddings:,} tokens'
     load = f"model = {auto}.from_pretrained('folder')\n"
     if tok is None:
         code = f'from transformers import {auto}\n\n{load}'
@@ -249,17 +261,27 @@ def _readme(theirs, name, tok, learn):
         code = (f'from transformers import {auto}, AutoTokenizer\n\n{load}'
                 f"tokenizer = AutoTokenizer.from_pretrained('folder')\n{use}")
     return (f'---\nlibrary_name: transformers\n---\n\n# {name}\n\n{n:,} parameters, '
-            f'{c.vocab_size:,} tokens, texts of up to {c.max_position_embeddings:,} tokens. '
+            f'{c.vocab_size:,} tokens, {reach}. '
             f'Trained with fastai_txf, written by its `to_hf`.\n\n```python\n{code}```\n{note}')
 
 # %% ../../nbs/8_share/10_to_hf.ipynb #943f4a47
+def _warn_of_reach(model, name):
+    "A warning for an architecture whose tokens see more than ours."
+    if name not in _with_window: return
+    n = model_parts(model)[1].max_len
+    warnings.warn(f'a {name} has no window: there a token sees all tokens before it, here the last '
+                  f'max_len={n}, so texts of more than {n} tokens get other answers. bias=False '
+                  f'makes a model that becomes a {_with_window[name]}, which has one')
+
 def to_hf(
     learn, # a learner of this library, or its model
-    folder=None, # where to write; default: nowhere
+    folder=None, # where to write, in the first of several processes; default: nowhere
     tokenizer:bool=True, # with the tokenizer of the learner's loaders; False: without
 ): # the model of `transformers`, in `eval`
-    """A model built as GPT-2, BERT or Llama as one of `transformers` with the same answers.
+    """A model built as GPT-2, BERT, Llama or Mistral as one of `transformers`, with the same
+    answers: a Llama's, which has biases, up to `max_len` tokens, and a warning says so.
     With `folder`, `from_pretrained` reads it there. ValueError for what has no place."""
+    if rank_distrib(): folder = None
     if folder is not None and Path(folder).exists():
         raise FileExistsError(errno.EEXIST, f'{folder} is there already: remove it, or give '
                               'another name')
@@ -270,6 +292,7 @@ def to_hf(
         tok = to_hf_tokenizer(learn, model_parts(model)[1].max_len)
     more,writing = _knowledge(learn, name)
     theirs = _their_model(model, name, more)
+    _warn_of_reach(model, name)
     if writing: theirs.generation_config.update(**writing)
     if folder is None: return theirs
     with new_folder(folder) as tmp:

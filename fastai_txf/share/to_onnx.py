@@ -6,7 +6,7 @@
 __all__ = ['to_onnx']
 
 # %% ../../nbs/8_share/15_to_onnx.ipynb #b45a76c1
-import numpy as np, tempfile, torch
+import numpy as np, os, tempfile, torch
 from contextlib import contextmanager
 from pathlib import Path
 from ..base.plain import package
@@ -58,13 +58,14 @@ def _wide_options(wide):
 
 def to_onnx(
     source, # a learner of this library, or the folder of a published model
-    folder, # to write; it must not exist
+    folder, # to write, in the first of several processes; it must not exist
     trained:bool=None, # as in `publish`
 )->Path: # the folder
     """Write a model for `OnnxPredictor`. FileExistsError for a folder that is there, ImportError
     for a package that is missing, TypeError and ValueError for what ONNX cannot hold."""
     _check_packages()
     folder = Path(folder)
+    if int(os.environ.get('RANK', 0)): return folder # as `rank_distrib`, without fastai
     if folder.exists(): raise FileExistsError(f'{folder} exists: give another folder')
     with _bundle_of(source, trained) as bundle:
         model,_,_,config = parse_bundle(bundle, own_card=True)

@@ -9,7 +9,8 @@ __all__ = ['from_torch', 'Stack', 'EncoderDecoder', 'from_former']
 import re, torch, torch.nn as nn, torch.nn.functional as F
 from copy import deepcopy
 from fastai.torch_core import Module
-from fastcore.basics import ifnone
+from fastcore.basics import first, ifnone
+from ..base.compat import is_hooked
 from ..model.attention import MultiHeadAttention, SelfAttention
 from ..model.layers import FeedForward, PostNorm, PreNorm, TransformerBlock
 from ..model.config import make_config
@@ -37,17 +38,45 @@ def _converts(*types):
         return f
     return _inner
 
-def from_torch(
-    module, # `nn.MultiheadAttention`, an encoder or decoder layer, a stack or `nn.Transformer`
-): # `MultiHeadAttention`, `TransformerBlock`, `Stack` or `EncoderDecoder`, batch first, a copy
-    """This library's equivalent of one of torch's layers.
-    TypeError for other types, ValueError for options without an equivalent."""
+_plain = dict(linear=[nn.Linear], dropout=[nn.Dropout,nn.Identity],
+              out_proj=[nn.Linear,type(nn.MultiheadAttention(1, 1).out_proj)])
+
+def _refuse_own_parts(module):
+    "TypeError for a part that may compute something else than the one that torch made."
+    for k,m in [(type(module).__name__, module), *module.named_children()]:
+        types = first(ts for name,ts in _plain.items() if k.startswith(name))
+        if types is None and m is not module: continue          # converted or copied by itself
+        own = 'is hooked' if is_hooked(m) else 'has a forward of its own' if 'forward' in vars(m) \
+            else f'is a {type(m).__name__}' if types and type(m) not in types else None
+        if own: raise TypeError(f"{k} {own}, so it may compute something else than torch's: "
+                                'convert a layer without it')
+
+def _converter_of(module):
+    "The conversion of modules of this type. TypeError for other types, and for changed parts."
     convert = _converters.get(type(module))
     if convert is None:
         raise TypeError(f'no conversion for a {type(module).__name__}: '
                         f'give one of {", ".join(t.__name__ for t in _converters)} itself '
                         '(a subclass may compute something else)')
-    return convert(module).train(module.training)
+    _refuse_own_parts(module)
+    return convert
+
+def _freeze_as(res, theirs, convert):
+    "Freeze the weights of `res` that come from frozen ones: those of which marks come out as 0."
+    marks = deepcopy(theirs)
+    for p in marks.parameters(): p.data.fill_(p.requires_grad)
+    for p,mark in zip(res.parameters(), convert(marks).parameters()):
+        p.requires_grad_(bool(mark.any()))
+
+def from_torch(
+    module, # `nn.MultiheadAttention`, an encoder or decoder layer, a stack or `nn.Transformer`
+): # `MultiHeadAttention`, `TransformerBlock`, `Stack` or `EncoderDecoder`, batch first, a copy
+    """This library's equivalent of one of torch's layers.
+    TypeError for other types and changed parts, ValueError for options without an equivalent."""
+    convert = _converter_of(module)
+    res = convert(module).train(module.training)
+    if not all(p.requires_grad for p in module.parameters()): _freeze_as(res, module, convert)
+    return res
 
 # %% ../../nbs/8_share/00_torch.ipynb #dec9fc3c
 def _refuse_extra_keys(theirs):
@@ -82,6 +111,8 @@ def _self_attention(theirs):
 # %% ../../nbs/8_share/00_torch.ipynb #3fee9920
 _acts = {F.relu:nn.ReLU, F.gelu:nn.GELU}
 
+def _share(dropout): return getattr(dropout, 'p', 0.) # of an `nn.Identity` nothing
+
 def _feed_forward(theirs):
     "The feed-forward of a torch layer."
     names = dict(linear1='up', linear2='out', activation='act')
@@ -90,13 +121,14 @@ def _feed_forward(theirs):
     d_ff,d_model = theirs.linear1.weight.shape
     bias = theirs.linear1.bias is not None
     return load_into(rename_keys(state, names), FeedForward, d_model, d_ff, act,
-                 bias=bias, p=theirs.dropout.p)
+                 bias=bias, p=_share(theirs.dropout))
 
 # %% ../../nbs/8_share/00_torch.ipynb #2492f39f
 @_converts(nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 def _block(theirs):
     "As `TransformerBlock`, with `cross` for a decoder layer."
     attn = theirs.self_attn
+    _converter_of(attn)
     cross = getattr(theirs, 'multihead_attn', None)
     wiring = PreNorm if theirs.norm_first else PostNorm
     with torch.device('meta'): # an empty frame: every part is put in below
@@ -107,7 +139,7 @@ def _block(theirs):
     for i,(part,fn) in enumerate(parts, 1):
         part.fn = fn
         part.norm = deepcopy(getattr(theirs, f'norm{i}'))
-        part.drop = nn.Dropout(getattr(theirs, f'dropout{i}').p)
+        part.drop = nn.Dropout(_share(getattr(theirs, f'dropout{i}')))
     return res
 
 # %% ../../nbs/8_share/00_torch.ipynb #3fdd1f9d
