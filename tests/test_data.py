@@ -10,9 +10,10 @@ from fastai.text.all import (BOS, PAD, SGD, UNK, BaseTokenizer, BCEWithLogitsLos
     TensorCategory, TensorMultiCategory, TextBlock, TextDataLoaders, Tokenizer, TransformBlock, get_text_files, ifnone, load_learner)
 
 from fastai_txf.all import *
-from fixtures import texts_df
+from fixtures import SMALL, make_dls, quiet, texts_df
 from fastai_txf.text import folders
 from fastai_txf.text.corpus import _clean, _name_pattern
+from fastai_txf.text.loaders import _some_ids
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
 from fastai_txf.recipes.pretrain import self_pretrain
 from fastai_txf.text.stream import LMDataLoaders
@@ -916,7 +917,7 @@ def test_check_dls_is_quick(func, n_reads, monkeypatch):
     "A column of labels is looked at as a whole; a function that gives them is called for 5,000 rows of each set at most"
     n,reads,read = 25000,[],ColReader.__call__
     def count(self, *args, **kwargs):
-        reads.append(args)
+        if 'label' in self.cols: reads.append(args)
         return read(self, *args, **kwargs)
     def label(o):
         reads.append(o)
@@ -930,6 +931,67 @@ def test_check_dls_is_quick(func, n_reads, monkeypatch):
     check_dls(dls)
     if not func: assert time.process_time()-start < 1
     assert len(reads) == n_reads
+
+
+# ---------------------------------------------------------------- text without spaces
+
+ROWS = dict(text_col='text', label_col='label', valid_col='is_valid', bs=8)
+
+def joined_df(n=80):
+    "`texts_df` without spaces: each text is one word, and comes once"
+    df = texts_df(n)
+    return df.assign(text=[f'{"".join(t.split())}{i}' for i,t in enumerate(df.text)])
+
+UNKNOWN = r'\d+% of the training tokens.*xxunk.*BPETokenizer\(2000\) or CharTokenizer\(\)'
+
+def unknown_said(f):
+    "The warnings of `f()` about unknown tokens"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        f()
+    return [str(w.message) for w in said if re.search(UNKNOWN, str(w.message))]
+
+loaders_of_texts = dict(
+    ours=lambda df, **kw: TransformerDataLoaders.from_df(df, **{**ROWS, 'n_workers':0, 'tok_tfm':BaseTokenizer(), **kw}),
+    fastais=lambda df, **kw: transformer_classifier_learner(make_dls(df, **kw), **SMALL).dls,
+    lm=lambda df, **kw: transformer_lm_learner(make_dls(df, is_lm=True, seq_len=8, **kw), **SMALL).dls,
+    stream=lambda df, **kw: LMDataLoaders.from_df(df, text_col='text', valid_col='is_valid', bs=2, **{'tok_tfm':BaseTokenizer(), **kw}))
+
+@pytest.mark.parametrize('kind', loaders_of_texts)
+def test_unknown_texts_are_warned_of(kind):
+    "Of text without spaces, not of words, and not when the remedy is followed"
+    make = loaders_of_texts[kind]
+    assert unknown_said(lambda: make(joined_df()))
+    assert not unknown_said(lambda: make(texts_df()))
+    for tok in (BPETokenizer(2000), CharTokenizer()): assert not unknown_said(lambda: make(joined_df(), tok_tfm=tok))
+
+def test_few_english_texts_are_not_warned_of():
+    "Of 48 docstrings a third or more is rarer than `min_freq=3`"
+    for words in (12, 40):
+        df = docstrings_df(('numpy','torch'), max_per_class=30, max_words=words, min_words=5)
+        assert not unknown_said(lambda: TransformerDataLoaders.from_df(df, **ROWS))
+
+@pytest.mark.parametrize('use', [baseline, lambda dls: suggest_config(dls, 0.001)], ids=['baseline','suggest_config'])
+def test_recipes_warn_of_unknown_texts(use): assert unknown_said(lambda: use(make_dls(joined_df())))
+
+def test_validation_in_another_language():
+    "The set is named"
+    df = texts_df()
+    other = df.text.where(~df.is_valid, [f'satz{i} wort{i}' for i in range(len(df))])
+    with pytest.warns(UserWarning, match='% of the validation tokens'): TransformerDataLoaders.from_df(df.assign(text=other), **ROWS, tok_tfm=BaseTokenizer())
+
+def test_one_class_of_unknown_texts(tmp_path):
+    "The remedy is another tokenizer, not another rate"
+    learn = quiet(transformer_classifier_learner(make_dls(joined_df()), path=tmp_path, **SMALL))
+    with pytest.warns(UserWarning, match='are one class.*' + UNKNOWN) as said: learn.fit(1, 0., wd=0.)
+    assert not [w for w in said if 'rate was too high' in str(w.message)]
+
+def test_a_long_stream_is_looked_at_in_part():
+    "100,000 ids are copied, whatever the length"
+    ids = np.tile(np.arange(3, 8, dtype=np.int32), 400_000)
+    vocab = ['xxunk','xxpad','xxbos',*'abcdefgh']
+    dls = LMDataLoaders.from_ids(ids, ids[:1000], vocab, bs=4, seq_len=16)
+    assert len(_some_ids(dls.train_ds)[0]) == 100_000
 
 
 # ---------------------------------------------------------------- said in time

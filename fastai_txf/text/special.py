@@ -7,6 +7,7 @@ __all__ = ['text_vocab', 'pad_index', 'mask_index', 'ordinary_tokens', 'decode_s
 
 # %% ../../nbs/2_text/00_special.ipynb #93d682ce
 import html, re, sys
+from collections import Counter
 from ..base.plain import first, is_listy
 
 # %% ../../nbs/2_text/00_special.ipynb #b2a00003
@@ -98,6 +99,22 @@ def ordinary_tokens(
     import torch # text alone does without
     special = {*special_tokens(), *FILLERS, *MASKS, mask_tok}
     return torch.tensor([t not in special for t in text_vocab(dls)])
+
+# %% ../../nbs/2_text/00_special.ipynb #unknown2
+_most_unknown = 1/2 # of the tokens that are text; in 50 English texts a third may be rare
+
+def unknown_cause(
+    texts, # ids of each text
+    vocab:list, # tokens in the order of their ids
+    which:str, # whose texts these are, for the message
+)->str: # None where few are unknown
+    "What is wrong where many tokens are `xxunk`, and what to do."
+    n,special = Counter(vocab[i] for ids in texts for i in ids), special_tokens()
+    n_unk,n_known = n[UNK], sum(k for t,k in n.items() if t not in special)
+    if n_unk <= _most_unknown*(n_unk+n_known): return
+    return (f'{n_unk/(n_unk+n_known):.0%} of the {which} tokens are in no vocabulary and become '
+            'xxunk, as text without spaces does, so texts look alike: cut smaller pieces, '
+            'tok_tfm=BPETokenizer(2000) or CharTokenizer()')
 
 # %% ../../nbs/2_text/00_special.ipynb #740c346a
 _max_rep = 1000
