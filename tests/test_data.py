@@ -1,5 +1,6 @@
 """Texts in: the docstring data set, checks of frames and loaders, tokens in use as in training."""
 import importlib.util, os, pickle, re, sys, time, warnings
+from decimal import Decimal
 from functools import partial
 from inspect import signature
 
@@ -992,6 +993,74 @@ def test_a_long_stream_is_looked_at_in_part():
     vocab = ['xxunk','xxpad','xxbos',*'abcdefgh']
     dls = LMDataLoaders.from_ids(ids, ids[:1000], vocab, bs=4, seq_len=16)
     assert len(_some_ids(dls.train_ds)[0]) == 100_000
+
+
+# ---------------------------------------------------------------- written in two ways
+
+SPELLED = [('x{} ', 'x{}'), ('x{}', 'X{}'), ('x  \n{}', 'x {}'), ('caf\u00e9 {}', 'cafe\u0301 {}'), ('word '*12 + '{}', 'Word '*12 + '{}')]
+
+@pytest.mark.parametrize('a,b', SPELLED)
+def test_near_copies(a, b):
+    "Copies that differ in case, white space or the form of accents are counted, and the remedy leaves none"
+    df = unlike()
+    train,valid = df.index[~df.is_valid], df.index[df.is_valid]
+    df.loc[train[0], 'text'],df.loc[valid[0], 'text'] = a.format('x7'), b.format('x7')
+    with pytest.warns(UserWarning, match=rf'1 of {len(valid)} validation texts are in the training set') as said: check_df(df, 'text', valid_col='is_valid')
+    df = eval(re.search(r'with (df\[~df.*\])$', str(said[0].message))[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)
+        check_df(df, 'text', valid_col='is_valid')
+
+def test_near_copies_are_found_quickly():
+    "Whole texts are compared only where their first words are equal"
+    df = pd.DataFrame(dict(text=[f'{i} ' + 'W\u00f6rter '*300 for i in range(20_000)], is_valid=[i%5 == 4 for i in range(20_000)]))
+    start = time.process_time()
+    check_df(df, 'text', valid_col='is_valid')
+    assert time.process_time()-start < 2
+
+def twins_of(labels, **kw):
+    "The warning's code for a column of labels"
+    df = unlike().assign(label=[labels[i//2 % len(labels)] for i in range(20)], is_valid=[i%2 for i in range(20)])
+    with pytest.warns(UserWarning, match='written in several ways') as said: check_df(df, 'text', 'label', 'is_valid', **kw)
+    return df, str(said[0].message)
+
+@pytest.mark.parametrize('labels,kw,names', [
+    (['caf\u00e9','cafe\u0301'], {}, "normalize('NFC')"), (['pos','Pos '], {}, 'str.lower()'), (['\uff41  b','A b'], {}, 'NFKC'),
+    (['numpy; returns','numpy;returns'], dict(label_delim=';'), r"\s*;\s*"), (['a|b','A | b'], dict(label_delim='|'), 'str.lower()')])
+def test_labels_in_two_spellings(labels, kw, names):
+    "What the warning proposes makes them one, and it proposes no more than is needed"
+    df,said = twins_of(labels, **kw)
+    assert names in said
+    fixed = df.assign(label=eval('df.label' + re.search(r'use (\..*) on the column', said)[1]))
+    assert fixed.label.nunique() == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)
+        if kw: check_df(fixed, 'text', 'label', 'is_valid', **kw)
+
+def test_labels_in_two_spellings_in_lists():
+    "Lists have no `.str` of their labels: nothing is proposed that would make them missing"
+    assert twins_of([['a','b'], ['A','b']])[1].endswith('write each in one way')
+
+def test_lists_with_a_delimiter():
+    "The remedy is to leave it out: strings made of lists would be labels like ['a']"
+    df = frame(label=[['a'], ['a','b']]*10)
+    with pytest.raises(ValueError, match="holds .'a'. .list.*leave label_delim out") as e: check_df(df, 'text', 'label', 'is_valid', ';')
+    assert 'astype' not in str(e.value)
+
+def test_delimiter_that_no_row_has():
+    "Each row would be one label"
+    df = unlike().assign(label=['a,b','a','b','a,b']*5, is_valid=[i > 11 for i in range(20)])
+    with pytest.warns(UserWarning, match="label_delim=';' is in no row of column 'label'.*'a,b'"): check_df(df, 'text', 'label', 'is_valid', ';')
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)
+        check_df(df, 'text', 'label', 'is_valid', ',')
+
+def test_decimal_targets():
+    "torch takes none; the remedy does"
+    df = frame(label=[Decimal('1.5'), Decimal(2)]*10)
+    def make(df): return TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', y_block=RegressionBlock(), **FAST)
+    with pytest.raises(ValueError, match=r"Decimal.*df\['label'\].astype\(float\)"): make(df)
+    assert make(df.assign(label=df['label'].astype(float))).c == 1
 
 
 # ---------------------------------------------------------------- said in time
