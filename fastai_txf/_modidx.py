@@ -81,6 +81,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
             'fastai_txf.base.files': { 'fastai_txf.base.files._cannot': ('0_base/files.html#_cannot', 'fastai_txf/base/files.py'),
                                        'fastai_txf.base.files._mode': ('0_base/files.html#_mode', 'fastai_txf/base/files.py'),
                                        'fastai_txf.base.files._of_disk': ('0_base/files.html#_of_disk', 'fastai_txf/base/files.py'),
+                                       'fastai_txf.base.files.csv_file': ('0_base/files.html#csv_file', 'fastai_txf/base/files.py'),
                                        'fastai_txf.base.files.load_tensors': ('0_base/files.html#load_tensors', 'fastai_txf/base/files.py'),
                                        'fastai_txf.base.files.naming': ('0_base/files.html#naming', 'fastai_txf/base/files.py'),
                                        'fastai_txf.base.files.read_text': ('0_base/files.html#read_text', 'fastai_txf/base/files.py'),

@@ -538,6 +538,21 @@ def test_csv(tmp_path):
     frame(text=['']+['a']*19).to_csv(tmp_path/'labels.csv', index=False)
     with pytest.raises(ValueError, match=r"fillna\(''\)"): TransformerDataLoaders.from_csv(tmp_path, label_col='label', **FAST)
 
+@pytest.mark.parametrize('cls', [TransformerDataLoaders, LMDataLoaders, Seq2SeqDataLoaders])
+def test_csv_given_as_one_path(tmp_path, cls):
+    "It is named, with the call that works"
+    file = tmp_path/'some.csv'
+    frame().to_csv(file, index=False)
+    with pytest.raises(NotADirectoryError, match=r"some.csv' is a file: give its folder and its name, from_csv\('.*', 'some.csv'\)"): cls.from_csv(file)
+
+def test_csv_of_pairs_in_another_encoding(tmp_path):
+    "As of other loaders"
+    df = pd.DataFrame(dict(src=['ja','nein']*10, tgt=['h\u00e9','\u00e9h']*10))
+    df.to_csv(tmp_path/'pairs.csv', index=False, encoding='latin-1')
+    with pytest.raises(UnicodeDecodeError): Seq2SeqDataLoaders.from_csv(tmp_path, tok_tfm=CharTokenizer(), bs=4)
+    dls = Seq2SeqDataLoaders.from_csv(tmp_path, tok_tfm=CharTokenizer(), bs=4, encoding='latin-1')
+    assert '\u00e9' in dls.vocab[1]
+
 def test_csv_keeps_zeros(tmp_path):
     "Labels that look like numbers stay as they are written where `dtype` says so"
     frame(label=['007','070']*10).to_csv(tmp_path/'labels.csv', index=False)

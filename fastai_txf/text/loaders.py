@@ -24,6 +24,7 @@ from fastcore.meta import delegates
 from fastcore.xtras import is_listy
 from fasttransform.transform import compose_tfms
 from ..base.checks import check_batch_size, check_share, check_values
+from ..base.files import csv_file
 from ..base.ids import evenly_drawn
 from .special import pad_index, text_vocab, unknown_cause
 from .tokens import as_tokenizer
@@ -294,7 +295,7 @@ def from_csv(cls:TransformerDataLoaders,
     check_options(cls.from_csv, kwargs)
     options = dict(header=header, delimiter=delimiter, quoting=quoting, dtype=dtype,
                    encoding=encoding, keep_default_na=keep_default_na)
-    return cls.from_df(pd.read_csv(Path(path)/csv_fname, **options), path=path, **kwargs)
+    return cls.from_df(pd.read_csv(csv_file(path, csv_fname), **options), path=path, **kwargs)
 
 # %% ../../nbs/2_text/07_loaders.ipynb #8d59837d
 def _folder_frame(files, splitter):
