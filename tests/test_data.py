@@ -1,5 +1,6 @@
 """Texts in: the docstring data set, checks of frames and loaders, tokens in use as in training."""
 import importlib.util, os, pickle, re, sys, time, warnings
+from decimal import Decimal
 from functools import partial
 from inspect import signature
 
@@ -10,9 +11,10 @@ from fastai.text.all import (BOS, PAD, SGD, UNK, BaseTokenizer, BCEWithLogitsLos
     TensorCategory, TensorMultiCategory, TextBlock, TextDataLoaders, Tokenizer, TransformBlock, get_text_files, ifnone, load_learner)
 
 from fastai_txf.all import *
-from fixtures import texts_df
+from fixtures import SMALL, make_dls, quiet, texts_df
 from fastai_txf.text import folders
 from fastai_txf.text.corpus import _clean, _name_pattern
+from fastai_txf.text.loaders import _some_ids
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
 from fastai_txf.recipes.pretrain import self_pretrain
 from fastai_txf.text.stream import LMDataLoaders
@@ -536,6 +538,21 @@ def test_csv(tmp_path):
     frame(text=['']+['a']*19).to_csv(tmp_path/'labels.csv', index=False)
     with pytest.raises(ValueError, match=r"fillna\(''\)"): TransformerDataLoaders.from_csv(tmp_path, label_col='label', **FAST)
 
+@pytest.mark.parametrize('cls', [TransformerDataLoaders, LMDataLoaders, Seq2SeqDataLoaders])
+def test_csv_given_as_one_path(tmp_path, cls):
+    "It is named, with the call that works"
+    file = tmp_path/'some.csv'
+    frame().to_csv(file, index=False)
+    with pytest.raises(NotADirectoryError, match=r"some.csv' is a file: give its folder and its name, from_csv\('.*', 'some.csv'\)"): cls.from_csv(file)
+
+def test_csv_of_pairs_in_another_encoding(tmp_path):
+    "As of other loaders"
+    df = pd.DataFrame(dict(src=['ja','nein']*10, tgt=['h\u00e9','\u00e9h']*10))
+    df.to_csv(tmp_path/'pairs.csv', index=False, encoding='latin-1')
+    with pytest.raises(UnicodeDecodeError): Seq2SeqDataLoaders.from_csv(tmp_path, tok_tfm=CharTokenizer(), bs=4)
+    dls = Seq2SeqDataLoaders.from_csv(tmp_path, tok_tfm=CharTokenizer(), bs=4, encoding='latin-1')
+    assert '\u00e9' in dls.vocab[1]
+
 def test_csv_keeps_zeros(tmp_path):
     "Labels that look like numbers stay as they are written where `dtype` says so"
     frame(label=['007','070']*10).to_csv(tmp_path/'labels.csv', index=False)
@@ -916,7 +933,7 @@ def test_check_dls_is_quick(func, n_reads, monkeypatch):
     "A column of labels is looked at as a whole; a function that gives them is called for 5,000 rows of each set at most"
     n,reads,read = 25000,[],ColReader.__call__
     def count(self, *args, **kwargs):
-        reads.append(args)
+        if 'label' in self.cols: reads.append(args)
         return read(self, *args, **kwargs)
     def label(o):
         reads.append(o)
@@ -930,6 +947,135 @@ def test_check_dls_is_quick(func, n_reads, monkeypatch):
     check_dls(dls)
     if not func: assert time.process_time()-start < 1
     assert len(reads) == n_reads
+
+
+# ---------------------------------------------------------------- text without spaces
+
+ROWS = dict(text_col='text', label_col='label', valid_col='is_valid', bs=8)
+
+def joined_df(n=80):
+    "`texts_df` without spaces: each text is one word, and comes once"
+    df = texts_df(n)
+    return df.assign(text=[f'{"".join(t.split())}{i}' for i,t in enumerate(df.text)])
+
+UNKNOWN = r'\d+% of the training tokens.*xxunk.*BPETokenizer\(2000\) or CharTokenizer\(\)'
+
+def unknown_said(f):
+    "The warnings of `f()` about unknown tokens"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        f()
+    return [str(w.message) for w in said if re.search(UNKNOWN, str(w.message))]
+
+loaders_of_texts = dict(
+    ours=lambda df, **kw: TransformerDataLoaders.from_df(df, **{**ROWS, 'n_workers':0, 'tok_tfm':BaseTokenizer(), **kw}),
+    fastais=lambda df, **kw: transformer_classifier_learner(make_dls(df, **kw), **SMALL).dls,
+    lm=lambda df, **kw: transformer_lm_learner(make_dls(df, is_lm=True, seq_len=8, **kw), **SMALL).dls,
+    stream=lambda df, **kw: LMDataLoaders.from_df(df, text_col='text', valid_col='is_valid', bs=2, **{'tok_tfm':BaseTokenizer(), **kw}))
+
+@pytest.mark.parametrize('kind', loaders_of_texts)
+def test_unknown_texts_are_warned_of(kind):
+    "Of text without spaces, not of words, and not when the remedy is followed"
+    make = loaders_of_texts[kind]
+    assert unknown_said(lambda: make(joined_df()))
+    assert not unknown_said(lambda: make(texts_df()))
+    for tok in (BPETokenizer(2000), CharTokenizer()): assert not unknown_said(lambda: make(joined_df(), tok_tfm=tok))
+
+def test_few_english_texts_are_not_warned_of():
+    "Of 48 docstrings a third or more is rarer than `min_freq=3`"
+    for words in (12, 40):
+        df = docstrings_df(('numpy','torch'), max_per_class=30, max_words=words, min_words=5)
+        assert not unknown_said(lambda: TransformerDataLoaders.from_df(df, **ROWS))
+
+@pytest.mark.parametrize('use', [baseline, lambda dls: suggest_config(dls, 0.001)], ids=['baseline','suggest_config'])
+def test_recipes_warn_of_unknown_texts(use): assert unknown_said(lambda: use(make_dls(joined_df())))
+
+def test_validation_in_another_language():
+    "The set is named"
+    df = texts_df()
+    other = df.text.where(~df.is_valid, [f'satz{i} wort{i}' for i in range(len(df))])
+    with pytest.warns(UserWarning, match='% of the validation tokens'): TransformerDataLoaders.from_df(df.assign(text=other), **ROWS, tok_tfm=BaseTokenizer())
+
+def test_one_class_of_unknown_texts(tmp_path):
+    "The remedy is another tokenizer, not another rate"
+    learn = quiet(transformer_classifier_learner(make_dls(joined_df()), path=tmp_path, **SMALL))
+    with pytest.warns(UserWarning, match='are one class.*' + UNKNOWN) as said: learn.fit(1, 0., wd=0.)
+    assert not [w for w in said if 'rate was too high' in str(w.message)]
+
+def test_a_long_stream_is_looked_at_in_part():
+    "100,000 ids are copied, whatever the length"
+    ids = np.tile(np.arange(3, 8, dtype=np.int32), 400_000)
+    vocab = ['xxunk','xxpad','xxbos',*'abcdefgh']
+    dls = LMDataLoaders.from_ids(ids, ids[:1000], vocab, bs=4, seq_len=16)
+    assert len(_some_ids(dls.train_ds)[0]) == 100_000
+
+
+# ---------------------------------------------------------------- written in two ways
+
+SPELLED = [('x{} ', 'x{}'), ('x{}', 'X{}'), ('x  \n{}', 'x {}'), ('caf\u00e9 {}', 'cafe\u0301 {}'), ('word '*12 + '{}', 'Word '*12 + '{}')]
+
+@pytest.mark.parametrize('a,b', SPELLED)
+def test_near_copies(a, b):
+    "Copies that differ in case, white space or the form of accents are counted, and the remedy leaves none"
+    df = unlike()
+    train,valid = df.index[~df.is_valid], df.index[df.is_valid]
+    df.loc[train[0], 'text'],df.loc[valid[0], 'text'] = a.format('x7'), b.format('x7')
+    with pytest.warns(UserWarning, match=rf'1 of {len(valid)} validation texts are in the training set') as said: check_df(df, 'text', valid_col='is_valid')
+    df = eval(re.search(r'with (df\[~df.*\])$', str(said[0].message))[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)
+        check_df(df, 'text', valid_col='is_valid')
+
+def test_near_copies_are_found_quickly():
+    "Whole texts are compared only where their first words are equal"
+    df = pd.DataFrame(dict(text=[f'{i} ' + 'W\u00f6rter '*300 for i in range(20_000)], is_valid=[i%5 == 4 for i in range(20_000)]))
+    start = time.process_time()
+    check_df(df, 'text', valid_col='is_valid')
+    assert time.process_time()-start < 2
+
+def twins_of(labels, **kw):
+    "The warning's code for a column of labels"
+    df = unlike().assign(label=[labels[i//2 % len(labels)] for i in range(20)], is_valid=[i%2 for i in range(20)])
+    with pytest.warns(UserWarning, match='written in several ways') as said: check_df(df, 'text', 'label', 'is_valid', **kw)
+    return df, str(said[0].message)
+
+@pytest.mark.parametrize('labels,kw,names', [
+    (['caf\u00e9','cafe\u0301'], {}, "normalize('NFC')"), (['pos','Pos '], {}, 'str.lower()'), (['\uff41  b','A b'], {}, 'NFKC'),
+    (['numpy; returns','numpy;returns'], dict(label_delim=';'), r"\s*;\s*"), (['a|b','A | b'], dict(label_delim='|'), 'str.lower()')])
+def test_labels_in_two_spellings(labels, kw, names):
+    "What the warning proposes makes them one, and it proposes no more than is needed"
+    df,said = twins_of(labels, **kw)
+    assert names in said
+    fixed = df.assign(label=eval('df.label' + re.search(r'use (\..*) on the column', said)[1]))
+    assert fixed.label.nunique() == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)
+        if kw: check_df(fixed, 'text', 'label', 'is_valid', **kw)
+
+def test_labels_in_two_spellings_in_lists():
+    "Lists have no `.str` of their labels: nothing is proposed that would make them missing"
+    assert twins_of([['a','b'], ['A','b']])[1].endswith('write each in one way')
+
+def test_lists_with_a_delimiter():
+    "The remedy is to leave it out: strings made of lists would be labels like ['a']"
+    df = frame(label=[['a'], ['a','b']]*10)
+    with pytest.raises(ValueError, match="holds .'a'. .list.*leave label_delim out") as e: check_df(df, 'text', 'label', 'is_valid', ';')
+    assert 'astype' not in str(e.value)
+
+def test_delimiter_that_no_row_has():
+    "Each row would be one label"
+    df = unlike().assign(label=['a,b','a','b','a,b']*5, is_valid=[i > 11 for i in range(20)])
+    with pytest.warns(UserWarning, match="label_delim=';' is in no row of column 'label'.*'a,b'"): check_df(df, 'text', 'label', 'is_valid', ';')
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)
+        check_df(df, 'text', 'label', 'is_valid', ',')
+
+def test_decimal_targets():
+    "torch takes none; the remedy does"
+    df = frame(label=[Decimal('1.5'), Decimal(2)]*10)
+    def make(df): return TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', y_block=RegressionBlock(), **FAST)
+    with pytest.raises(ValueError, match=r"Decimal.*df\['label'\].astype\(float\)"): make(df)
+    assert make(df.assign(label=df['label'].astype(float))).c == 1
 
 
 # ---------------------------------------------------------------- said in time

@@ -1,6 +1,7 @@
 "Looking inside: captured attention against explicit loops, attributions that add up, curves, tables, pictures, odd input"
-import copy, dataclasses, html, math, random, re
+import copy, dataclasses, html, math, random, re, time, warnings
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch, torch.nn as nn
+from types import SimpleNamespace
 from fastai.text.all import BaseTokenizer, Learner, SentencePieceTokenizer, load_learner
 from hypothesis import given, settings, strategies as st
 from fastai_txf.model.attention import record_attention, SelfAttention
@@ -8,6 +9,7 @@ from fastai_txf.generate.cache import KVCache
 from fastai_txf.text.special import text_vocab
 from fastai_txf.all import *
 from fastai_txf.learn.classifier import transformer_classifier_learner
+from fastai_txf.explain.spans import _word_starts
 from fastai_txf.model.config import make_config
 from fastai_txf.model.stack import TransformerEncoder
 from fastai_txf.model.models import Seq2SeqTransformer, TransformerClassifier, TransformerLM
@@ -484,6 +486,39 @@ def test_unknown_blanks(letters):
     assert 'w a r m ⏎ f' in str(letters.step_through('warm\nfilm'))
 
 # The deletion curve
+
+@pytest.mark.parametrize('text,want', [
+    ('这家餐厅很好。', [*'这家餐厅很好。']), ('とてもカメラ', [*'とてもカメラ']), ('ดีมาก', ['ดี','ม','า','ก']),
+    ('这book 很good!', ['这','book','很','good!']), ('nice 电影, and warm', ['nice','电','影',',','and','warm'])])
+def test_words_of_scripts_without_spaces(text, want):
+    "Each token is a span; bytes join to whole characters, and signs above stay where they are; Latin words stay whole"
+    for tok in (CharTokenizer(), BPETokenizer(265).train(['a']*9)):
+        toks, = tok([text])
+        spans = word_spans(['xxbos',*toks], tok)
+        assert [w for w,_,_ in spans[1:]] == want
+        assert [i for _,a,b in spans for i in range(a, b)] == [*range(len(toks)+1)]
+
+def test_pieces_across_characters():
+    "A piece that ends within a character is joined with the next; learned pieces of several characters stay whole"
+    bpe = BPETokenizer(400).train(['很好的电影。','很好的餐厅。']*50)
+    toks, = bpe(['很好的电影。'])
+    words = [w for w,_,_ in word_spans(toks, bpe)]
+    assert ''.join(words) == '很好的电影。' and len(words) <= len(toks) and '\ufffd' not in ''.join(words)
+    piece = SimpleNamespace(word_start='▁', lossless=False)
+    assert _word_starts(['▁这家','餐厅','▁good','ly'], piece, None) == [0,1,2]
+
+def test_spans_of_long_words_are_quick():
+    "A word of 20,000 letters is not joined anew at each of them"
+    start = time.process_time()
+    assert len(word_spans([*'abcd'*5000], CharTokenizer())) == 1
+    assert time.process_time()-start < 3
+
+def test_deletion_curve_of_one_word(clf):
+    "It has one order: a warning says so"
+    with pytest.warns(UserWarning, match='1 of 2 texts are one word.*CharTokenizer'): deletion_curve(clf, ['film', TEXT], n_points=3, n_draws=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)
+        deletion_curve(clf, [TEXT], n_points=3, n_draws=1)
 
 def test_deletion_curve(clf, df):
     "Ends and order by hand; below random on a trained model; drawn with its band"

@@ -185,3 +185,8 @@ def test_refused_before_work():
     "A transform in a tokenizer's place, and ids before there is a vocabulary"
     with pytest.raises(TypeError, match='give what it cuts with'): as_tokenizer(Tokenizer(BaseTokenizer()))
     with pytest.raises(ValueError, match='train'): BPETokenizer(vocab_sz=300).token_ids(['a'])
+
+def test_words_of_chinese():
+    "spaCy's tokenizer of Chinese would take `xxbos` apart: refused with what to take"
+    with pytest.raises(ValueError, match=r"lang='zh'.*CharTokenizer\(\) or BPETokenizer\(2000\)"): FastSpacyTokenizer('zh')
+    assert FastSpacyTokenizer('de', special_toks=[]).exact

@@ -111,3 +111,14 @@ def load_tensors(
     if not isinstance(res, dict) or {*keys} - res.keys():
         raise ValueError(f'{path} is no {what}: {remedy}')
     return res
+
+# %% ../../nbs/0_base/02_files.ipynb #csvfile2
+def csv_file(
+    path, # a folder
+    csv_fname:str, # the name of a file in it
+)->Path:
+    "The file; a NotADirectoryError where `path` is the file itself."
+    path = Path(path)
+    if not path.is_file(): return path/csv_fname
+    raise NotADirectoryError(f'{str(path)!r} is a file: give its folder and its name, '
+                             f'from_csv({str(path.parent)!r}, {path.name!r})')

@@ -323,6 +323,14 @@ def _words(e):
     special = special_places(e.tokens)
     return np.array([i for i,(_,a,_) in enumerate(e.spans) if not special[a]], dtype=int)
 
+def _warn_of_one_word(counts):
+    "A warning for texts that are one word: there is no order in which to remove it."
+    n = counts.count(1)
+    if not n: return
+    warnings.warn(f'{n} of {len(counts)} texts are one word, which is removed in one order alone, '
+                  'so their curves tell nothing: leave them out, or, of text without spaces, '
+                  'make the loaders with tok_tfm=BPETokenizer(2000) or CharTokenizer()')
+
 def _each_text(codec, texts, text_col):
     "The texts, one after the other; rows where a text has several columns."
     texts = codec.texts(texts, text_col)
@@ -338,13 +346,14 @@ def deletion_curve(
     **kwargs # of `explain`
 ): # `DeletionCurve`
     """Words removed in the order of their shares in the decision, and at random: is the decision
-    lost sooner? A TypeError unless `learn` classifies, a ValueError for a text without words."""
+    lost sooner? A TypeError unless `learn` classifies, a ValueError for a text without words, a
+    warning for texts of one."""
     asked = explained_target(learn)
     if asked.is_number:
         raise TypeError('a deletion curve follows a probability, and this learner predicts numbers')
     if n_points < 2 or n_draws < 1:
         raise ValueError(f'{n_points=}, {n_draws=}: at least 2 points and 1 draw')
-    rng = np.random.default_rng(seed)
+    rng,sizes = np.random.default_rng(seed), []
     shares = np.linspace(0, 1, n_points)
     model,curves = kept_shadow(learn.model), []
     pad_idx = model.encoder.config.pad_idx
@@ -353,9 +362,11 @@ def deletion_curve(
         def prob(o): return _score(o, e.idx, asked.kind).sigmoid()
         words = _words(e)
         if not len(words): raise ValueError(f'{text!r} has no word to remove: leave it out')
+        sizes.append(len(words))
         best = words[np.argsort(-np.array(e.values)[words], kind='stable')]
         orders = [best, *(rng.permutation(words) for _ in range(n_draws))]
         counts = np.round(shares*len(words)).astype(int)
         curves.append(_without(model, e.ids, e.spans, orders, counts, prob, pad_idx))
+    _warn_of_one_word(sizes)
     curves = np.stack(curves, 1)                                # (1+n_draws, n_texts, n_points)
     return DeletionCurve(shares, curves[0], curves[1:])

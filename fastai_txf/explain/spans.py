@@ -6,6 +6,7 @@
 __all__ = ['word_spans']
 
 # %% ../../nbs/6_explain/01_spans.ipynb #dd3ea4ae
+import unicodedata
 from ..text.special import (
     BOS, decode_specials, EOS, FLD, PAD, TK_MAJ, TK_REP, TK_UP, TK_WREP)
 from ..text.tokens import as_tokenizer, BatchTokenizer
@@ -26,6 +27,17 @@ def _glued(tokens):
         for j in range(i+1, min(len(tokens), i+1+behind)): res[j] = True
     return res
 
+_spaceless = ('CJK ', 'IDEOGRAPHIC ', 'HIRAGANA ', 'KATAKANA', 'HALFWIDTH KATAKANA', 'BOPOMOFO ',
+              'THAI ', 'LAO ', 'KHMER ', 'MYANMAR ') # how the names of their signs begin
+
+def _is_spaceless(c): return unicodedata.name(c, '').startswith(_spaceless)
+
+def _meet(before, after):
+    "Whether one of two texts that meet is of a script without spaces, and both are whole there."
+    if not before or not after or before[-1] == '\ufffd': return False        # half of a character
+    if unicodedata.category(after[0])[0] == 'M': return False                 # it is written above
+    return _is_spaceless(before[-1]) or _is_spaceless(after[0])
+
 def _word_starts(tokens, tokenizer, pieces):
     "The numbers of the tokens that begin a word; `pieces` is each token as text, None if unknown."
     special,glued = special_places(tokens), _glued(tokens)
@@ -34,9 +46,11 @@ def _word_starts(tokens, tokenizer, pieces):
         if i == 0 or special[i] or special[i-1]: new = True
         elif pieces is not None:
             apart = (pieces[i][:1].isspace()
-                     or tokenizer.join(tokens[i-1:i+1]) == f'{pieces[i-1]} {pieces[i]}')
+                     or tokenizer.join(tokens[i-1:i+1]) == f'{pieces[i-1]} {pieces[i]}'
+                     # a character has four bytes at most
+                     or _meet(*map(tokenizer.join, (tokens[max(0, i-4):i], tokens[i:i+4]))))
             new = apart and bool(''.join(pieces[starts[-1]:i]).strip())
-        elif tokenizer.word_start: new = t.startswith(tokenizer.word_start)
+        elif tokenizer.word_start: new = t.startswith(tokenizer.word_start) or _meet(tokens[i-1], t)
         else: new = not glued[i]
         if new: starts.append(i)
     return starts

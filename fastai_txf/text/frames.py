@@ -14,7 +14,8 @@ from fastcore.xtras import is_listy
 from numbers import Integral, Number
 from ..base.checks import check_share
 from ..base.files import read_text
-from .special import check_ordered, check_unicode, is_unicode
+from .special import (
+    check_ordered, check_unicode, is_unicode, text_key, twins_said)
 
 # %% ../../nbs/2_text/02_frames.ipynb #fdcb8f18
 def holds_several(o): return is_listy(o) or isinstance(o, np.ndarray)
@@ -71,11 +72,11 @@ def check_types(df, c, cls, why, remedy):
     raise ValueError(f'column {c!r} holds {o!r} ({type(o).__name__}) where {why}, '
                      f'in {shown_rows(df, bad)}: {remedy}')
 
-def _check_strings(df, cols, why):
-    "Only strings in `cols`"
+def _check_strings(df, cols):
+    "Only texts in `cols`"
     for c in cols:
-        check_types(df, c, str, why,
-                     f'name another column or convert it with df[{c!r}].astype(str)')
+        check_types(df, c, str, 'a text is needed',
+                    f'name another column or convert it with df[{c!r}].astype(str)')
 
 def _check_unicode(df, cols):
     "No string in `cols` that holds half of a sign"
@@ -168,18 +169,26 @@ def warn_of_copies(
     texts, # one for each row: series
     valid, # boolean array: rows of validation
     remedy:str, # what to do
+    near:str=None, # and where some differ in case, white space or the way accents are written
 ):
-    "A warning that counts the validation texts that are in the training set, too."
-    copies = valid & texts.isin(set(texts[~valid])).to_numpy()
+    "A warning that counts the validation texts that are in the training set, too (`text_key`)."
+    keys = texts.map(lambda t: text_key(' '.join(t.split(None, 9)[:9])))      # most differ here
+    both = keys.isin({*keys[valid]} & {*keys[~valid]})
+    keys = keys.mask(both, texts[both].map(text_key))
+    copies = valid & keys.isin(set(keys[~valid])).to_numpy()
     if not copies.any(): return
-    shown = texts[copies].iloc[0][:40].replace('\0', ' | ')
+    if near and not texts[copies].isin(set(texts[~valid])).all(): remedy = near
+    shown = texts[copies].iloc[0][:40].replace(' \0 ', ' | ')
     warnings.warn(f'{copies.sum()} of {valid.sum()} validation texts are in the training set, too '
                   f'({shown!r}, …), so they test what was learnt by heart: {remedy}', stacklevel=4)
 
 def _warn_of_copies(df, cols, valid):
     "`warn_of_copies` for rows that are equal in all of `cols`."
-    texts = df[cols[0]] if len(cols) == 1 else df[cols].agg('\0'.join, axis=1)
-    warn_of_copies(texts, valid, f'leave copies out with df.drop_duplicates({list(cols)})')
+    texts = df[cols[0]] if len(cols) == 1 else df[cols].agg(' \0 '.join, axis=1)
+    key = "s.str.split().str.join(' ').str.normalize('NFC').str.casefold()"
+    warn_of_copies(texts, valid, f'leave copies out with df.drop_duplicates({list(cols)})',
+                   'leave those out, too, that differ in case, spaces or the form of accents, with '
+                   f'df[~df[{list(cols)}].apply(lambda s: {key}).duplicated()]')
 
 # %% ../../nbs/2_text/02_frames.ipynb #26995f77
 def check_df(
@@ -198,7 +207,7 @@ def check_df(
                          'read it again or undo the filter that emptied it')
     texts = column_names(df, text_col)
     check_missing(df, texts, 'text')
-    _check_strings(df, texts, 'a text is needed')
+    _check_strings(df, texts)
     _check_unicode(df, texts)
     valid = None if valid_col is None else valid_mask(df, valid_col)
     if valid is not None:
@@ -224,7 +233,7 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
     if not labels: raise ValueError(f'{label_col=} names no column: name the one with the labels')
     check_missing(df, labels, 'label')
     _check_unicode(df, labels)
-    if label_delim is not None: _check_strings(df, labels, f'{label_delim=} splits strings')
+    if label_delim is not None: _check_delim(df, labels, label_delim)
     kind = label_kind(df, labels, label_delim)
     if kind in ('category','multi'):
         for c in labels: _check_one_kind(df, c, label_delim)
@@ -239,19 +248,20 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
         each = pd.concat([each_label(df[c], label_delim) for c in labels])
         if valid is not None and not unseen_ok:
             _check_unseen(df, labels, each, valid, block_ok)
-        _warn_of_twins(each.unique())
+        lists = len(labels) == 1 and label_delim is None and kind == 'multi'
+        said = twins_said(each.unique(), label_delim, lists)
+        if said: warnings.warn(said, stacklevel=3)
     if kind=='category' and valid is not None: _warn_of_one_label(df[labels[0]], valid)
 
-def _warn_of_twins(labels):
-    "A warning for labels that differ in case or spaces alone"
-    alike = {}
-    for o in labels:
-        if isinstance(o, str): alike.setdefault(' '.join(o.split()).casefold(), []).append(o)
-    twins = [os for os in alike.values() if len(os) > 1]
-    if not twins: return
-    warnings.warn(f'{len(twins)} labels are written in several ways, which differ in case or '
-                  f'spaces alone: {twins[0]}: if they mean the same, use '
-                  '.str.strip().str.lower() on the column', stacklevel=4)
+def _check_delim(df, cols, label_delim):
+    "Only strings are split, and a warning where none is"
+    for c in cols:
+        several = df[c].map(holds_several).any()
+        check_types(df, c, str, f'{label_delim=} splits strings', 'leave label_delim out' if several
+                    else f'name another column or convert it with df[{c!r}].astype(str)')
+        if df[c].str.contains(label_delim, regex=False).any(): continue
+        warnings.warn(f'{label_delim=} is in no row of column {c!r}, so each is one label, such as '
+                      f'{df[c].iloc[0]!r}: give what separates them', stacklevel=5)
 
 def _warn_of_one_label(labels, valid):
     "A warning where there is nothing to tell apart"

@@ -6,7 +6,7 @@
 __all__ = ['check_dls', 'TransformerDataLoaders']
 
 # %% ../../nbs/2_text/07_loaders.ipynb #d1107864
-import csv, difflib, inspect, numpy as np, pandas as pd
+import csv, difflib, inspect, numpy as np, pandas as pd, warnings
 from functools import partial
 from pathlib import Path
 from fastai.data.block import CategoryBlock, DataBlock, MultiCategoryBlock, RegressionBlock
@@ -24,7 +24,9 @@ from fastcore.meta import delegates
 from fastcore.xtras import is_listy
 from fasttransform.transform import compose_tfms
 from ..base.checks import check_batch_size, check_share, check_values
-from .special import pad_index, text_vocab
+from ..base.files import csv_file
+from ..base.ids import evenly_drawn
+from .special import pad_index, text_vocab, unknown_cause
 from .tokens import as_tokenizer
 from .frames import (
     as_frame, check_columns, check_df, column_names, each_label, label_kind, random_mask,
@@ -55,6 +57,19 @@ def _check_pad_tfm(dls):
                              f'(pad_idx={tfm.pad_idx}), but {PAD!r} is at {pad}: '
                              f'pass before_batch=Pad_Chunk(pad_idx={pad}), '
                              f'or put {PAD!r} at index 1 of the vocabulary')
+
+# %% ../../nbs/2_text/07_loaders.ipynb #unknown2
+def _some_ids(ds, n=100, most=1000):
+    "The first ids of up to `n` texts of a set"
+    flat = getattr(ds, 'flat', None)                     # of `FlatTexts`, where a text may be long
+    if flat is not None: return [flat.ids[:n*most].tolist()]
+    tl = getattr(ds, 'tls', [ds])[0]
+    return [tl[i][:most].tolist() for i in evenly_drawn(len(tl), n)]
+
+def unknown_texts(dls):
+    "The `unknown_cause` of a sample of the texts of `dls`; None where few tokens are unknown"
+    sets,vocab = dict(training=dls.train_ds, validation=dls.valid_ds), text_vocab(dls)
+    return first((unknown_cause(_some_ids(ds), vocab, k) for k,ds in sets.items()), bool)
 
 # %% ../../nbs/2_text/07_loaders.ipynb #96007cee
 def _column_reader(tfms):
@@ -118,6 +133,7 @@ def check_dls(
     _check_pad_tfm(dls)
     check_batches(dls)
     _check_vocab_labels(dls, max_n)
+    if cause := unknown_texts(dls): warnings.warn(cause)
 
 # %% ../../nbs/2_text/07_loaders.ipynb #b1d78d1e
 def check_options(func, kwargs):
@@ -279,7 +295,7 @@ def from_csv(cls:TransformerDataLoaders,
     check_options(cls.from_csv, kwargs)
     options = dict(header=header, delimiter=delimiter, quoting=quoting, dtype=dtype,
                    encoding=encoding, keep_default_na=keep_default_na)
-    return cls.from_df(pd.read_csv(Path(path)/csv_fname, **options), path=path, **kwargs)
+    return cls.from_df(pd.read_csv(csv_file(path, csv_fname), **options), path=path, **kwargs)
 
 # %% ../../nbs/2_text/07_loaders.ipynb #8d59837d
 def _folder_frame(files, splitter):

@@ -9,7 +9,6 @@ __all__ = ['TextEnds', 'PadEnd', 'PairDL', 'show_pairs', 'SequenceBlock', 'pair_
 import csv, numpy as np, pandas as pd, torch, warnings
 from collections import Counter
 from functools import partial
-from pathlib import Path
 from fastai.data.all import (
     ColReader, DataBlock, DataLoaders, IndexSplitter, ItemTransform, L, Transform, TransformBlock)
 from fastai.text.core import BOS, defaults, EOS, PAD
@@ -20,6 +19,7 @@ from fastcore.imports import IN_NOTEBOOK
 from fastcore.meta import delegates
 from fastcore.xtras import is_listy
 from ..base.checks import check_values
+from ..base.files import csv_file
 from .special import pad_index
 from .tokens import as_tokenizer, token_lists
 from .plain import kept, put_ends, refuse_row
@@ -237,16 +237,17 @@ class Seq2SeqDataLoaders(DataLoaders):
     def from_csv(cls,
         path, # folder of the file
         csv_fname='pairs.csv', # its name
-        header='infer', # as for `pd.read_csv`, like the next two
+        header='infer', # as for `pd.read_csv`, like the next three
         delimiter=',', # between the columns
         quoting=csv.QUOTE_MINIMAL, # what quotes mean
+        encoding:str='utf8', # of the file
         src_col=0, # name or position of the column to read
         tgt_col=1, # of the column to write
         **kwargs
     ):
         "Loaders from a csv file. Both columns are text, numbers too; empty fields are empty texts."
-        read = partial(pd.read_csv, Path(path)/csv_fname, header=header, delimiter=delimiter,
-                       quoting=quoting, keep_default_na=False)
+        read = partial(pd.read_csv, csv_file(path, csv_fname), header=header, delimiter=delimiter,
+                       quoting=quoting, encoding=encoding, keep_default_na=False)
         names = read(nrows=0 if header is not None else 1).columns
         def name(c): return names[c] if isinstance(c, int) and c < len(names) else c
         text = {name(c):str for c in (src_col, tgt_col)}

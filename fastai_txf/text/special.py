@@ -6,7 +6,8 @@
 __all__ = ['text_vocab', 'pad_index', 'mask_index', 'ordinary_tokens', 'decode_specials', 'leading_space']
 
 # %% ../../nbs/2_text/00_special.ipynb #93d682ce
-import html, re, sys
+import html, re, sys, unicodedata
+from collections import Counter
 from ..base.plain import first, is_listy
 
 # %% ../../nbs/2_text/00_special.ipynb #b2a00003
@@ -98,6 +99,22 @@ def ordinary_tokens(
     import torch # text alone does without
     special = {*special_tokens(), *FILLERS, *MASKS, mask_tok}
     return torch.tensor([t not in special for t in text_vocab(dls)])
+
+# %% ../../nbs/2_text/00_special.ipynb #unknown2
+_most_unknown = 1/2 # of the tokens that are text; in 50 English texts a third may be rare
+
+def unknown_cause(
+    texts, # ids of each text
+    vocab:list, # tokens in the order of their ids
+    which:str, # whose texts these are, for the message
+)->str: # None where few are unknown
+    "What is wrong where many tokens are `xxunk`, and what to do."
+    n,special = Counter(vocab[i] for ids in texts for i in ids), special_tokens()
+    n_unk,n_known = n[UNK], sum(k for t,k in n.items() if t not in special)
+    if n_unk <= _most_unknown*(n_unk+n_known): return
+    return (f'{n_unk/(n_unk+n_known):.0%} of the {which} tokens are in no vocabulary and become '
+            'xxunk, as text without spaces does, so texts look alike: cut smaller pieces, '
+            'tok_tfm=BPETokenizer(2000) or CharTokenizer()')
 
 # %% ../../nbs/2_text/00_special.ipynb #740c346a
 _max_rep = 1000
@@ -217,3 +234,44 @@ def check_unicode(
     half = next(c for c in text if not is_unicode(c))
     raise ValueError(f'text number {i} holds {half!r}, half of a sign, which no file can hold: '
                      "mend it with text.encode('utf-8', 'replace').decode('utf-8')")
+
+# %% ../../nbs/2_text/00_special.ipynb #textkey1
+def text_key(text):
+    """What texts have in common that differ only in case, white space or the way their accents are
+    written."""
+    return unicodedata.normalize('NFC', ' '.join(text.split())).casefold()
+
+# %% ../../nbs/2_text/00_special.ipynb #textkey2
+_spellings = {
+    '.str.strip()': str.strip,
+    '.str.strip().str.lower()': lambda o: o.strip().lower(),
+    ".str.normalize('NFC')": lambda o: unicodedata.normalize('NFC', o),
+    ".str.normalize('NFKC').str.casefold().str.split().str.join(' ')":
+    lambda o: ' '.join(unicodedata.normalize('NFKC', o).casefold().split())}
+
+def twin_labels(
+    labels, # each once
+): # those that say the same, a list of lists, and what makes them one, of a column of strings
+    "Labels that differ in case, spaces or their form in Unicode alone."
+    *_,alike = _spellings.values()
+    found = {}
+    for o in labels:
+        if isinstance(o, str): found.setdefault(alike(o), []).append(o)
+    twins = [os for os in found.values() if len(os) > 1]
+    def unites(f): return all(len({*map(f, os)}) == 1 for os in twins)
+    return twins, first(k for k,f in _spellings.items() if unites(f))
+
+def twins_said(
+    labels, # each once
+    label_delim:str=None, # what separates them in a string
+    in_lists:bool=False, # whether they are in lists
+)->str: # None where there are none
+    "What a warning says of `twin_labels`."
+    twins,fix = twin_labels(labels)
+    if not twins: return
+    if label_delim is not None:
+        parts = rf"r'\s*{re.escape(label_delim)}\s*', {label_delim!r}"
+        fix = f'.str.replace({parts}, regex=True){fix}'
+    fix = 'write each in one way' if in_lists else f'use {fix} on the column'
+    return (f'{len(twins)} labels are written in several ways, which differ in case, spaces or '
+            f'their form in Unicode alone: {twins[0]}: if they mean the same, {fix}')

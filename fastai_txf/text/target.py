@@ -13,7 +13,7 @@ from fastai.data.transforms import (
     Categorize, EncodedMultiCategorize, get_c, MultiCategorize, RegressionSetup)
 from fastai.metrics import accuracy, accuracy_multi, mse
 from fastcore.basics import first
-from numbers import Number
+from numbers import Number, Real
 from ..base.ids import evenly_drawn
 from .frames import check_missing, check_types, each_label, holds_several, shown_rows
 
@@ -116,11 +116,12 @@ def check_numbers(
     "A ValueError for a column of targets that are no numbers"
     for c in cols:
         if pd.api.types.is_numeric_dtype(df[c]): continue
-        check_types(df, c, Number, 'a number is needed', _to_numbers(df[c], f'df[{c!r}]'))
+        check_types(df, c, Real, 'a number is needed', _to_numbers(df[c], f'df[{c!r}]'))
 
 def _to_numbers(col, name):
     "How the strings or lists of a column become numbers, in words."
     odd = [o for o in col if not isinstance(o, Number)]
+    if not odd: return f'convert it with {name}.astype(float)'                    # `Decimal`
     if any(map(holds_several, odd)):
         return f'give each number a column, df[[…]] = {name}.tolist(), and name them, label_col=[…]'
     if len(odd) < len(col): name += '.astype(str)'

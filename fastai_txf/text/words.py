@@ -61,15 +61,19 @@ _each_stretch = compose(replace_rep, spec_add_spaces, rm_useless_spaces,
                         replace_all_caps, replace_maj, str.lower)
 
 def _spacy(lang, special_toks):
-    "spaCy's tokenizer with tokens that are never cut; an ImportError that says how to get it."
+    """spaCy's tokenizer with tokens that are never cut; an ImportError that says how to get it,
+    a ValueError for a language that has another kind of tokenizer."""
     spacy = package('spacy', 'a tokenizer of words')
     res = spacy.blank(lang).tokenizer
+    if not isinstance(res, spacy.tokenizer.Tokenizer):
+        raise ValueError(f"{lang=}: spaCy's {type(res).__name__} keeps no token such as xxbos "
+                         'whole: take CharTokenizer() or BPETokenizer(2000)')
     for t in special_toks: res.add_special_case(t, [{spacy.symbols.ORTH:t}])
     return res
 
 class FastSpacyTokenizer(BatchTokenizer):
-    """The tokens of fastai's `SpacyTokenizer`, each stretch of text cut once;
-    ImportError without spaCy"""
+    """The tokens of fastai's `SpacyTokenizer`, each stretch of text cut once; ImportError without
+    spaCy, ValueError for languages such as Chinese, whose tokenizer keeps no token whole"""
     rules = None
 
     def __init__(self,
@@ -82,10 +86,8 @@ class FastSpacyTokenizer(BatchTokenizer):
         self.spacy = _spacy(lang, self.special_toks)
         self.kept = _Kept(self._run, max_kept)
         self.kept_raw = _Kept(self._stretch, max_kept)
-        from spacy.tokenizer import Tokenizer
-        # else: a tokenizer that is made otherwise, or special cases across spaces
-        self.exact = isinstance(self.spacy, Tokenizer) and all(
-            r.split() in ([], [r]) for r in self.spacy.rules)
+        # else: special cases across spaces
+        self.exact = all(r.split() in ([], [r]) for r in self.spacy.rules)
         if self.exact:
             self.first = _first_pass(self.spacy)
             self.second = _second_pass(self.spacy, self.first)

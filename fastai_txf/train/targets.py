@@ -20,6 +20,7 @@ from fastai.metrics import (
 from fastai.torch_core import get_model, to_detach
 from ..model.models import LinearRange, SigmoidRange, TransformerClassifier
 from ..text.target import check_range, sample_numbers, Target
+from ..text.loaders import unknown_texts
 
 # %% ../../nbs/4_train/16_targets.ipynb #7c41a0d9
 class OneClass(Callback):
@@ -40,9 +41,9 @@ class OneClass(Callback):
         self.before_validate()
         if len(targ) < self.least or (guess != guess[0]).any() or (targ == targ[0]).all(): return
         label = self.learn.label_of(guess[0])
-        warnings.warn(f'all {len(targ):,} validation predictions are one class, {label!r}: the '
-                      'model has learnt nothing yet, or the learning rate was too high '
-                      '(start anew with a lower one)')
+        cause = unknown_texts(self.dls) or ('the model has learnt nothing yet, or the learning '
+                                            'rate was too high (start anew with a lower one)')
+        warnings.warn(f'all {len(targ):,} validation predictions are one class, {label!r}: {cause}')
 
 # %% ../../nbs/4_train/16_targets.ipynb #7c41a0dc
 def has_labels(dls):
