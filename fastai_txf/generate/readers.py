@@ -124,7 +124,7 @@ def _may_be_cut(model, known):
     if any(map(any_hooked, parts)): return False                # a hook may do what it likes
     if known or all_known(*parts): return True
     try: return _agrees(shadow(model))
-    except Exception: return False                              # the plain reader will say it
+    except (TypeError,ValueError,RuntimeError,IndexError,AttributeError): return False # of pieces
 
 def _probe(model):
     "Two texts, the second behind padding: ids, which are real, and a source for both, or None."
