@@ -561,6 +561,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'fastai_txf/generate/readers.py'),
                                              'fastai_txf.generate.readers._device': ( '3_generate/readers.html#_device',
                                                                                       'fastai_txf/generate/readers.py'),
+                                             'fastai_txf.generate.readers._is_trusted': ( '3_generate/readers.html#_is_trusted',
+                                                                                          'fastai_txf/generate/readers.py'),
                                              'fastai_txf.generate.readers._last_logits': ( '3_generate/readers.html#_last_logits',
                                                                                            'fastai_txf/generate/readers.py'),
                                              'fastai_txf.generate.readers._may_be_cut': ( '3_generate/readers.html#_may_be_cut',

@@ -19,9 +19,9 @@ try: from fastai_txf.generate.faststep import faster
 except ImportError: faster = None
 
 # %% ../../nbs/3_generate/03_readers.ipynb #94f0ea02
-def all_known(*parts):
-    "Whether all code of `parts` and of their parts is torch's or this library's."
-    return all(is_known(m) for part in parts for m in part.modules())
+def all_known(model):
+    "Whether all code of `model` and its parts is torch's or this library's."
+    return all(map(is_known, model.modules()))
 
 def reading(model, known=None):
     "A shadow of `model`: kept where its parts note nothing on themselves, fresh where they may."
@@ -118,11 +118,15 @@ def cacheable(model, known=False):
     takes = ['cache' in inspect.signature(b.forward).parameters for b in model.decoder.blocks]
     return all(takes) and (hasattr(model, 'run_whole') or _may_be_cut(model, known))
 
+def _is_trusted(m):
+    "Whether `m` is known, or one of torch's quantized parts, whose ranges are those of a call."
+    return is_known(m) or type(m).__module__.startswith('torch.ao.nn.')
+
 def _may_be_cut(model, known):
     "Whether no part of what writes makes another thing of a text in pieces than of the whole one."
     parts = model.decoder,model.head
     if any(map(any_hooked, parts)): return False                # a hook may do what it likes
-    if known or all_known(*parts): return True
+    if known or all(_is_trusted(m) for part in parts for m in part.modules()): return True
     try: return _agrees(shadow(model))
     except (TypeError,ValueError,RuntimeError,IndexError,AttributeError): return False # of pieces
 
