@@ -138,7 +138,8 @@ def _ce_options(loss_func):
     "`ignore_index` and `label_smoothing` of a cross-entropy; a TypeError for any other loss."
     func = getattr(loss_func, 'func', loss_func)
     as_written = getattr(type(func), 'forward', None) is nn.CrossEntropyLoss.forward
-    known = type(loss_func).__call__.__module__.startswith(('fastai.','torch.','fastai_txf.'))
+    home = getattr(type(loss_func).__call__, '__module__', None) or ''
+    known = home.startswith(('fastai.','torch.','fastai_txf.'))
     is_mean = as_written and known and func.reduction == 'mean'
     if not is_mean or func.weight is not None:
         raise TypeError(f'{loss_func} is no mean cross-entropy without class weights, '
