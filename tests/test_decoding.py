@@ -5,13 +5,13 @@ from fastai.text.all import AWD_LSTM, CrossEntropyLossFlat, Learner, awd_lstm_lm
 from functools import partial
 from hypothesis import example, given, settings, strategies as st
 from torch import nn
-from fastai_txf.model.attention import causal_mask
+from fastai_txf.model.attention import causal_mask, concat_heads, SelfAttention, split_heads
 from fastai_txf.generate.cache import KVCache
 from fastai_txf.text.codec import text_list, tokenize_like
 from fastai_txf.all import *
 from fastai_txf.generate import decode
-from fastai_txf.generate.readers import begin_step, CachedReader, make_reader
-from fastai_txf.model.layers import TransformerBlock
+from fastai_txf.generate.readers import begin_step, CachedReader, make_reader, Reader
+from fastai_txf.model.layers import FeedForward, TransformerBlock
 from fastai_txf.model.config import make_config, PRESETS
 from fastai_txf.model.models import TransformerLM
 from fastai_txf.model.positions import POSITIONS
@@ -246,6 +246,118 @@ def test_fallbacks(case):
     for got,x in zip(generate(model, prompts, 12, temperature=0), prompts):
         for _ in range(12): x = torch.cat([x, model(x[None,-W:])[0,-1].argmax(-1, keepdim=True)])
         assert got.tolist() == x.tolist()
+
+def shifted(x): return nn.functional.pad(x[:,:-1], (0,0,1,0))
+
+class ShiftFF(FeedForward):
+    "Sees a token before, too, as RWKV does"
+    back = 1
+    def forward(self, x): return super().forward(x + nn.functional.pad(x, (0,0,self.back,0))[:,:x.shape[1]])
+
+class FarFF(ShiftFF): back = 9
+
+class LinearAttention(SelfAttention):
+    "Causal, without a use for masks and caches (Katharopoulos et al. 2020)"
+    def forward(self, x, mask=None, pos=None, **kwargs):
+        q,k,v = (split_heads(t, self.n_heads) for t in self.qkv(x).chunk(3, -1))
+        return self.out(concat_heads(((nn.functional.elu(q)+1) @ (nn.functional.elu(k)+1).mT).tril() @ v))
+
+class NoMask(SelfAttention):
+    "Keeps keys and values, and looks at padding"
+    def forward(self, x, mask=None, pos=None, **kwargs): return super().forward(x, None, pos, **kwargs)
+
+class ShiftEmbedding(nn.Embedding):
+    def forward(self, x): return super().forward(x) + shifted(super().forward(x))
+
+class ShiftEncoder(TransformerEncoder):
+    def forward(self, x, mask=None, cache=None, **kwargs): return shifted(super().forward(x, mask, cache, **kwargs))
+
+class ShiftHead(nn.Linear):
+    def forward(self, h): return super().forward(h + shifted(h))
+
+class ReluFF(FeedForward):
+    "Each token alone; it draws a number, for nothing"
+    def forward(self, x):
+        torch.rand(1)
+        return self.out(self.up(x).relu())
+
+def changed(where, cls=None, **kwargs):
+    "A model in which one part is of another class, or all of one class are"
+    model = small(**kwargs)
+    for m in [m for m in model.modules() if type(m) is where] if isinstance(where, type) else [where(model)]: m.__class__ = cls
+    return model
+
+def hooked(where, hook):
+    model = small()
+    where(model).register_forward_hook(hook)
+    return model
+
+looking_back = {
+    'feed-forward': lambda: small(block=partial(TransformerBlock, ff=ShiftFF)), 'far back': lambda: small(block=partial(TransformerBlock, ff=FarFF), max_len=32),
+    'linear attention': lambda: changed(SelfAttention, LinearAttention), 'no mask': lambda: changed(SelfAttention, NoMask),
+    'embedding': lambda: changed(lambda m: m.encoder.emb, ShiftEmbedding), 'encoder': lambda: changed(lambda m: m.encoder, ShiftEncoder),
+    'head': lambda: changed(lambda m: m.head, ShiftHead), 'hook': lambda: hooked(lambda m: m.encoder.blocks[0], lambda m,x,out: out+shifted(out)),
+    'hook of a part': lambda: hooked(lambda m: m.encoder.blocks[1].ff.fn.up, lambda m,x,out: out+shifted(out)), 'learned': lambda: small(block=partial(TransformerBlock, ff=ShiftFF), positions='learned')}
+
+@pytest.mark.parametrize('case', looking_back)
+def test_parts_that_look_back(case):
+    "Parts of one's own that see other tokens, or keep none: what is written and said of a text is what the model says of it whole"
+    model,prompts = looking_back[case](), ids(3, 1, 6)
+    with torch.no_grad():
+        for got,x in zip(generate(model, prompts, 6, temperature=0), prompts):
+            for _ in range(6): x = torch.cat([x, model(x[None])[0,-1].argmax(-1, keepdim=True)])
+            assert got.tolist() == x.tolist()
+        best = beam_search(model, prompts[0][None], 4, num_beams=2)[0]
+        assert best.equal(beam_search(nn.Sequential(model), prompts[0][None], 4, num_beams=2)[0])
+        assert_same(token_logprobs(model, x[None]), token_logprobs(nn.Sequential(model), x[None]))
+    with pytest.raises(ValueError, match='compile=True'): generate(model, prompts, 2, compile=True)
+
+@pytest.mark.parametrize('positions', ['alibi','learned'])
+@pytest.mark.parametrize('max_len', [1,2,3,W])
+def test_parts_that_do_not_look_back(positions, max_len):
+    "Parts of one's own that take each token alone have the cache, and asking them draws no numbers and changes nothing"
+    model = small(block=partial(TransformerBlock, ff=ReluFF), positions=positions, max_len=max_len).train()
+    prompts = ids(2, 1)
+    before,state = [dict(vars(m)) for m in model.modules()], torch.get_rng_state()
+    reader = make_reader(model, prompts, None)
+    assert isinstance(reader, CachedReader) or max_len < 3
+    assert torch.get_rng_state().equal(state) and [dict(vars(m)) for m in model.modules()] == before
+
+def test_decoder_that_looks_back():
+    "The same of an encoder–decoder"
+    kw = dict(vocab_sz=V, d_model=16, n_heads=2, n_layers=2)
+    src = torch.randint(2, V, (2,5))
+    for ff,cls in ((ReluFF,CachedReader), (ShiftFF,Reader)):
+        model = Seq2SeqTransformer(block=partial(TransformerBlock, ff=ff), **kw).eval()
+        with torch.no_grad():
+            for p in model.parameters(): p.mul_(4)
+        x = torch.randint(2, V, (2,2))
+        assert type(make_reader(model, x, None, src=src)) is cls
+        got = generate(model, x, 5, src=src, temperature=0)
+        for _ in range(5): x = torch.cat([x, model(src, x)[:,-1:].argmax(-1)], 1)
+        assert got.equal(x)
+
+def shared(**kwargs):
+    "All blocks are one (Lan et al. 2020)"
+    model = small(n_layers=3, max_len=32, **kwargs)
+    for i in (1, 2): model.encoder.blocks[i] = model.encoder.blocks[0]
+    return model
+
+@pytest.mark.parametrize('how', [{}, dict(cache=False), dict(compile=True)], ids=str)
+def test_layers_that_share_weights(how):
+    "Each call of one attention has keys and values of its own"
+    model,prompts = shared(), ids(3, 7)
+    assert isinstance(make_reader(model, prompts, None), CachedReader)
+    with torch.no_grad():
+        for got,x in zip(generate(model, prompts, 9, temperature=0, **how), prompts):
+            for _ in range(9): x = torch.cat([x, model(x[None])[0,-1].argmax(-1, keepdim=True)])
+            assert got.tolist() == x.tolist()
+
+def test_beams_of_layers_that_share_weights():
+    model,x = shared(), ids(4)[0][None]
+    got,want = [beam_search(m, x, 6, num_beams=3) for m in (model, nn.Sequential(model))]
+    assert got[0].equal(want[0])
+    assert_same(token_logprobs(model, got[0]), token_logprobs(nn.Sequential(model), got[0]))
 
 def test_not_causal():
     "A model that has seen what comes after says nothing of the next token"
@@ -828,8 +940,12 @@ def test_not_recorded():
         def forward(self, x, mask=None, pos=None, cache=None):
             Counting.calls += 1
             return super().forward(x, mask=mask, pos=pos, cache=cache)
-    generate(tiny(block=Counting, n_layers=1), ids(3), 9)
-    assert Counting.calls == 9
+    calls = []
+    for n in (2, 9):
+        generate(tiny(block=Counting, n_layers=1), ids(3), n)
+        calls.append(Counting.calls)
+        Counting.calls = 0
+    assert calls[1] - calls[0] == 7
 
 @pytest.mark.parametrize('how', [{}, dict(cache=False), dict(n_samples=2, temperature=1.)])
 def test_hooks_on_the_model(how):

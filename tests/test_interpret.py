@@ -733,3 +733,29 @@ def test_curve_of_rows(clf, df):
     "A frame, its rows and its texts are the same"
     a,b,c = (deletion_curve(clf, o, n_points=3, n_draws=1) for o in (df[:2], [dict(df.iloc[i]) for i in range(2)], df.text[:2]))
     assert np.array_equal(a.attributed, b.attributed) and np.array_equal(a.attributed, c.attributed)
+
+# Attention of one's own, and blocks that are one
+
+class NoWeights(SelfAttention):
+    "It returns its output alone"
+    def forward(self, x, mask=None, pos=None, **kwargs): return super().forward(x, mask, pos)
+
+@pytest.mark.parametrize('look', ['attention','show_attention','attention_html','step_through'])
+def test_attention_without_weights_is_named(make, look):
+    learn = make('clf')
+    for b in learn.model.encoder.blocks: b.attn.fn.__class__ = NoWeights
+    with pytest.raises(TypeError, match='NoWeights gives no weights: .*need_weights=True'): getattr(learn, look)('a warm film')
+
+@pytest.mark.parametrize('kind', ['clf','lm'])
+def test_attention_of_shared_blocks(make, kind):
+    "A layer each, as of blocks with the same weights that are not one"
+    learn,other = make(kind, n_layers=3), make(kind, n_layers=3)
+    other.model.load_state_dict(learn.model.state_dict())
+    for i in (1, 2):
+        other.model.encoder.blocks[i].load_state_dict(learn.model.encoder.blocks[0].state_dict())
+        learn.model.encoder.blocks[i] = learn.model.encoder.blocks[0]
+    text = 'a warm clever film'
+    got,want = learn.attention(text).weights, other.attention(text).weights
+    assert got.shape[0] == 3 and torch.allclose(got, want, atol=1e-6)
+    got,want = learn.step_through(text).steps, other.step_through(text).steps
+    assert [*got] == [*want] and all(torch.allclose(got[k], want[k], atol=1e-5) for k in want)

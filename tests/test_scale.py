@@ -219,6 +219,30 @@ def test_chunked_loss_refuses(make, dls_lm):
     with pytest.raises(TypeError, match='no linear `head`'): quiet(Learner(dls_lm, nn.Embedding(len(dls_lm.vocab), 4), CrossEntropyLossFlat())).fit(1, cbs=ChunkedLoss())
     with pytest.raises(ValueError, match='chunk=-1'): ChunkedLoss(-1)
 
+class CapHead(nn.Linear):
+    def forward(self, h): return 5*torch.tanh(super().forward(h)/5)
+
+class FocalLoss(nn.CrossEntropyLoss):
+    def forward(self, pred, targ): return super().forward(2*pred, targ)
+
+class FocalFlat(CrossEntropyLossFlat):
+    def __call__(self, pred, targ): return super().__call__(2*pred, targ)
+
+@pytest.mark.parametrize('loss', [FocalLoss(), FocalFlat()])
+def test_chunked_loss_refuses_a_loss_that_computes_more(make, loss):
+    with pytest.raises(TypeError, match='use CrossEntropyLossFlat'): make('lm', loss_func=loss).fit(1, cbs=ChunkedLoss())
+
+heads = dict(subclass=(lambda head: setattr(head, '__class__', CapHead), 'is a CapHead'), hook=(lambda head: head.register_forward_hook(lambda m,i,o: 5*o.tanh()), 'has a hook'),
+             parametrized=(lambda head: nn.utils.parametrizations.weight_norm(head), 'is a ParametrizedLinear'), forward=(lambda head: setattr(head, 'forward', lambda h: h.sum()), 'has a hook or a `forward`'))
+
+@pytest.mark.parametrize('kind', heads)
+def test_chunked_loss_refuses_a_head_that_computes_more(make, kind):
+    "It would train on another loss; without it, the learner trains on that of the head"
+    change,match = heads[kind]
+    learn = make('lm', tie=False)
+    change(learn.model.head)
+    with pytest.raises(TypeError, match=match): learn.fit(1, cbs=ChunkedLoss())
+
 # Weight decay and torch's optimizers
 
 @pytest.mark.parametrize('norm', ['layer','rms'])

@@ -1,6 +1,7 @@
 "Wrong answers in silence: each is right now, or an error that names the remedy"
 import sys; sys.modules.setdefault('torchvision', None) # `transformers` would import it
 import dataclasses, math, random, re
+from functools import partial
 import matplotlib.pyplot as plt, pandas as pd, pytest, torch
 import torch.nn as nn, torch.nn.functional as F
 from fastai.text.all import (BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, ClassificationInterpretation,
@@ -9,7 +10,7 @@ from fastai.text.all import (BaseTokenizer, BCEWithLogitsLossFlat, Callback, Can
                              load_learner, mse)
 from fastai_txf.all import (
     CharTokenizer, KVCache, LMDataLoaders, LearnedPositions, Seq2SeqDataLoaders, Seq2SeqTransformer,
-    SoftCrossEntropy, TransformerDataLoaders, TransformerLM, beam_search,
+    SoftCrossEntropy, TransformerBlock, TransformerDataLoaders, TransformerLM, beam_search,
     chunked_cross_entropy, compile_for_training, from_hf, generate, predict, text_vocab,
     transformer_classifier_learner, transformer_lm_learner, transformer_mlm_learner,
     transformer_seq2seq_learner)
@@ -857,3 +858,43 @@ def test_unlabelled_texts_from_a_generator(df):
     assert more_texts((t for t in texts), 'text') == texts == more_texts(pd.Series(texts), 'text')
     assert more_texts({*texts}, 'text') == sorted(texts)
     with pytest.raises(ValueError, match='unlabelled holds no text'): more_texts(iter([]), 'text')
+
+# Blocks of one's own
+
+class Around(nn.Module):
+    "Hands what it does not name to the library's block"
+    def __init__(self, d_model, **kwargs):
+        super().__init__()
+        self.block = TransformerBlock(d_model, **kwargs)
+    def forward(self, x, **kwargs): return self.block(x, **kwargs)
+
+class Few(TransformerBlock):
+    "An `__init__` of its own, that names less than the one it inherits from"
+    def __init__(self, d_model, n_heads=8, causal=False, positions=None):
+        super().__init__(d_model, n_heads, causal=causal, positions=positions)
+
+class Fewer(Few): "As `Few`"
+
+class Empty(nn.Module):
+    "No `__init__`"
+    def forward(self, x, **kwargs): return x
+
+@pytest.mark.parametrize('part', [(), ('d_ff',), ('causal',)])
+def test_block_that_takes_all_arguments(part):
+    "It is the one that gives them on: causal, with the configuration's positions and sizes, but what a `partial` sets"
+    given = {k:v for k,v in dict(d_ff=24, causal=False).items() if k in part}
+    kw = dict(vocab_sz=9, d_model=16, n_heads=2)
+    own = TransformerLM('llama', block=partial(Around, **given), **kw).encoder.blocks[0].block
+    assert repr(own) == repr(TransformerLM('llama', block=partial(TransformerBlock, **given), **kw).encoder.blocks[0])
+    assert own.attn.fn.causal == ('causal' not in part)
+    pairs = Seq2SeqTransformer(block=partial(Around, **given), **kw)
+    assert pairs.decoder.blocks[0].block.cross is not None and pairs.encoder.blocks[0].block.cross is None
+
+@pytest.mark.parametrize('block', [Few, Fewer, partial(Few), partial(Few, 16)])
+def test_block_that_takes_fewer_arguments(block):
+    "It gets those of its own `__init__`, not those of the class that it inherits from"
+    attn = TransformerLM('llama', vocab_sz=9, d_model=16, n_heads=2, block=block).encoder.blocks[0].attn.fn
+    assert attn.causal and attn.n_heads == 2 and type(attn.positions).__name__ == 'RotaryPositions'
+    with pytest.raises(TypeError, match='takes no `cross`'): Seq2SeqTransformer(vocab_sz=9, d_model=16, n_heads=2, block=block)
+
+def test_block_that_takes_no_arguments(): TransformerLM(vocab_sz=9, d_model=16, n_heads=2, block=Empty)

@@ -7,7 +7,9 @@ __all__ = ['attention_rollout', 'Attention']
 
 # %% ../../nbs/6_explain/03_attention_maps.ipynb #eb758b91
 import math, matplotlib.pyplot as plt, torch
+from contextlib import contextmanager, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral
 from fastai.learner import Learner
 from fastcore.basics import ifnone, patch
@@ -21,22 +23,28 @@ from .reading import (
     note_calls, our_model, side_codec, text_ids, written_tokens)
 
 # %% ../../nbs/6_explain/03_attention_maps.ipynb #03maps01
+@contextmanager
+def _note_weights(model):
+    "In this block, note each call of attention in `model`: the attention and its weights."
+    calls = []
+    def note(m, args, out): calls.append((m, seen[m][-1][1]))
+    with record_attention(model) as seen, ExitStack() as stack:
+        for m in seen: stack.enter_context(note_calls(m, partial(note, m)))
+        yield calls
+
 def _read(encoder, ids, read):
     """What `read(ids)` returns, the ids of each window that `encoder` reads in it, and every
     layer's weights `(n_windows, n_heads, sl, sl)`."""
     windows = []
     def note_ids(args, out): windows.append(args[0])
-    with note_calls(encoder, note_ids), record_attention(encoder) as seen:
+    with note_calls(encoder, note_ids), _note_weights(encoder) as calls:
         out = read(ids)
-    weights = [calls[0][1] for calls in seen.values() if calls]
-    return out, windows[0], weights
+    return out, windows[0], [w for _,w in calls]
 
 def _written(model, tgt, h, mask, cross):
     "Every layer's weights in the decoder: to the source if `cross`, else to the target."
-    with record_attention(model.decoder) as seen:
-        model.decoder(tgt, h, mask[:,None,None])
-    def wanted(m): return isinstance(m, MultiHeadAttention) == cross
-    return [calls[0][1] for m,calls in seen.items() if wanted(m) and calls]
+    with _note_weights(model.decoder) as calls: model.decoder(tgt, h, mask[:,None,None])
+    return [w for m,w in calls if isinstance(m, MultiHeadAttention) == cross]
 
 # %% ../../nbs/6_explain/03_attention_maps.ipynb #d434da2c
 def attention_rollout(

@@ -99,12 +99,14 @@ def _places(stack, name, call):
     yield f'{name}ids', stack.emb, call, 'in'
     yield f'{name}embeddings', stack.emb, call, 'out'
     yield f'{name}with positions', stack.blocks[0], 0, 'in'
-    for i,block in enumerate(stack.blocks):
+    blocks = list(stack.blocks)
+    for i,block in enumerate(blocks):
+        n = blocks[:i].count(block)                         # its calls so far: it may be shared
         for part,m in block.named_children():
             for o in m.modules():
                 if isinstance(o, (SelfAttention,MultiHeadAttention)):
-                    yield f'{name}block {i}, {part}: weights', o, 0, 'weights'
-            yield f'{name}block {i}, {part}', m, 0, 'out'
+                    yield f'{name}block {i}, {part}: weights', o, n, 'weights'
+            yield f'{name}block {i}, {part}', m, n, 'out'
     yield f'{name}last norm', stack.norm, 0, 'out'
 
 def _all_places(model):

@@ -38,6 +38,7 @@ class KVCache:
         self.end = 0                                     # columns filled
         self.size = 0                                    # columns there are
         self.layers,self.fixed = {}, {}
+        self.calls = {}                                  # of each layer since `open`, from 0
         self.last = None                                 # the last token, where a model asks
         padding = 0 if real is None else -(~real).sum(1, keepdim=True) # (bs, 1)
         self.first = ifnone(first, padding)
@@ -61,7 +62,7 @@ class KVCache:
         x, # token ids that will be read, `(bs, sl)`, those of the first call with their padding
     ): # positions, `(sl,)` or `(bs, sl)`, and the mask of what each may see (None: the whole past)
         "Make room for `x`: called once, before the layers append."
-        sl = x.shape[1]
+        sl,self.calls = x.shape[1], {}
         if self.end + sl > self.size: self._make_room(sl)
         self.n,self.end = self.n+sl,self.end+sl
         self.k_len = self.n if self.max_len is None else min(self.n, self.max_len+sl-1)
@@ -102,12 +103,14 @@ class KVCache:
         k, # keys of the tokens of `open`, `(bs, n_kv_heads, sl, d_head)`
         v, # their values, likewise
     ): # all keys and values that these tokens can see, `(bs, n_kv_heads, k_len, d_head)`
-        "Add the keys and values of a layer."
-        if layer not in self.layers: self.layers[layer] = [self._columns(t) for t in (k,v)]
-        return [put_columns(t, new) for t,new in zip(self.visible(layer), (k,v))]
+        "Add the keys and values of a layer. One that is called several times has several."
+        self.calls[layer] = self.calls.get(layer, -1) + 1
+        key = layer,self.calls[layer]
+        if key not in self.layers: self.layers[key] = [self._columns(t) for t in (k,v)]
+        return [put_columns(t, new) for t,new in zip(self.visible(key), (k,v))]
 
     def visible(self,
-        layer, # whose keys and values they are
+        layer, # whose keys and values they are, and in which of its calls
     ): # `(bs, n_kv_heads, k_len, d_head)` each, the columns of the tokens of `open` not yet written
         "The keys and values that these tokens can see."
         return [t.narrow(2, self.end-self.k_len, self.k_len) for t in self.layers[layer]]

@@ -95,7 +95,7 @@ class _TapedCache:
     def append(self, layer, k, v):
         "As the cache's, noted as one line for the keys and one for the values."
         out,tape = self.tape.whole(self.cache.append, layer, k, v), self.tape
-        i = 2*list(self.cache.layers).index(layer)
+        i = 2*list(self.cache.layers).index((layer, self.cache.calls[layer]))
         for j,(t,new) in enumerate(zip(out, (k,v)), i):
             call = f'{tape.write(put_columns)}(columns[{j}], {tape.write(new)})'
             tape.lines.append(f'{tape.name(t, "t")} = {call}')

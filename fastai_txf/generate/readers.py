@@ -11,7 +11,7 @@ from functools import partial
 from numbers import Integral
 from ..base.plain import first, ifnone, store_attr
 from ..base.checks import check_ids, whole_ids
-from ..base.compat import has_own_hooks
+from ..base.compat import any_hooked, has_own_hooks
 from ..base.shadow import is_known, is_ours, kept_shadow, shadow
 from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
 from .cache import KVCache
@@ -19,9 +19,14 @@ try: from fastai_txf.generate.faststep import faster
 except ImportError: faster = None
 
 # %% ../../nbs/3_generate/03_readers.ipynb #94f0ea02
-def reading(model):
+def all_known(model):
+    "Whether all code of `model` and its parts is torch's or this library's."
+    return all(map(is_known, model.modules()))
+
+def reading(model, known=None):
     "A shadow of `model`: kept where its parts note nothing on themselves, fresh where they may."
-    return (kept_shadow if all(map(is_known, model.modules())) else shadow)(model)
+    if known is None: known = all_known(model)
+    return (kept_shadow if known else shadow)(model)
 
 def all_logits(model, x, src=None):
     "The logits of the token after each of `x`, `(bs, sl, vocab_sz)`, from a model without memory."
@@ -101,8 +106,8 @@ class Reader:
 # %% ../../nbs/3_generate/03_readers.ipynb #27e04e84
 _own = {TransformerLM:('forward','hidden'), Seq2SeqTransformer:('forward','hidden','encode')}
 
-def cacheable(model):
-    "Whether `model` is this library's own, without hooks, causal, of blocks with a cache."
+def cacheable(model, known=False):
+    "Whether `model` (all `known`?) is of this library, causal, and says the same with a cache."
     cls,names = first((cls,fs) for cls,fs in _own.items() if isinstance(model, cls)) or (None,())
     if cls is None or has_own_hooks(model) or not model.decoder.config.causal: return False
     if not model.decoder.positions.per_token: return False                  # looks at other tokens
@@ -110,7 +115,43 @@ def cacheable(model):
         f = getattr(type(model), name)
         return f is getattr(cls, name) and is_ours(f) and name not in vars(model)
     if not all(map(same, names)): return False
-    return all('cache' in inspect.signature(b.forward).parameters for b in model.decoder.blocks)
+    takes = ['cache' in inspect.signature(b.forward).parameters for b in model.decoder.blocks]
+    return all(takes) and (hasattr(model, 'run_whole') or _may_be_cut(model, known))
+
+def _is_trusted(m):
+    "Whether `m` is known, or one of torch's quantized parts, whose ranges are those of a call."
+    return is_known(m) or type(m).__module__.startswith('torch.ao.nn.')
+
+def _may_be_cut(model, known):
+    "Whether no part of what writes makes another thing of a text in pieces than of the whole one."
+    parts = model.decoder,model.head
+    if any(map(any_hooked, parts)): return False                # a hook may do what it likes
+    if known or all(_is_trusted(m) for part in parts for m in part.modules()): return True
+    try: return _agrees(shadow(model))
+    except (TypeError,ValueError,RuntimeError,IndexError,AttributeError): return False # of pieces
+
+def _probe(model):
+    "Two texts, the second behind padding: ids, which are real, and a source for both, or None."
+    def ids(stack, n): return (torch.arange(n) % stack.config.vocab_sz)[None].to(device)
+    device,n = _device(model), min(25, context_len(model, None))
+    x = ids(model.decoder, n).expand(2, -1)
+    real = torch.arange(n, device=device) >= torch.tensor([[0],[n//3]], device=device)
+    return x, real, None if isinstance(model, TransformerLM) else ids(model.encoder, 5)
+
+@torch.no_grad()
+def _agrees(model):
+    "Whether `model`, a shadow, says of texts in pieces, with a cache, what it says of whole ones."
+    x,real,src = _probe(model)
+    n,device = x.shape[1], x.device
+    with torch.random.fork_rng([device] if device.type == 'cuda' else []):
+        whole = [all_logits(model, t[r][None], src)[0] for t,r in zip(x, real)]
+        context = None if src is None else [t.expand(2, *t.shape[1:]) for t in model.encode(src)]
+        cache = KVCache(real=real, context=context)
+        pieces = x.tensor_split(sorted({n//2, max(n-2, 0), n-1}), 1)
+        h = torch.cat([model.decoder(t, cache=cache) for t in pieces if t.shape[1]], 1)
+        whole,cut = torch.cat(whole).float(), model.head(h[real]).float()
+    spread = (whole-whole.mean(0)).abs().max()
+    return bool((whole-cut).abs().max() <= spread*torch.finfo(h.dtype).eps**0.5)
 
 def begin_step(model, x, cache):
     "The logits of the token after `x`, and a function that gives them for the next one."
@@ -239,7 +280,8 @@ def _way(model, cache, compile, **kwargs):
 def make_reader(model, idxs, max_len=None, cache=True, compile=False, n=0, src=None, n_samples=1,
                 alone=False):
     "The fastest reader that `model` allows, for `n` tokens."
-    able,max_len = cacheable(model), context_len(model, max_len)
+    known,max_len = all_known(model), context_len(model, max_len)
+    able = cacheable(model, known)
     if compile and not (cache and able):
         raise ValueError('compile=True is for the one-token step with a cache: '
                          f'{type(model).__name__} with {cache=} has none')
@@ -247,7 +289,7 @@ def make_reader(model, idxs, max_len=None, cache=True, compile=False, n=0, src=N
         raise ValueError('compile=True is for a step with a past: with max_len=1 there is none')
     idxs,start = place(model, idxs)
     src = check_source(model, len(idxs), src)
-    shade = reading(model)
+    shade = reading(model, known)
     if not able: return Reader(shade, idxs, start, max_len, src)
     many = len(idxs)*n_samples
     shade,begin = _way(shade, cache, compile, n_texts=many, n=n if src is None else 0, alone=alone)

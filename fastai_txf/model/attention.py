@@ -320,6 +320,12 @@ class SelfAttention(_Heads):
         return self.mix(q, k, v, mask, self.positions.bias(pos, k_pos), need_weights)
 
 # %% ../../nbs/1_model/00_attention.ipynb #b5c816b1
+def _weighed(m, res):
+    "What the attention `m` has returned; a TypeError unless there are weights with it."
+    if isinstance(res, tuple) and len(res) == 2 and getattr(res[1], 'ndim', 0) == 4: return res
+    raise TypeError(f'{type(m).__name__} gives no weights: called with need_weights=True, an '
+                    'attention returns its output and weights (bs, n_heads, q_len, k_len)')
+
 @contextmanager
 def record_attention(
     model, # a module in which there is attention of this library, or such an attention itself
@@ -335,7 +341,7 @@ def record_attention(
             raise ValueError('with a cache, attention would remember what it reads twice: '
                              'call the model without one')
         training,m.training = m.training, False # before dropout, which draws no numbers here
-        try: seen[m].append(m.forward(*args, **{**kwargs, 'need_weights':True}))
+        try: seen[m].append(_weighed(m, m.forward(*args, **{**kwargs, 'need_weights':True})))
         finally: m.training = training
     handles = [m.register_forward_hook(note, with_kwargs=True) for m in seen]
     try: yield seen

@@ -9,7 +9,7 @@ __all__ = ['BigramEmbedding', 'TransformerStack', 'TransformerEncoder', 'Transfo
 import dataclasses, inspect, math, torch, torch.nn as nn, torch.nn.functional as F
 from functools import partial
 from ..base.compat import Module
-from ..base.plain import ifnone
+from ..base.plain import first, ifnone
 from torch.utils.checkpoint import checkpoint
 from .attention import causal_mask, head_width, padding_mask
 from .positions import POSITIONS
@@ -27,11 +27,25 @@ def _block_parts(c, positions, causal):
         n_kv_heads=c.n_kv_heads, positions=positions.in_attention,
         qk_norm=partial(nn.RMSNorm, eps=c.eps) if c.qk_norm else None)
 
+def _init_of(make):
+    "`make`, or of a class its `__init__`, unless a `__signature__` says more about that one."
+    if isinstance(make, partial): return partial(_init_of(make.func), *make.args, **make.keywords)
+    if not isinstance(make, type): return make
+    says = {'__init__','__signature__'}
+    mro = [c for c in make.__mro__ if c not in (nn.Module,object)]
+    own = first(c for c in mro if says & vars(c).keys()) or Module
+    return own if '__signature__' in vars(own) else partial(own.__init__, None)
+
+def _taken(make, names):
+    "Those of `names` that a class, a function or a `partial` takes: with `**kwargs` all."
+    params = inspect.signature(_init_of(make)).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in params.values()): return names
+    return [k for k in names if k in params]
+
 def _make_block(block, parts):
     "Call `block` with those of `parts` that it takes and that a `partial` has not set."
-    names = inspect.signature(block).parameters
     given = getattr(block, 'keywords', {})
-    return block(**{k:v for k,v in parts.items() if k in names and k not in given})
+    return block(**{k:parts[k] for k in _taken(block, parts) if k not in given})
 
 # %% ../../nbs/1_model/06_stack.ipynb #b16a0002
 class BigramEmbedding(Module):
@@ -56,7 +70,7 @@ class BigramEmbedding(Module):
 def _make_positions(c, d_head):
     "The scheme of the configuration; a user's own need not know of a `base`."
     make = POSITIONS[c.positions]
-    base = dict(base=c.pos_base) if 'base' in inspect.signature(make).parameters else {}
+    base = dict(base=c.pos_base) if _taken(make, ['base']) else {}
     return make(c.d_model, c.n_heads, d_head, c.max_len, **base)
 
 class TransformerStack(Module):
@@ -163,7 +177,7 @@ class TransformerDecoder(TransformerStack):
         block=TransformerBlock, # makes a block with a `context`: a class or `partial` with `cross`
         **kwargs, # fields of the configuration
     ):
-        if 'cross' not in inspect.signature(block).parameters:
+        if not _taken(block, ['cross']):
             raise TypeError(f'{block} takes no `cross`, so it cannot look at a context: '
                             'give a block like TransformerBlock')
         c = make_config(config, **kwargs)

@@ -13,7 +13,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import get_model
 from fastcore.basics import store_attr
 from torch.autograd.function import once_differentiable
-from ..base.compat import apply_gradients, call_whole
+from ..base.compat import apply_gradients, call_whole, is_hooked
 from ..base.products import fast_mm, room_for
 from ..base.shadow import shadow
 from ..generate.decode import target_logprobs
@@ -137,16 +137,26 @@ def chunked_cross_entropy(
 def _ce_options(loss_func):
     "`ignore_index` and `label_smoothing` of a cross-entropy; a TypeError for any other loss."
     func = getattr(loss_func, 'func', loss_func)
-    is_mean = isinstance(func, nn.CrossEntropyLoss) and func.reduction == 'mean'
+    as_written = getattr(type(func), 'forward', None) is nn.CrossEntropyLoss.forward
+    home = getattr(type(loss_func).__call__, '__module__', None) or ''
+    known = home.startswith(('fastai.','torch.','fastai_txf.'))
+    is_mean = as_written and known and func.reduction == 'mean'
     if not is_mean or func.weight is not None:
         raise TypeError(f'{loss_func} is no mean cross-entropy without class weights, '
                         'so ChunkedLoss cannot compute it: use CrossEntropyLossFlat')
     return dict(ignore_index=func.ignore_index, label_smoothing=func.label_smoothing)
 
 def _check_parts(model):
-    "A TypeError unless `model` has a linear `head` and a method `hidden`."
-    if isinstance(getattr(model, 'head', None), nn.Linear) and hasattr(model, 'hidden'): return
-    name = type(model).__name__
+    "A TypeError unless `model` has a linear `head`, and no more than that, and a method `hidden`."
+    head,name = getattr(model, 'head', None), type(model).__name__
+    sharded = hasattr(model, 'run_whole')                      # with hooks of its own
+    if type(head) is nn.Linear and ('forward' in vars(head) or is_hooked(head) and not sharded):
+        raise TypeError(f'the head of {name} has a hook or a `forward` of its own, which '
+                        'ChunkedLoss would leave out: remove it, or train without ChunkedLoss')
+    if type(head) is nn.Linear and hasattr(model, 'hidden'): return
+    if isinstance(head, nn.Linear):
+        raise TypeError(f'the head of {name} is a {type(head).__name__}, which may compute more '
+                        'than an nn.Linear does: train without ChunkedLoss')
     raise TypeError(f'{name} has no linear `head` with a method `hidden` before it: '
                     'ChunkedLoss needs a TransformerLM, or a model of that kind')
 
