@@ -12,7 +12,7 @@ from fastai.text.all import (AccumMetric, AvgMetric, BaseLoss, BaseTokenizer, BC
                              ReduceLROnPlateau, RegressionBlock, RMSProp, RocAuc, RocAucBinary, RocAucMulti, SaveModelCallback, SGD, TextBlock,
                              TextDataLoaders, ValueMetric, accuracy, accuracy_multi, get_text_files, load_learner, mae, parent_label, rmse, set_seed,
                              tokenize_folder, top_k_accuracy)
-import fastai.text.learner as fastai_text, fastai_txf.learn.classifier as learner_module
+import fastai.text.learner as fastai_text, fastai_txf.learn.classifier as learner_module, fastai_txf.learn.transfer as transfer
 from fastai_txf.text.special import pad_index, text_vocab
 from fastai_txf.text.frames import check_df
 from fastai_txf.text.loaders import TransformerDataLoaders
@@ -775,6 +775,16 @@ def test_encoder_files(make, tmp_path):
     assert not changed(learn, before)
     file = learn.save_encoder(tmp_path/'some'/'where.bin')
     assert file.exists(); learn.load_encoder(file)
+
+def test_encoder_read_once(make, dls, tmp_path, monkeypatch):
+    "The file of an encoder is read once, whether the learner's shape follows from it or not"
+    read,load = [],transfer.load_tensors
+    monkeypatch.setattr(transfer, 'load_tensors', lambda file, *args: read.append(file) or load(file, *args))
+    file = make('lm').save_encoder('enc')
+    learn = quiet(transformer_classifier_learner(dls, path=tmp_path)).load_encoder('enc')
+    assert read == [file] and learn.model.config.d_model == SMALL['d_model']
+    make(pretrained='enc')
+    assert read == [file]*2
 
 @pytest.mark.parametrize('n,m', [(40,60), (60,40)])
 def test_encoder_other_max_len(make, n, m):

@@ -44,6 +44,24 @@ def _listens(cb, event_name):
     if hasattr(type(cb), event_name) or event_name in vars(cb): return True
     return type(cb).__call__ is not Callback.__call__
 
+# %% ../../nbs/5_learn/03_base.ipynb #9b1f0a61
+def _encoder_file(file, folder):
+    return folder/f'{file}.pth' if isinstance(file, str) else Path(file)
+
+def saved_encoder(
+    file, # a name in `folder`, a `Path`, a learner, a model, or what this function has returned
+    vocab:list, # the loaders' tokens
+    folder, # where names are looked for
+)->tuple:
+    "What the file of an encoder holds, or would hold, and how an error calls it."
+    if isinstance(file, tuple): return file
+    if isinstance(file, nn.Module): return model_encoder(file, vocab), 'the model'
+    if isinstance(file, TransformerLearner):
+        file.check_vocabs()
+        return encoder_state(file._encoder(), text_vocab(file.dls)), 'the learner'
+    file = _encoder_file(file, folder)
+    return read_encoder(file), file
+
 # %% ../../nbs/5_learn/03_base.ipynb #8b3590a5
 class TransformerLearner(RatedLearner):
     "A `Learner` around a transformer: what classifiers and language models share."
@@ -230,23 +248,16 @@ class TransformerLearner(RatedLearner):
                             'only models built around a TransformerEncoder share it')
         return self.model.encoder
 
-    def _file(self, file):
-        return self.path/self.model_dir/f'{file}.pth' if isinstance(file, str) else Path(file)
-
-    def _saved_encoder(self, file, vocab):
-        "What the file of an encoder holds, or would hold, and how an error calls it."
-        if isinstance(file, TransformerLearner):
-            file.check_vocabs()
-            return encoder_state(file._encoder(), text_vocab(file.dls)), 'the learner'
-        if isinstance(file, nn.Module): return model_encoder(file, vocab), 'the model'
-        return read_encoder(self._file(file)), self._file(file)
+    def _saved_encoder(self, file):
+        "`saved_encoder` for these loaders, from this learner's folder."
+        return saved_encoder(file, text_vocab(self.dls), self.path/self.model_dir)
 
     def save_encoder(self,
         file, # a name under `path/model_dir`, or a `Path`
     ): # the file's path
         "Save the encoder with its configuration and vocabulary. A TypeError if there is none."
         self.check_vocabs()
-        file = self._file(file)
+        file = _encoder_file(file, self.path/self.model_dir)
         save_tensors(encoder_state(self._encoder(), text_vocab(self.dls)), file)
         return file
 
@@ -259,7 +270,7 @@ class TransformerLearner(RatedLearner):
         """Load an encoder, token by token where the vocabularies differ (`remap_rows`), and freeze
         it, as fastai does. A ValueError for another shape, a TypeError for a model without one."""
         vocab,enc = text_vocab(self.dls), self._encoder()
-        saved,source = self._saved_encoder(file, vocab)
+        saved,source = self._saved_encoder(file)
         check_same_shape(saved, enc, source)
         check_same_scale(saved, self.model, source)
         weights,found = fit_weights(saved, enc, vocab, vectors)

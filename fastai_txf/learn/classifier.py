@@ -163,14 +163,15 @@ class TransformerClassifierLearner(TransformerLearner):
     ): # `self`
         """As in `TransformerLearner`; a model of which nothing was asked takes the encoder's shape
         unless it is trained."""
-        if getattr(self, 'automatic', False) and self.opt is None: self._reshape(file)
+        if getattr(self, 'automatic', False) and self.opt is None:
+            file = self._saved_encoder(file)
+            self._reshape(file[0]['config'])
         super().load_encoder(file, **kwargs)
         self.has_read = True
         return self
 
-    def _reshape(self, file):
-        "Make the model anew in the shape of a saved encoder."
-        saved = self._saved_encoder(file, text_vocab(self.dls))[0]['config']
+    def _reshape(self, saved):
+        "Make the model anew in the shape of an encoder with the configuration `saved`."
         fields = {f:saved[f] for f in ENCODER_FIELDS if f in saved}
         old = self.model
         config = dataclasses.replace(old.config, **fields)
