@@ -1109,7 +1109,7 @@ def test_codec(make, df):
     "Kept while the loaders are the same, and no part of a file"
     learn = make()
     codec = learn.codec
-    assert learn.codec is codec and '_codec' not in learn.__getstate__()
+    assert learn.codec is codec and '_codecs' not in learn.__getstate__()
     learn.dls = make_dls(df, text_vocab=text_vocab(learn.dls))
     assert learn.codec is not codec
 

@@ -84,19 +84,26 @@ class TransformerLearner(RatedLearner):
     @property
     def codec(self):
         "The `TextCodec` of `dls`: how text becomes ids and ids become text."
-        dls,codec = vars(self).get('_codec', (None,None))
+        return self.side_codec(0)
+
+    def side_codec(self,
+        side:int, # 0: of the texts to read, 1: of those to write (pairs)
+    ):
+        "The `TextCodec` of one side of `dls`, made once for these `dls`."
+        dls,codecs = vars(self).get('_codecs', (None,{}))
         if dls is not self.dls:
             self.check_vocabs()
-            codec = TextCodec(self.dls)
-            self._codec = self.dls,codec
-        return codec
+            dls,codecs = self.dls,{}
+            self._codecs = dls,codecs
+        if side not in codecs: codecs[side] = TextCodec(dls, side=side)
+        return codecs[side]
 
     def __getstate__(self):
         "Without what a fit that was broken off has left, which cannot be copied."
         state = super().__getstate__()
         def is_result(o): return isinstance(o, torch.Tensor) and o.grad_fn is not None
         left = {k for k,o in state.items() if is_result(o)} | ({'dl'} & state.keys())
-        return {k:None if k in left else o for k,o in state.items() if k != '_codec'}
+        return {k:None if k in left else o for k,o in state.items() if k != '_codecs'}
 
     def create_opt(self):
         "As in `Learner`. An `opt_func` that asks for a `model` is given the learner's."
@@ -301,9 +308,11 @@ class TokenLearner(TransformerLearner):
 
 def codec_of(
     learn, # any learner with text loaders
+    side:int=0, # 0: of the texts to read, 1: of those to write (pairs)
 )->TextCodec:
     "How its text becomes ids and its ids become text."
-    return learn.codec if isinstance(learn, TransformerLearner) else TextCodec(learn.dls)
+    if isinstance(learn, TransformerLearner): return learn.side_codec(side)
+    return TextCodec(learn.dls, side=side)
 
 def refuse_options(model, kwargs):
     "A TypeError for options of fastai's `get_preds` that have no meaning here."

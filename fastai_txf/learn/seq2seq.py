@@ -25,7 +25,6 @@ from ..model.windows import compact, masked_mean
 from ..model.config import TransformerConfig
 from ..model.models import seq2seq_splitter, Seq2SeqTransformer
 from ..text.special import decode_specials, pad_index
-from ..text.codec import TextCodec
 from ..text.loaders import shown_batch
 from ..text.pairs import check_pairs, pair_vocabs, show_pairs
 from ..generate.decode import as_generator, stream_tokens
@@ -95,15 +94,7 @@ class Seq2SeqLearner(TokenLearner):
     @property
     def target_codec(self):
         "The `TextCodec` of the texts to write; `codec` is that of the texts to read."
-        dls,codec = vars(self).get('_target_codec', (None,None))
-        if dls is not self.dls:
-            self.check_vocabs()
-            codec = TextCodec(self.dls, side=1)
-            self._target_codec = self.dls,codec
-        return codec
-
-    def __getstate__(self):
-        return {k:v for k,v in super().__getstate__().items() if k != '_target_codec'}
+        return self.side_codec(1)
 
     def _pad(self, ids):
         return pad_sequence(ids, batch_first=True, padding_value=self.codec.pad_idx)
