@@ -708,8 +708,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'fastai_txf/learn/classifier.py'),
                                              'fastai_txf.learn.classifier._lengths': ( '5_learn/classifier.html#_lengths',
                                                                                        'fastai_txf/learn/classifier.py'),
-                                             'fastai_txf.learn.classifier._show': ( '5_learn/classifier.html#_show',
-                                                                                    'fastai_txf/learn/classifier.py'),
                                              'fastai_txf.learn.classifier.auto_fields': ( '5_learn/classifier.html#auto_fields',
                                                                                           'fastai_txf/learn/classifier.py'),
                                              'fastai_txf.learn.classifier.read_vocab': ( '5_learn/classifier.html#read_vocab',

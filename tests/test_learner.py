@@ -12,7 +12,7 @@ from fastai.text.all import (AccumMetric, AvgMetric, BaseLoss, BaseTokenizer, BC
                              ReduceLROnPlateau, RegressionBlock, RMSProp, RocAuc, RocAucBinary, RocAucMulti, SaveModelCallback, SGD, TextBlock,
                              TextDataLoaders, ValueMetric, accuracy, accuracy_multi, get_text_files, load_learner, mae, parent_label, rmse, set_seed,
                              tokenize_folder, top_k_accuracy)
-import fastai.text.learner as fastai_text, fastai_txf.learn.classifier as learner_module, fastai_txf.learn.transfer as transfer
+import fastai.text.learner as fastai_text, fastai_txf.learn.transfer as transfer, fastai_txf.text.pairs as pairs
 from fastai_txf.text.special import pad_index, text_vocab
 from fastai_txf.text.frames import check_df
 from fastai_txf.text.loaders import TransformerDataLoaders
@@ -581,8 +581,8 @@ def test_shown_texts_are_not_measured(make, tables):
 def tables(monkeypatch):
     "The tables that were displayed"
     seen = []
-    monkeypatch.setattr(learner_module, 'IN_NOTEBOOK', True)
-    for m in (fastai_text, learner_module): monkeypatch.setattr(m, 'display_df', seen.append)
+    monkeypatch.setattr(pairs, 'IN_NOTEBOOK', True)
+    for m in (fastai_text, pairs): monkeypatch.setattr(m, 'display_df', seen.append)
     return seen
 
 @pytest.mark.parametrize('kind', ['clf','multi','reg','lm'])

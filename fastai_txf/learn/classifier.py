@@ -13,9 +13,8 @@ from fastai.data.transforms import Category, get_c
 from fastai.data.core import Datasets
 from fastai.learner import Learner
 from fastai.text.data import TensorText
-from fastai.torch_core import display_df, get_empty_df
+from fastai.torch_core import get_empty_df
 from fastcore.basics import getcallable, ifnone
-from fastcore.imports import IN_NOTEBOOK
 from fastcore.meta import delegates
 from plum import dispatch
 from ..base.checks import check_values
@@ -25,6 +24,7 @@ from ..model.models import classifier_splitter, TransformerClassifier
 from ..model.wide import token_letters
 from ..text.codec import text_list
 from ..text.loaders import check_dls, shown_batch
+from ..text.pairs import show_pairs
 from ..text.special import text_vocab, UNK
 from ..text.target import labelled_ids, Target
 from ..generate.sampling import DIVERGED
@@ -266,9 +266,7 @@ class TransformerClassifierLearner(TransformerLearner):
         act,decodes = (getcallable(self.loss_func, k) for k in ('activation','decodes'))
         guess = [self.label_of(d) for d in decodes(act(self.outputs(ids)))]
         texts = [self.codec.decode(o[:kwargs.get('trunc_at', 150)]) for o in ids]
-        _show(pd.DataFrame(dict(text=texts, prediction=guess)))
-
-def _show(df): (display_df if IN_NOTEBOOK else print)(df)
+        show_pairs(dict(text=texts, prediction=guess))
 
 # %% ../../nbs/5_learn/06_classifier.ipynb #ce0c9a01
 @delegates(Learner.__init__, but=['model'])
@@ -324,7 +322,7 @@ def show_results(x: TensorText, y, samples, outs, ctxs=None, max_n=10, trunc_at=
     for i in range(len(outs[0])):
         shown = zip(outs.itemgot(i), ctxs, range(max_n))
         ctxs = [b.show(ctx=c, label='prediction', **kwargs) for b,c,_ in shown]
-    _show(pd.DataFrame(ctxs))
+    show_pairs(pd.DataFrame(ctxs))
     return ctxs
 
 # %% ../../nbs/5_learn/06_classifier.ipynb #3b40418d
