@@ -23,10 +23,10 @@ from fastai_txf.learn.base import TransformerLearner
 from fastai_txf.learn.factory import HIDDEN
 from fastai_txf.train.losses import ChunkedLoss
 from fastai_txf.train.rates import width_lr
-from fastai_txf.learn.classifier import transformer_classifier_learner
+from fastai_txf.learn.classifier import ENCODER_FIELDS, transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.model.windows import compact
-from fastai_txf.model.config import TransformerConfig
+from fastai_txf.model.config import TransformerConfig, UNUSED
 from fastai_txf.model.models import TransformerClassifier, TransformerLM
 from fixtures import *
 
@@ -785,6 +785,10 @@ def test_encoder_read_once(make, dls, tmp_path, monkeypatch):
     assert read == [file] and learn.model.config.d_model == SMALL['d_model']
     make(pretrained='enc')
     assert read == [file]*2
+
+def test_encoder_fields():
+    "A model of which nothing was asked takes over all by which an encoder may be refused"
+    assert {*transfer.SHAPE_FIELDS, *transfer.DERIVED_FIELDS} - {*UNUSED['classifier']} <= {*ENCODER_FIELDS}
 
 @pytest.mark.parametrize('n,m', [(40,60), (60,40)])
 def test_encoder_other_max_len(make, n, m):

@@ -35,14 +35,14 @@ from ..train.targets import (
     check_metrics, check_outputs, has_head, has_numbers, InSpreads,
     OneClass, start_numbers, try_metrics)
 from .scoring import text_outputs
+from .transfer import DERIVED_FIELDS, SHAPE_FIELDS
 from .base import TransformerLearner
 from .factory import check_kind, HIDDEN, make_learner, split_options, start_config
 
 # %% ../../nbs/5_learn/06_classifier.ipynb #5b1e7a02
 # fields that an encoder's weights, or what they mean, depend on
-ENCODER_FIELDS = ('d_model','n_heads','n_layers','d_ff','d_head','n_kv_heads','qk_norm','mode',
-                  'causal','positions','pos_base','max_len','ff','norm','eps','bigrams','emb_norm',
-                  'wiring','bias','scale_emb')
+ENCODER_FIELDS = (*SHAPE_FIELDS, *(f for f in DERIVED_FIELDS if f != 'n_dec_layers'),
+                  'causal','pos_base','max_len','emb_norm','scale_emb')
 _word_starts = 'Ġ','▁','xx' # byte pairs, sentencepiece and characters; special tokens
 _min_rows,_max_rows = 2**12, 2**21
 _max_cells = 2**24 # numbers in the table
