@@ -222,19 +222,6 @@ class TransformerLearner(RatedLearner):
         finally:
             for cb in recorders: cb.run = True
 
-    def _gather(self, cb, dl, inner=False, cbs=None):
-        "Go once through `dl` in order, without metrics: what the callback `cb` has gathered."
-        cms = self.validation_context(cbs=L(cbs)+[cb], inner=inner)
-        with self._off_record(), ContextManagers(cms): validation_loop(self, dl)
-        return cb.all_tensors()
-
-    def _loader_in_order(self, ds_idx, dl):
-        "The loader to gather from; a ValueError without a batch."
-        dl = self._loader(ds_idx, dl).new(shuffle=False, drop_last=False)
-        if len(dl): return dl
-        raise ValueError(f'there is not one batch in the loader ({ds_idx=}): '
-                         'give another, or more text')
-
     def show_results(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
         dl=None, # a loader
@@ -306,6 +293,31 @@ class TokenLearner(TransformerLearner):
         Learner.metrics.fset(self, v)
         Learner.metrics.fset(self, self.metrics.map(by_token))
 
+    def _loader_in_order(self, ds_idx, dl, options):
+        """The loader to gather from. A TypeError for `options` of fastai's `get_preds` that have
+        no meaning here, a ValueError without a batch."""
+        if options:
+            raise TypeError(f'get_preds of {type(self).__name__} has no {", ".join(options)}: '
+                            'it returns log-probabilities and targets')
+        dl = self._loader(ds_idx, dl).new(shuffle=False, drop_last=False)
+        if len(dl): return dl
+        raise ValueError(f'there is not one batch in the loader ({ds_idx=}): '
+                         'give another, or more text')
+
+    def _gather(self, cb, dl, inner=False, cbs=None):
+        "Go once through `dl` in order, without metrics: what the callback `cb` has gathered."
+        cms = self.validation_context(cbs=L(cbs)+[cb], inner=inner)
+        with self._off_record(), ContextManagers(cms): validation_loop(self, dl)
+        return cb.all_tensors()
+
+    def _gather_rows(self, cb, dl, inner, cbs):
+        "What `cb`, which keeps the batches apart, has gathered: row by row, in the data's order."
+        gathered = self._gather(cb, dl, inner, cbs)
+        if hasattr(dl, 'seq_len'): order = torch.arange(dl.n).view(-1, dl.bs).T.flatten()
+        else: order = torch.tensor(dl.get_idxs()).argsort()
+        rows = [[row for batch in batches for row in batch] for batches in gathered]
+        return [[o[i] for i in order.tolist()] for o in rows]
+
 def codec_of(
     learn, # any learner with text loaders
     side:int=0, # 0: of the texts to read, 1: of those to write (pairs)
@@ -313,9 +325,3 @@ def codec_of(
     "How its text becomes ids and its ids become text."
     if isinstance(learn, TransformerLearner): return learn.side_codec(side)
     return TextCodec(learn.dls, side=side)
-
-def refuse_options(model, kwargs):
-    "A TypeError for options of fastai's `get_preds` that have no meaning here."
-    if not kwargs: return
-    raise TypeError(f'get_preds of {model} has no {", ".join(kwargs)}: '
-                    'it returns log-probabilities and targets')
