@@ -135,15 +135,15 @@ class TransformerLearner(RatedLearner):
 
     def check_vocabs(self, dl=None):
         "A ValueError if `dls`, or `dl`, give tokens or labels other numbers than at the start."
-        own = vocab_lists(self.dls)
-        mine = vars(self).get('vocabs', own)
-        if (own and mine != own) if dl is None else vocabs_differ(vocab_lists(dl), mine):
+        given = vocab_lists(self.dls if dl is None else dl)
+        mine = vars(self).get('vocabs', vocab_lists(self.dls))
+        if given and (given != mine if dl is None else vocabs_differ(given, mine)):
             raise ValueError('these loaders number tokens or labels otherwise than those the '
                              'learner was made with, so the model would read other words: make '
                              'them with the same (text_vocab=, y_block=CategoryBlock(vocab=…)), '
                              'or give one loader, dl=learn.dls.test_dl(df, with_labels=True)')
 
-    def _loader(self, ds_idx, dl=None, scored=True):
+    def _loader(self, ds_idx, dl=None):
         """`dl`, or the loader number `ds_idx`.
         A ValueError if that has no batch, other numbers for its tokens, or no marks of columns."""
         if isinstance(dl, (str,pd.DataFrame,pd.Series)):
@@ -161,6 +161,10 @@ class TransformerLearner(RatedLearner):
                              'dl=learn.dls.test_dl(df, with_labels=True), or other loaders with '
                              'the same vocabulary, learn.dls = dls')
         return dl
+
+    def _scored_loader(self, ds_idx, dl=None):
+        "`_loader`, of texts that metrics may be asked of."
+        return self._loader(ds_idx, dl)
 
     def fit_callbacks(self):
         "Callbacks of every fit, besides those that it is given."
@@ -182,7 +186,7 @@ class TransformerLearner(RatedLearner):
     ):
         """As in `Learner`.
         A ValueError where there is nothing to train on, or a weight that would never move."""
-        self._loader(0, scored=False)
+        self._loader(0)
         self.check_fit(L(cbs))
         if not kwargs.get('reset_opt'): check_optimizer(self)
         cbs = [*L(cbs), ReuseMemory(), *self.fit_callbacks()]
@@ -197,7 +201,7 @@ class TransformerLearner(RatedLearner):
         cbs=None, # more callbacks
     ): # loss and metrics
         "As in `Learner`. A ValueError where there is nothing to validate on."
-        res = super().validate(ds_idx, self._loader(ds_idx, dl), cbs)
+        res = super().validate(ds_idx, self._scored_loader(ds_idx, dl), cbs)
         if res is not None and res[0] is None: raise ValueError(self.no_loss)
         return res
 
@@ -209,7 +213,7 @@ class TransformerLearner(RatedLearner):
     ): # predictions and targets
         """As in `Learner`, without metrics: the texts may be few, to be shown. The recorder keeps
         what it has of the last fit. A ValueError where there is nothing to predict."""
-        dl = self._loader(ds_idx, dl)
+        dl = self._scored_loader(ds_idx, dl)
         if isinstance(dl, SortedDL) and dl.shuffle: dl = dl.new(shuffle=False)
         with self._off_record(): return super().get_preds(ds_idx, dl, **kwargs)
 
@@ -231,7 +235,7 @@ class TransformerLearner(RatedLearner):
     ):
         "As in `Learner`. A ValueError where there is nothing to show."
         check_values(max_n=max_n, trunc_at=kwargs.get('trunc_at'))
-        dl = self._loader(ds_idx, dl)
+        dl = self._scored_loader(ds_idx, dl)
         b = shown_batch(dl, max_n, shuffle)
         dl.show_results(b, self.get_preds(dl=[b], with_decoded=True)[2], max_n=max_n, **kwargs)
 

@@ -180,14 +180,23 @@ class TransformerClassifierLearner(TransformerLearner):
         self.model.range,self.model.wide = old.range,old.wide
         self.model.head.bias = old.head.bias
 
-    def _loader(self, ds_idx, dl=None, scored=True):
-        """As in `TransformerLearner`, and what the texts ask of loss and,
-        where they are `scored`, of metrics."""
+    def _loader(self, ds_idx, dl=None):
+        "As in `TransformerLearner`, and what the texts ask of the loss."
         dl = super()._loader(ds_idx, dl)
         check_metrics(self)
+        self._ask(dl, scored=False)
+        return dl
+
+    def _scored_loader(self, ds_idx, dl=None):
+        "`_loader`, and what the texts ask of metrics."
+        dl = self._loader(ds_idx, dl)
+        self._ask(dl, scored=True)
+        return dl
+
+    def _ask(self, dl, scored):
+        "A ValueError unless loss and, for texts that are `scored`, metrics suit the texts of `dl`."
         check = getattr(getattr(dl, 'dataset', None), 'check_learner', None)
         if check is not None: check(self, scored)
-        return dl
 
     def check_fit(self,
         cbs, # the callbacks that the fit is given
@@ -205,7 +214,7 @@ class TransformerClassifierLearner(TransformerLearner):
         **kwargs
     ): # predictions and targets
         "As in `TransformerLearner`."
-        dl = self._loader(ds_idx, dl)
+        dl = self._scored_loader(ds_idx, dl)
         kwargs.update(with_input=with_input, with_decoded=with_decoded)
         res = list(super().get_preds(ds_idx, dl, **kwargs))
         labels = getattr(getattr(dl, 'dataset', None), 'labels', None)
@@ -257,7 +266,7 @@ class TransformerClassifierLearner(TransformerLearner):
         **kwargs # of the table
     ):
         "As in `TransformerLearner`; of texts without labels, the predictions."
-        dl = self._loader(ds_idx, dl, scored=False)
+        dl = self._loader(ds_idx, dl)
         if len(dl.dataset.tls) > dl.n_inp:
             return super().show_results(ds_idx, dl, max_n, shuffle, **kwargs)
         check_values(max_n=max_n, trunc_at=kwargs.get('trunc_at'))
