@@ -224,6 +224,16 @@ def test_no_foreign_private(mod):
     found = [o for o in found if o.rpartition('.')[2].split(' ')[0] not in ('_default','_repr_html_')]
     assert not found, f'{mod}: {found} belong into base/compat, each with a canary'
 
+@each_module
+def test_no_private_of_other_rooms(mod):
+    "What a room keeps to itself is called there alone, or by what is derived from it"
+    nodes = [*ast.walk(tree(mod))]
+    mine = {o.name for o in nodes if isinstance(o, (ast.FunctionDef, ast.ClassDef))} | {o.id for o in nodes if isinstance(o, ast.Name) and isinstance(o.ctx, ast.Store)}
+    attrs = [o for o in nodes if isinstance(o, ast.Attribute)]
+    mine |= {o.attr for o in attrs if isinstance(o.ctx, ast.Store)} | {'_repr_html_'}
+    found = [f'{ast.unparse(o)} in line {o.lineno}' for o in attrs if private(o.attr) and o.attr not in mine and ast.unparse(o.value) not in ('self','cls','super()')]
+    assert mod == 'base.compat' or not found, f'{mod}: {found}: give it a public name'
+
 def test_changes():
     "What an import changes in fastai's learner is the list in `base.compat`"
     code = """if True:
