@@ -2282,7 +2282,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'fastai_txf/text/flat.py'),
                                       'fastai_txf.text.flat._flat_of': ('2_text/flat.html#_flat_of', 'fastai_txf/text/flat.py'),
                                       'fastai_txf.text.flat._ids_of': ('2_text/flat.html#_ids_of', 'fastai_txf/text/flat.py'),
-                                      'fastai_txf.text.flat.check_rows': ('2_text/flat.html#check_rows', 'fastai_txf/text/flat.py')},
+                                      'fastai_txf.text.flat.check_streams': ('2_text/flat.html#check_streams', 'fastai_txf/text/flat.py')},
             'fastai_txf.text.folders': { 'fastai_txf.text.folders.FolderTokenizer': ( '2_text/folders.html#foldertokenizer',
                                                                                       'fastai_txf/text/folders.py'),
                                          'fastai_txf.text.folders.FolderTokenizer.__getstate__': ( '2_text/folders.html#foldertokenizer.__getstate__',

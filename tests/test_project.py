@@ -198,6 +198,19 @@ def test_imported_from_its_room(mod):
              if a.name != '*' and a.name not in defined(own[full])]
     assert not found, f'{mod} imports {found}, which are defined elsewhere'
 
+def given_names(o):
+    "The names that a statement of a module gives; what `patch` and `dispatch` add to another's name is not its own"
+    if isinstance(o, ast.Assign): return [n.id for t in o.targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    if not isinstance(o, (ast.FunctionDef, ast.ClassDef)): return []
+    return [] if any(re.search('patch|dispatch', ast.unparse(d)) for d in o.decorator_list) else [o.name]
+
+def test_one_meaning():
+    "A name without an underscore means one thing in the package; `main` is what each command runs"
+    where = {}
+    for mod,name in {(mod, n) for mod in modules for o in tree(mod).body for n in given_names(o)}: where.setdefault(name, []).append(mod)
+    twice = {k:sorted(v) for k,v in where.items() if len(v) > 1 and not k.startswith('_') and k != 'main'}
+    assert not twice, f'{twice}: another name for all but one, or an underscore'
+
 def private(name): return name.startswith('_') and not name.startswith('__')
 
 def ours():
