@@ -74,7 +74,7 @@ def plot_positions(
     schemes = [_scheme(w, n, d_model, n_heads) for w in schemes]
     drawn = [(name, *_place_vectors(*scheme)) for name,*scheme in schemes]
     size = 9, 3.2*len(drawn)
-    fig,axs = plt.subplots(len(drawn), 2, figsize=size, squeeze=False, layout='constrained')
+    _,axs = plt.subplots(len(drawn), 2, figsize=size, squeeze=False, layout='constrained')
     for (left,right),(name,vectors,what,alike) in zip(axs, drawn):
         by_head = what.startswith('penalty')
         labels = ('head','distance') if by_head else ('dimension','place')
