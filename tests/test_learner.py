@@ -12,7 +12,7 @@ from fastai.text.all import (AccumMetric, AvgMetric, BaseLoss, BaseTokenizer, BC
                              ReduceLROnPlateau, RegressionBlock, RMSProp, RocAuc, RocAucBinary, RocAucMulti, SaveModelCallback, SGD, TextBlock,
                              TextDataLoaders, ValueMetric, accuracy, accuracy_multi, get_text_files, load_learner, mae, parent_label, rmse, set_seed,
                              tokenize_folder, top_k_accuracy)
-import fastai.text.learner as fastai_text, fastai_txf.learn.classifier as learner_module
+import fastai.text.learner as fastai_text, fastai_txf.learn.transfer as transfer, fastai_txf.text.pairs as pairs
 from fastai_txf.text.special import pad_index, text_vocab
 from fastai_txf.text.frames import check_df
 from fastai_txf.text.loaders import TransformerDataLoaders
@@ -23,10 +23,10 @@ from fastai_txf.learn.base import TransformerLearner
 from fastai_txf.learn.factory import HIDDEN
 from fastai_txf.train.losses import ChunkedLoss
 from fastai_txf.train.rates import width_lr
-from fastai_txf.learn.classifier import transformer_classifier_learner
+from fastai_txf.learn.classifier import ENCODER_FIELDS, transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.model.windows import compact
-from fastai_txf.model.config import TransformerConfig
+from fastai_txf.model.config import TransformerConfig, UNUSED
 from fastai_txf.model.models import TransformerClassifier, TransformerLM
 from fixtures import *
 
@@ -581,8 +581,8 @@ def test_shown_texts_are_not_measured(make, tables):
 def tables(monkeypatch):
     "The tables that were displayed"
     seen = []
-    monkeypatch.setattr(learner_module, 'IN_NOTEBOOK', True)
-    for m in (fastai_text, learner_module): monkeypatch.setattr(m, 'display_df', seen.append)
+    monkeypatch.setattr(pairs, 'IN_NOTEBOOK', True)
+    for m in (fastai_text, pairs): monkeypatch.setattr(m, 'display_df', seen.append)
     return seen
 
 @pytest.mark.parametrize('kind', ['clf','multi','reg','lm'])
@@ -775,6 +775,20 @@ def test_encoder_files(make, tmp_path):
     assert not changed(learn, before)
     file = learn.save_encoder(tmp_path/'some'/'where.bin')
     assert file.exists(); learn.load_encoder(file)
+
+def test_encoder_read_once(make, dls, tmp_path, monkeypatch):
+    "The file of an encoder is read once, whether the learner's shape follows from it or not"
+    read,load = [],transfer.load_tensors
+    monkeypatch.setattr(transfer, 'load_tensors', lambda file, *args: read.append(file) or load(file, *args))
+    file = make('lm').save_encoder('enc')
+    learn = quiet(transformer_classifier_learner(dls, path=tmp_path)).load_encoder('enc')
+    assert read == [file] and learn.model.config.d_model == SMALL['d_model']
+    make(pretrained='enc')
+    assert read == [file]*2
+
+def test_encoder_fields():
+    "A model of which nothing was asked takes over all by which an encoder may be refused"
+    assert {*transfer.SHAPE_FIELDS, *transfer.DERIVED_FIELDS} - {*UNUSED['classifier']} <= {*ENCODER_FIELDS}
 
 @pytest.mark.parametrize('n,m', [(40,60), (60,40)])
 def test_encoder_other_max_len(make, n, m):
@@ -1099,7 +1113,7 @@ def test_codec(make, df):
     "Kept while the loaders are the same, and no part of a file"
     learn = make()
     codec = learn.codec
-    assert learn.codec is codec and '_codec' not in learn.__getstate__()
+    assert learn.codec is codec and '_codecs' not in learn.__getstate__()
     learn.dls = make_dls(df, text_vocab=text_vocab(learn.dls))
     assert learn.codec is not codec
 

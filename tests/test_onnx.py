@@ -10,7 +10,7 @@ from fastai_txf.all import (
 from fastai_txf.model.config import LONG
 from fastai_txf.model.windows import POOLS
 from fastai_txf.share.bundle import seal
-from fastai_txf.share.onnx import FILES, read_onnx
+from fastai_txf.share.onnx import GRAPH_FILES, read_onnx
 from fastai_txf.share.tables import cut_windows, feature_rows, lay_out
 from test_publish import marked, odd_texts, stirred, tasks
 
@@ -303,7 +303,7 @@ def test_refused(made, tmp_path, monkeypatch):
         m.setitem(sys.modules, 'onnxscript', None)
         with pytest.raises(ImportError, match='pip install onnx onnxscript'): to_onnx(learn, tmp_path/'x', trained=True)
     with monkeypatch.context() as m:
-        m.setattr('fastai_txf.share.to_onnx.export_graphs', lambda model: {k:(at/k).read_bytes() for k in FILES['classifier']})
+        m.setattr('fastai_txf.share.to_onnx.export_graphs', lambda model: {k:(at/k).read_bytes() for k in GRAPH_FILES['classifier']})
         other = stirred(tasks['one'](max_len=8))
         with torch.no_grad(): other.model.head.bias += 1
         with pytest.raises(ValueError, match='answers otherwise'): to_onnx(other, tmp_path/'x', trained=True)

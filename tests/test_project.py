@@ -198,6 +198,19 @@ def test_imported_from_its_room(mod):
              if a.name != '*' and a.name not in defined(own[full])]
     assert not found, f'{mod} imports {found}, which are defined elsewhere'
 
+def given_names(o):
+    "The names that a statement of a module gives; what `patch` and `dispatch` add to another's name is not its own"
+    if isinstance(o, ast.Assign): return [n.id for t in o.targets for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    if not isinstance(o, (ast.FunctionDef, ast.ClassDef)): return []
+    return [] if any(re.search('patch|dispatch', ast.unparse(d)) for d in o.decorator_list) else [o.name]
+
+def test_one_meaning():
+    "A name without an underscore means one thing in the package; `main` is what each command runs"
+    where = {}
+    for mod,name in {(mod, n) for mod in modules for o in tree(mod).body for n in given_names(o)}: where.setdefault(name, []).append(mod)
+    twice = {k:sorted(v) for k,v in where.items() if len(v) > 1 and not k.startswith('_') and k != 'main'}
+    assert not twice, f'{twice}: another name for all but one, or an underscore'
+
 def private(name): return name.startswith('_') and not name.startswith('__')
 
 def ours():
@@ -223,6 +236,16 @@ def test_no_foreign_private(mod):
         if isinstance(o, ast.Attribute) and private(o.attr) and o.attr not in mine: found.append(f'….{o.attr} in line {o.lineno}')
     found = [o for o in found if o.rpartition('.')[2].split(' ')[0] not in ('_default','_repr_html_')]
     assert not found, f'{mod}: {found} belong into base/compat, each with a canary'
+
+@each_module
+def test_no_private_of_other_rooms(mod):
+    "What a room keeps to itself is called there alone, or by what is derived from it"
+    nodes = [*ast.walk(tree(mod))]
+    mine = {o.name for o in nodes if isinstance(o, (ast.FunctionDef, ast.ClassDef))} | {o.id for o in nodes if isinstance(o, ast.Name) and isinstance(o.ctx, ast.Store)}
+    attrs = [o for o in nodes if isinstance(o, ast.Attribute)]
+    mine |= {o.attr for o in attrs if isinstance(o.ctx, ast.Store)} | {'_repr_html_'}
+    found = [f'{ast.unparse(o)} in line {o.lineno}' for o in attrs if private(o.attr) and o.attr not in mine and ast.unparse(o.value) not in ('self','cls','super()')]
+    assert mod == 'base.compat' or not found, f'{mod}: {found}: give it a public name'
 
 def test_changes():
     "What an import changes in fastai's learner is the list in `base.compat`"

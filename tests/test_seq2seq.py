@@ -17,6 +17,7 @@ from fastai_txf.model.models import seq2seq_splitter, Seq2SeqTransformer, Transf
 from fastai_txf.model.positions import POSITIONS, sinusoids
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fastai_txf.train.losses import TokenAccuracy
+from fastai_txf.learn.base import codec_of
 from fastai_txf.learn.writing import SampleText
 from fixtures import changed, make_dls, quiet, texts_df, uncompiled, weights
 from test_properties import build, configs
@@ -863,6 +864,16 @@ def test_export(pdf, tmp_path, kind):
         with pytest.raises(ValueError, match='not one batch'): f()
     back.dls = dls
     assert math.isclose(back.validate()[0], learn.validate()[0], rel_tol=1e-5)
+
+def test_codecs(pdf, pdls):
+    "Those of both sides are kept in one place, while the loaders are the same, and are no part of a file"
+    learn = quiet(transformer_seq2seq_learner(pdls, **SMALL))
+    both = learn.codec, learn.target_codec
+    assert all(codec_of(learn, i) is learn.side_codec(i) is codec for i,codec in enumerate(both))
+    assert [k for k,o in vars(learn).items() if isinstance(o, tuple) and o and o[0] is pdls] == ['_codecs']
+    assert '_codecs' not in learn.__getstate__()
+    learn.dls = Seq2SeqDataLoaders.from_df(pdf, tok_tfm=CharTokenizer(), **KW)
+    assert learn.codec is not both[0] and learn.target_codec is not both[1]
 
 def test_own_arch(pdls, tmp_path):
     "A model of one's own in the same learner"

@@ -18,9 +18,10 @@ from ..base.checks import nearest_words
 from ..base.shadow import shadow
 from ..model.attention import MultiHeadAttention, record_attention
 from ..model.models import Seq2SeqTransformer, TransformerLM
+from ..learn.base import codec_of
 from .colours import ColouredText, drawn
 from .reading import (
-    note_calls, our_model, side_codec, text_ids, written_tokens)
+    note_calls, our_model, text_ids, written_tokens)
 
 # %% ../../nbs/6_explain/03_attention_maps.ipynb #03maps01
 @contextmanager
@@ -174,7 +175,7 @@ def _self_attention(learn, model, text, window):
         raise ValueError(f'{window=}: the text is read in {len(ids)} windows, numbered from 0: '
                          'choose one')
     real = (ids != encoder.config.pad_idx) | slides             # it leaves no padding out
-    tokens = written_tokens(side_codec(learn), text, ids[real], encoder.config.long)
+    tokens = written_tokens(codec_of(learn), text, ids[real], encoder.config.long)
     n,start = int(real[i].sum()), int(real[:i].sum())                       # padding comes last
     tokens = tokens[start:start+n]
     title = 'attention' if len(ids) == 1 else f'attention, window {i} of {len(ids)}'

@@ -21,6 +21,7 @@ from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
 from ..text.target import Target
 from ..generate.sampling import DIVERGED
 from ..learn.base import codec_of
+from ..learn.scoring import target_score
 from ..learn.classifier import wide_path
 from .spans import special_places, word_spans
 from .colours import ColouredText, drawn
@@ -36,8 +37,7 @@ def log_odds(
     i:int, # which class
 ): # `(bs,)`
     "`log(p/(1-p))` of one class's probability."
-    if logits.shape[1] == 1: return logits[:,i]
-    return logits[:,i] - torch.cat([logits[:,:i], logits[:,i+1:]], 1).logsumexp(1)
+    return target_score(logits, i, 'category')
 
 # %% ../../nbs/6_explain/04_attribution.ipynb #267c5c87
 def _members(model):
@@ -211,10 +211,6 @@ def _choose_output(target, names, n):
     if not names: raise ValueError(f'{target=}: the outputs are numbered from 0 to {n-1}')
     raise ValueError(f'{target=} is not one of the {n} labels: {nearest_words(str(target), names)}')
 
-def _score(out, i, kind):
-    "The score of output `i` of a classifier."
-    return log_odds(out, i) if kind == 'category' else out[:,i]
-
 def _converged(model, ids, score, base, steps, tol):
     """`integrated_gradients` with as many points as `tol` needs.
     A warning if `steps`, or 512, are too few."""
@@ -249,7 +245,7 @@ def explain(self:Learner,
     if out.isnan().any(): raise ValueError(DIVERGED)
     if target is None and not asked.is_number: i = int(out[0].argmax())
     else: i = _choose_output(ifnone(target, 0), asked.names, out.shape[1])
-    def score(o): return _score(o, i, asked.kind)
+    def score(o): return target_score(o, i, asked.kind)
     def silent(enc): return BASELINES[baseline](enc.emb, enc.config.pad_idx).detach()
     base = [silent(m.encoder) for m in _members(model)]
     shares,read,low,high = _converged(model, ids, score, base, steps, tol)
@@ -359,7 +355,7 @@ def deletion_curve(
     pad_idx = model.encoder.config.pad_idx
     for text in _each_text(codec_of(learn), texts, text_col):
         e = learn.explain(text, **kwargs)
-        def prob(o): return _score(o, e.idx, asked.kind).sigmoid()
+        def prob(o): return target_score(o, e.idx, asked.kind).sigmoid()
         words = _words(e)
         if not len(words): raise ValueError(f'{text!r} has no word to remove: leave it out')
         sizes.append(len(words))

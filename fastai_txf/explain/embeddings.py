@@ -15,7 +15,8 @@ from ..base.checks import nearest_words
 from ..model.attention import SelfAttention
 from ..model.positions import POSITIONS
 from ..model.models import Seq2SeqTransformer
-from .reading import our_model, side_codec
+from ..learn.base import codec_of
+from .reading import our_model
 
 # %% ../../nbs/6_explain/07_embeddings.ipynb #2666ecd6
 def _scheme(which, n, d_model, n_heads):
@@ -73,7 +74,7 @@ def plot_positions(
     schemes = [_scheme(w, n, d_model, n_heads) for w in schemes]
     drawn = [(name, *_place_vectors(*scheme)) for name,*scheme in schemes]
     size = 9, 3.2*len(drawn)
-    fig,axs = plt.subplots(len(drawn), 2, figsize=size, squeeze=False, layout='constrained')
+    _,axs = plt.subplots(len(drawn), 2, figsize=size, squeeze=False, layout='constrained')
     for (left,right),(name,vectors,what,alike) in zip(axs, drawn):
         by_head = what.startswith('penalty')
         labels = ('head','distance') if by_head else ('dimension','place')
@@ -92,10 +93,11 @@ def neighbours(self:Learner,
 )->pd.DataFrame: # columns `token` and `cosine`
     """The tokens whose embeddings have the smallest angle to that of `word`.
     A TypeError if the model is not of this library, a ValueError for an unknown token or side."""
-    model,vocab = our_model(self), side_codec(self, side).vocab
+    model = our_model(self)
     sides = (0,1) if isinstance(model, Seq2SeqTransformer) else (0,)
     if side not in sides:
         raise ValueError(f'{side=} of a {type(model).__name__} is not one of {sides}')
+    vocab = codec_of(self, side).vocab
     if not isinstance(n, Integral) or n < 1:
         raise ValueError(f'{n=}: at least 1 neighbour, a whole number')
     if word not in vocab:

@@ -59,7 +59,7 @@ def _pairs(learn, dl):
         srcs = [dl.dataset[i][0].as_subclass(torch.Tensor) for i in idxs]
         source = [learn.codec.decode(s) for s in srcs]
         target = [learn.target_codec.decode(targs[i]) for i in idxs]
-        return dict(source=source, target=target, prediction=learn.write(learn._pad(srcs)))
+        return dict(source=source, target=target, prediction=learn.write(learn.pad(srcs)))
     return -logp.sum(1)/n.clamp(min=1), columns
 
 _tasks = {TransformerClassifierLearner:_labelled,

@@ -30,17 +30,10 @@ def our_model(
                         f'{type(model).__name__}: make it with transformer_seq2seq_learner')
     return model
 
-def side_codec(
-    learn, # a learner
-    side:int=0, # 0: what the model reads, 1: what an encoder–decoder writes
-):
-    "The codec of a learner, of an encoder–decoder that of what it reads (0) or writes (1)."
-    return learn.target_codec if side and isinstance(learn, Seq2SeqLearner) else codec_of(learn)
-
 def text_ids(learn, text, side=0):
     """Token ids of one text, `(1, sl)`, on the model's device. A TypeError for several texts, a
     ValueError for one without tokens."""
-    codec = side_codec(learn, side)
+    codec = codec_of(learn, side)
     if not codec.is_one(text):
         raise TypeError(f'{text!r} is a {type(text).__name__}: give one text, a string, '
                         'a row of a frame or a dictionary')

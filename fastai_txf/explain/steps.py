@@ -16,8 +16,9 @@ from ..base.checks import nearest_words
 from ..model.attention import MultiHeadAttention, record_attention, SelfAttention
 from ..model.models import Seq2SeqTransformer, TransformerClassifier
 from ..base.shadow import shadow
+from ..learn.base import codec_of
 from .colours import shown_token
-from .reading import note_calls, our_model, side_codec, text_ids, written_tokens
+from .reading import note_calls, our_model, text_ids, written_tokens
 
 # %% ../../nbs/6_explain/06_steps.ipynb #da3b929f
 _bars = ' ▁▂▃▄▅▆▇█'
@@ -160,4 +161,4 @@ def step_through(self:Learner,
     read = next(iter(steps.values()))                            # the ids, without what was cut off
     config = model.encoder.config
     read = read[read != config.pad_idx]
-    return StepThrough(written_tokens(side_codec(self), text, read, config.long), steps)
+    return StepThrough(written_tokens(codec_of(self), text, read, config.long), steps)

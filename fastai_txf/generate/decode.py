@@ -9,9 +9,9 @@ __all__ = ['stream_tokens', 'generate', 'target_logprobs', 'token_logprobs']
 import torch
 from functools import partial
 from ..base.plain import delegates, ifnone
-from ..base.checks import check_values, whole_ids
+from ..base.checks import check_spelling, check_values, whole_ids
 from .sampling import (
-    check_options, checked_logits, filter_logits, opts_by_step, sample, take_best)
+    checked_logits, filter_logits, opts_by_step, sample, take_best)
 from .cache import KVCache
 from .readers import (
     all_logits, cacheable, check_embedded, check_source, context_len,
@@ -65,7 +65,7 @@ def known_ids(
 def new_tokens(model, idxs, n, alone=True, src=None, n_samples=1, stop_idx=None, max_len=None,
                cache=True, compile=False, seed=None, min_tokens=0, **kwargs):
     "`stream_tokens`; `alone`: nobody trains the model between two tokens."
-    check_options(stream_tokens, **kwargs)
+    check_spelling(stream_tokens, kwargs)
     check_values(n=n, n_samples=n_samples, max_len=max_len, min_tokens=min_tokens, **kwargs)
     kwargs['barred'] = known_ids(model, kwargs.get('barred'), 'barred')
     stop = known_ids(model, ifnone(stop_idx, []), 'stop_idx')

@@ -7,8 +7,8 @@ __all__ = ['apply_temperature', 'filter_top_k', 'filter_top_p', 'filter_min_p', 
            'bar_tokens', 'filter_logits', 'sample']
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #15649d4a
-import inspect, math, torch
-from ..base.checks import check_ids, check_values, nearest_words, whole_ids
+import math, torch
+from ..base.checks import check_ids, check_values, whole_ids
 from ..base.plain import ifnone
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #bcf4aa77
@@ -122,14 +122,6 @@ def opts_by_step(
     barred,ends = (whole_ids(ifnone(o, [])).flatten().tolist() for o in (opts.get('barred'), stop))
     early = {**opts, 'barred':barred+ends}
     return lambda n_new: early if n_new < min_tokens else opts
-
-# %% ../../nbs/3_generate/00_sampling.ipynb #5e0c7a12
-def check_options(f, **options):
-    "A TypeError for an option that the function `f` does not have, with those that look like it."
-    known = inspect.signature(f).parameters
-    for k in options:
-        if k in known: continue
-        raise TypeError(f'{f.__name__} has no option {k!r}: {nearest_words(k, known)}')
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #3507c699
 DIVERGED = ('there is a NaN among the logits: the model has diverged, '

@@ -44,6 +44,24 @@ def _listens(cb, event_name):
     if hasattr(type(cb), event_name) or event_name in vars(cb): return True
     return type(cb).__call__ is not Callback.__call__
 
+# %% ../../nbs/5_learn/03_base.ipynb #9b1f0a61
+def _encoder_file(file, folder):
+    return folder/f'{file}.pth' if isinstance(file, str) else Path(file)
+
+def saved_encoder(
+    file, # a name in `folder`, a `Path`, a learner, a model, or what this function has returned
+    vocab:list, # the loaders' tokens
+    folder, # where names are looked for
+)->tuple:
+    "What the file of an encoder holds, or would hold, and how an error calls it."
+    if isinstance(file, tuple): return file
+    if isinstance(file, nn.Module): return model_encoder(file, vocab), 'the model'
+    if isinstance(file, TransformerLearner):
+        file.check_vocabs()
+        return encoder_state(file._encoder(), text_vocab(file.dls)), 'the learner'
+    file = _encoder_file(file, folder)
+    return read_encoder(file), file
+
 # %% ../../nbs/5_learn/03_base.ipynb #8b3590a5
 class TransformerLearner(RatedLearner):
     "A `Learner` around a transformer: what classifiers and language models share."
@@ -66,19 +84,26 @@ class TransformerLearner(RatedLearner):
     @property
     def codec(self):
         "The `TextCodec` of `dls`: how text becomes ids and ids become text."
-        dls,codec = vars(self).get('_codec', (None,None))
+        return self.side_codec(0)
+
+    def side_codec(self,
+        side:int, # 0: of the texts to read, 1: of those to write (pairs)
+    ):
+        "The `TextCodec` of one side of `dls`, made once for these `dls`."
+        dls,codecs = vars(self).get('_codecs', (None,{}))
         if dls is not self.dls:
             self.check_vocabs()
-            codec = TextCodec(self.dls)
-            self._codec = self.dls,codec
-        return codec
+            dls,codecs = self.dls,{}
+            self._codecs = dls,codecs
+        if side not in codecs: codecs[side] = TextCodec(dls, side=side)
+        return codecs[side]
 
     def __getstate__(self):
         "Without what a fit that was broken off has left, which cannot be copied."
         state = super().__getstate__()
         def is_result(o): return isinstance(o, torch.Tensor) and o.grad_fn is not None
         left = {k for k,o in state.items() if is_result(o)} | ({'dl'} & state.keys())
-        return {k:None if k in left else o for k,o in state.items() if k != '_codec'}
+        return {k:None if k in left else o for k,o in state.items() if k != '_codecs'}
 
     def create_opt(self):
         "As in `Learner`. An `opt_func` that asks for a `model` is given the learner's."
@@ -110,15 +135,15 @@ class TransformerLearner(RatedLearner):
 
     def check_vocabs(self, dl=None):
         "A ValueError if `dls`, or `dl`, give tokens or labels other numbers than at the start."
-        own = vocab_lists(self.dls)
-        mine = vars(self).get('vocabs', own)
-        if (own and mine != own) if dl is None else vocabs_differ(vocab_lists(dl), mine):
+        given = vocab_lists(self.dls if dl is None else dl)
+        mine = vars(self).get('vocabs', vocab_lists(self.dls))
+        if given and (given != mine if dl is None else vocabs_differ(given, mine)):
             raise ValueError('these loaders number tokens or labels otherwise than those the '
                              'learner was made with, so the model would read other words: make '
                              'them with the same (text_vocab=, y_block=CategoryBlock(vocab=…)), '
                              'or give one loader, dl=learn.dls.test_dl(df, with_labels=True)')
 
-    def _loader(self, ds_idx, dl=None, scored=True):
+    def _loader(self, ds_idx, dl=None):
         """`dl`, or the loader number `ds_idx`.
         A ValueError if that has no batch, other numbers for its tokens, or no marks of columns."""
         if isinstance(dl, (str,pd.DataFrame,pd.Series)):
@@ -136,6 +161,10 @@ class TransformerLearner(RatedLearner):
                              'dl=learn.dls.test_dl(df, with_labels=True), or other loaders with '
                              'the same vocabulary, learn.dls = dls')
         return dl
+
+    def _scored_loader(self, ds_idx, dl=None):
+        "`_loader`, of texts that metrics may be asked of."
+        return self._loader(ds_idx, dl)
 
     def fit_callbacks(self):
         "Callbacks of every fit, besides those that it is given."
@@ -157,7 +186,7 @@ class TransformerLearner(RatedLearner):
     ):
         """As in `Learner`.
         A ValueError where there is nothing to train on, or a weight that would never move."""
-        self._loader(0, scored=False)
+        self._loader(0)
         self.check_fit(L(cbs))
         if not kwargs.get('reset_opt'): check_optimizer(self)
         cbs = [*L(cbs), ReuseMemory(), *self.fit_callbacks()]
@@ -172,7 +201,7 @@ class TransformerLearner(RatedLearner):
         cbs=None, # more callbacks
     ): # loss and metrics
         "As in `Learner`. A ValueError where there is nothing to validate on."
-        res = super().validate(ds_idx, self._loader(ds_idx, dl), cbs)
+        res = super().validate(ds_idx, self._scored_loader(ds_idx, dl), cbs)
         if res is not None and res[0] is None: raise ValueError(self.no_loss)
         return res
 
@@ -184,7 +213,7 @@ class TransformerLearner(RatedLearner):
     ): # predictions and targets
         """As in `Learner`, without metrics: the texts may be few, to be shown. The recorder keeps
         what it has of the last fit. A ValueError where there is nothing to predict."""
-        dl = self._loader(ds_idx, dl)
+        dl = self._scored_loader(ds_idx, dl)
         if isinstance(dl, SortedDL) and dl.shuffle: dl = dl.new(shuffle=False)
         with self._off_record(): return super().get_preds(ds_idx, dl, **kwargs)
 
@@ -197,19 +226,6 @@ class TransformerLearner(RatedLearner):
         finally:
             for cb in recorders: cb.run = True
 
-    def _gather(self, cb, dl, inner=False, cbs=None):
-        "Go once through `dl` in order, without metrics: what the callback `cb` has gathered."
-        cms = self.validation_context(cbs=L(cbs)+[cb], inner=inner)
-        with self._off_record(), ContextManagers(cms): validation_loop(self, dl)
-        return cb.all_tensors()
-
-    def _loader_in_order(self, ds_idx, dl):
-        "The loader to gather from; a ValueError without a batch."
-        dl = self._loader(ds_idx, dl).new(shuffle=False, drop_last=False)
-        if len(dl): return dl
-        raise ValueError(f'there is not one batch in the loader ({ds_idx=}): '
-                         'give another, or more text')
-
     def show_results(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
         dl=None, # a loader
@@ -219,7 +235,7 @@ class TransformerLearner(RatedLearner):
     ):
         "As in `Learner`. A ValueError where there is nothing to show."
         check_values(max_n=max_n, trunc_at=kwargs.get('trunc_at'))
-        dl = self._loader(ds_idx, dl)
+        dl = self._scored_loader(ds_idx, dl)
         b = shown_batch(dl, max_n, shuffle)
         dl.show_results(b, self.get_preds(dl=[b], with_decoded=True)[2], max_n=max_n, **kwargs)
 
@@ -230,23 +246,16 @@ class TransformerLearner(RatedLearner):
                             'only models built around a TransformerEncoder share it')
         return self.model.encoder
 
-    def _file(self, file):
-        return self.path/self.model_dir/f'{file}.pth' if isinstance(file, str) else Path(file)
-
-    def _saved_encoder(self, file, vocab):
-        "What the file of an encoder holds, or would hold, and how an error calls it."
-        if isinstance(file, TransformerLearner):
-            file.check_vocabs()
-            return encoder_state(file._encoder(), text_vocab(file.dls)), 'the learner'
-        if isinstance(file, nn.Module): return model_encoder(file, vocab), 'the model'
-        return read_encoder(self._file(file)), self._file(file)
+    def _saved_encoder(self, file):
+        "`saved_encoder` for these loaders, from this learner's folder."
+        return saved_encoder(file, text_vocab(self.dls), self.path/self.model_dir)
 
     def save_encoder(self,
         file, # a name under `path/model_dir`, or a `Path`
     ): # the file's path
         "Save the encoder with its configuration and vocabulary. A TypeError if there is none."
         self.check_vocabs()
-        file = self._file(file)
+        file = _encoder_file(file, self.path/self.model_dir)
         save_tensors(encoder_state(self._encoder(), text_vocab(self.dls)), file)
         return file
 
@@ -259,7 +268,7 @@ class TransformerLearner(RatedLearner):
         """Load an encoder, token by token where the vocabularies differ (`remap_rows`), and freeze
         it, as fastai does. A ValueError for another shape, a TypeError for a model without one."""
         vocab,enc = text_vocab(self.dls), self._encoder()
-        saved,source = self._saved_encoder(file, vocab)
+        saved,source = self._saved_encoder(file)
         check_same_shape(saved, enc, source)
         check_same_scale(saved, self.model, source)
         weights,found = fit_weights(saved, enc, vocab, vectors)
@@ -288,14 +297,35 @@ class TokenLearner(TransformerLearner):
         Learner.metrics.fset(self, v)
         Learner.metrics.fset(self, self.metrics.map(by_token))
 
+    def _loader_in_order(self, ds_idx, dl, options):
+        """The loader to gather from. A TypeError for `options` of fastai's `get_preds` that have
+        no meaning here, a ValueError without a batch."""
+        if options:
+            raise TypeError(f'get_preds of {type(self).__name__} has no {", ".join(options)}: '
+                            'it returns log-probabilities and targets')
+        dl = self._loader(ds_idx, dl).new(shuffle=False, drop_last=False)
+        if len(dl): return dl
+        raise ValueError(f'there is not one batch in the loader ({ds_idx=}): '
+                         'give another, or more text')
+
+    def _gather(self, cb, dl, inner=False, cbs=None):
+        "Go once through `dl` in order, without metrics: what the callback `cb` has gathered."
+        cms = self.validation_context(cbs=L(cbs)+[cb], inner=inner)
+        with self._off_record(), ContextManagers(cms): validation_loop(self, dl)
+        return cb.all_tensors()
+
+    def _gather_rows(self, cb, dl, inner, cbs):
+        "What `cb`, which keeps the batches apart, has gathered: row by row, in the data's order."
+        gathered = self._gather(cb, dl, inner, cbs)
+        if hasattr(dl, 'seq_len'): order = torch.arange(dl.n).view(-1, dl.bs).T.flatten()
+        else: order = torch.tensor(dl.get_idxs()).argsort()
+        rows = [[row for batch in batches for row in batch] for batches in gathered]
+        return [[o[i] for i in order.tolist()] for o in rows]
+
 def codec_of(
     learn, # any learner with text loaders
+    side:int=0, # 0: of the texts to read, 1: of those to write (pairs)
 )->TextCodec:
     "How its text becomes ids and its ids become text."
-    return learn.codec if isinstance(learn, TransformerLearner) else TextCodec(learn.dls)
-
-def refuse_options(model, kwargs):
-    "A TypeError for options of fastai's `get_preds` that have no meaning here."
-    if not kwargs: return
-    raise TypeError(f'get_preds of {model} has no {", ".join(kwargs)}: '
-                    'it returns log-probabilities and targets')
+    if isinstance(learn, TransformerLearner): return learn.side_codec(side)
+    return TextCodec(learn.dls, side=side)

@@ -13,9 +13,8 @@ from fastai.data.transforms import Category, get_c
 from fastai.data.core import Datasets
 from fastai.learner import Learner
 from fastai.text.data import TensorText
-from fastai.torch_core import display_df, get_empty_df
+from fastai.torch_core import get_empty_df
 from fastcore.basics import getcallable, ifnone
-from fastcore.imports import IN_NOTEBOOK
 from fastcore.meta import delegates
 from plum import dispatch
 from ..base.checks import check_values
@@ -25,6 +24,7 @@ from ..model.models import classifier_splitter, TransformerClassifier
 from ..model.wide import token_letters
 from ..text.codec import text_list
 from ..text.loaders import check_dls, shown_batch
+from ..text.pairs import show_pairs
 from ..text.special import text_vocab, UNK
 from ..text.target import labelled_ids, Target
 from ..generate.sampling import DIVERGED
@@ -35,14 +35,14 @@ from ..train.targets import (
     check_metrics, check_outputs, has_head, has_numbers, InSpreads,
     OneClass, start_numbers, try_metrics, without_outliers)
 from .scoring import text_outputs
+from .transfer import DERIVED_FIELDS, SHAPE_FIELDS
 from .base import TransformerLearner
 from .factory import check_kind, HIDDEN, make_learner, split_options, start_config
 
 # %% ../../nbs/5_learn/06_classifier.ipynb #5b1e7a02
 # fields that an encoder's weights, or what they mean, depend on
-ENCODER_FIELDS = ('d_model','n_heads','n_layers','d_ff','d_head','n_kv_heads','qk_norm','mode',
-                  'causal','positions','pos_base','max_len','ff','norm','eps','bigrams','emb_norm',
-                  'wiring','bias','scale_emb')
+ENCODER_FIELDS = (*SHAPE_FIELDS, *(f for f in DERIVED_FIELDS if f != 'n_dec_layers'),
+                  'causal','pos_base','max_len','emb_norm','scale_emb')
 _word_starts = 'Ġ','▁','xx' # byte pairs, sentencepiece and characters; special tokens
 _min_rows,_max_rows = 2**12, 2**21
 _max_cells = 2**24 # numbers in the table
@@ -165,14 +165,15 @@ class TransformerClassifierLearner(TransformerLearner):
     ): # `self`
         """As in `TransformerLearner`; a model of which nothing was asked takes the encoder's shape
         unless it is trained."""
-        if getattr(self, 'automatic', False) and self.opt is None: self._reshape(file)
+        if getattr(self, 'automatic', False) and self.opt is None:
+            file = self._saved_encoder(file)
+            self._reshape(file[0]['config'])
         super().load_encoder(file, **kwargs)
         self.has_read = True
         return self
 
-    def _reshape(self, file):
-        "Make the model anew in the shape of a saved encoder."
-        saved = self._saved_encoder(file, text_vocab(self.dls))[0]['config']
+    def _reshape(self, saved):
+        "Make the model anew in the shape of an encoder with the configuration `saved`."
         fields = {f:saved[f] for f in ENCODER_FIELDS if f in saved}
         old = self.model
         config = dataclasses.replace(old.config, **fields)
@@ -181,14 +182,23 @@ class TransformerClassifierLearner(TransformerLearner):
         self.model.range,self.model.wide = old.range,old.wide
         self.model.head.bias = old.head.bias
 
-    def _loader(self, ds_idx, dl=None, scored=True):
-        """As in `TransformerLearner`, and what the texts ask of loss and,
-        where they are `scored`, of metrics."""
+    def _loader(self, ds_idx, dl=None):
+        "As in `TransformerLearner`, and what the texts ask of the loss."
         dl = super()._loader(ds_idx, dl)
         check_metrics(self)
+        self._ask(dl, scored=False)
+        return dl
+
+    def _scored_loader(self, ds_idx, dl=None):
+        "`_loader`, and what the texts ask of metrics."
+        dl = self._loader(ds_idx, dl)
+        self._ask(dl, scored=True)
+        return dl
+
+    def _ask(self, dl, scored):
+        "A ValueError unless loss and, for texts that are `scored`, metrics suit the texts of `dl`."
         check = getattr(getattr(dl, 'dataset', None), 'check_learner', None)
         if check is not None: check(self, scored)
-        return dl
 
     def check_fit(self,
         cbs, # the callbacks that the fit is given
@@ -206,7 +216,7 @@ class TransformerClassifierLearner(TransformerLearner):
         **kwargs
     ): # predictions and targets
         "As in `TransformerLearner`."
-        dl = self._loader(ds_idx, dl)
+        dl = self._scored_loader(ds_idx, dl)
         kwargs.update(with_input=with_input, with_decoded=with_decoded)
         res = list(super().get_preds(ds_idx, dl, **kwargs))
         labels = getattr(getattr(dl, 'dataset', None), 'labels', None)
@@ -258,7 +268,7 @@ class TransformerClassifierLearner(TransformerLearner):
         **kwargs # of the table
     ):
         "As in `TransformerLearner`; of texts without labels, the predictions."
-        dl = self._loader(ds_idx, dl, scored=False)
+        dl = self._loader(ds_idx, dl)
         if len(dl.dataset.tls) > dl.n_inp:
             return super().show_results(ds_idx, dl, max_n, shuffle, **kwargs)
         check_values(max_n=max_n, trunc_at=kwargs.get('trunc_at'))
@@ -267,9 +277,7 @@ class TransformerClassifierLearner(TransformerLearner):
         act,decodes = (getcallable(self.loss_func, k) for k in ('activation','decodes'))
         guess = [self.label_of(d) for d in decodes(act(self.outputs(ids)))]
         texts = [self.codec.decode(o[:kwargs.get('trunc_at', 150)]) for o in ids]
-        _show(pd.DataFrame(dict(text=texts, prediction=guess)))
-
-def _show(df): (display_df if IN_NOTEBOOK else print)(df)
+        show_pairs(dict(text=texts, prediction=guess))
 
 # %% ../../nbs/5_learn/06_classifier.ipynb #ce0c9a01
 @delegates(Learner.__init__, but=['model'])
@@ -325,7 +333,7 @@ def show_results(x: TensorText, y, samples, outs, ctxs=None, max_n=10, trunc_at=
     for i in range(len(outs[0])):
         shown = zip(outs.itemgot(i), ctxs, range(max_n))
         ctxs = [b.show(ctx=c, label='prediction', **kwargs) for b,c,_ in shown]
-    _show(pd.DataFrame(ctxs))
+    show_pairs(pd.DataFrame(ctxs))
     return ctxs
 
 # %% ../../nbs/5_learn/06_classifier.ipynb #3b40418d

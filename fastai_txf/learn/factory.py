@@ -11,6 +11,7 @@ from pathlib import Path
 from fastai.learner import Learner
 from fastai.text.data import LMDataLoader
 from fastai.torch_core import trainable_params
+from fastcore.basics import ifnone
 from fastcore.foundation import L
 from ..base.checks import check_functions
 from ..model.config import make_config, TransformerConfig, UNUSED
@@ -19,8 +20,8 @@ from ..text.codec import note_columns
 from ..text.pairs import PairDL
 from ..train.compile import compile_for_training
 from ..train.targets import refuse_wordless
-from .transfer import adopted_fields, load_head, read_encoder
-from .base import TransformerLearner
+from .transfer import adopted_fields, load_head
+from .base import saved_encoder
 
 # %% ../../nbs/5_learn/04_factory.ipynb #88b1a27b
 _shared = 'vocab_sz','pad_idx' # the data decide
@@ -80,25 +81,18 @@ def start_config(config, pretrained, arch=None):
     return pretrained.config
 
 # %% ../../nbs/5_learn/04_factory.ipynb #2305cec0
-def _file_in(file, dls, path=None, model_dir='models', **_):
-    "Where a learner with these options looks for `file`."
-    path = getattr(dls, 'path', '.') if path is None else path
-    return Path(path)/model_dir/f'{file}.pth' if isinstance(file, str) else Path(file)
-
-def _adopt(pretrained, dls, config, config_kw, learner_kw, tied):
-    "`config_kw` with what the encoder to start from says and the caller has left open."
-    if pretrained is None or isinstance(pretrained, nn.Module): return config_kw
-    if isinstance(pretrained, TransformerLearner):
-        saved = dict(config=dataclasses.asdict(pretrained._encoder().config))
-    else: saved = read_encoder(_file_in(pretrained, dls, **learner_kw))
-    return {**adopted_fields(saved, config, config_kw, tied), **config_kw}
+def _folder(dls, path=None, model_dir='models', **_):
+    "Where a learner with these options keeps its files."
+    return Path(ifnone(path, getattr(dls, 'path', '.')))/model_dir
 
 def make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, compile,
                  model_kw, config_kw, learner_kw, tied=False):
     "Configuration to model to learner. `tied`: the output layer may be the encoder's embeddings."
     config_kw = {'vocab_sz':len(text_vocab(dls)), 'pad_idx':pad_index(dls), **config_kw}
     tied = tied and make_config(config, **config_kw).tie
-    config_kw = _adopt(pretrained, dls, config, config_kw, learner_kw, tied)
+    if pretrained is not None and not isinstance(pretrained, nn.Module):
+        pretrained = saved_encoder(pretrained, text_vocab(dls), _folder(dls, **learner_kw))
+        config_kw = {**adopted_fields(pretrained[0], config, config_kw, tied), **config_kw}
     config = make_config(config, **config_kw).scale_dropout(drop_mult)
     model = arch(config, **{k:v for k,v in model_kw.items() if v is not None})
     if not hasattr(model, 'encoder'): splitter = trainable_params

@@ -18,7 +18,7 @@ from ..train.lean import LeanLoss
 from ..train.muon import muon_or_adamw
 from ..train.optim import adamw
 from ..train.rates import width_lr
-from .base import refuse_options, TokenLearner
+from .base import TokenLearner
 from .factory import check_kind, HIDDEN, make_learner, split_options, start_config
 from .writing import perplexity, predict, stream_text, text_logprobs
 
@@ -50,8 +50,7 @@ class TransformerLMLearner(TokenLearner):
         if isinstance(dl, list):
             return super().get_preds(dl=dl, with_input=with_input, with_loss=with_loss,
                                      inner=inner, cbs=cbs, **kwargs)
-        refuse_options('a language model', kwargs)
-        dl = self._loader_in_order(ds_idx, dl)
+        dl = self._loader_in_order(ds_idx, dl, kwargs)
         res = self._gather(GatherLogProbs(with_input=with_input, concat_dim=1), dl, inner, cbs)
         return tuple(res + [-res[int(with_input)].mean(1)]*with_loss)
 

@@ -26,7 +26,7 @@ from ..text.pairs import PairDL, show_pairs
 from ..generate.sampling import checked_logits
 from ..train.losses import GatherLogProbs
 from .scoring import fill_gaps
-from .base import refuse_options, TokenLearner
+from .base import TokenLearner
 from .factory import HIDDEN, make_learner, split_options, start_config
 
 # %% ../../nbs/5_learn/08_mlm.ipynb #335d4e4b
@@ -113,11 +113,6 @@ class _GatherHidden(GatherLogProbs):
             self.targets.append(self.learn.to_detach(seen.new_zeros(0)))
         for o in (self.preds,self.targets): o[-1] = o[-1].split(where.sum(1).tolist())
 
-def _data_order(dl):
-    "The numbers of the rows that `dl` gives, in the order of its texts."
-    if hasattr(dl, 'seq_len'): return torch.arange(dl.n).view(-1, dl.bs).T.flatten().tolist()
-    return torch.tensor(dl.get_idxs()).argsort().tolist()
-
 class TransformerMLMLearner(TokenLearner):
     "A `TransformerLearner` that predicts hidden tokens."
     def fill(self,
@@ -145,11 +140,9 @@ class TransformerMLMLearner(TokenLearner):
     ): # log-probabilities of the hidden tokens and the tokens, each `(n_hidden,)`
         "How likely the model found what was hidden from it, text by text in the data's order."
         if isinstance(dl, list): return super().get_preds(dl=dl, inner=inner, cbs=cbs, **kwargs)
-        refuse_options('a masked language model', kwargs)
-        dl = self._loader_in_order(ds_idx, dl)
-        batches = self._gather(_GatherHidden(concat_dim=None), dl, inner, cbs)
-        rows = [[row for batch in o for row in batch] for o in batches]
-        return tuple(torch.cat([o[i] for i in _data_order(dl)]) for o in rows)
+        dl = self._loader_in_order(ds_idx, dl, kwargs)
+        rows = self._gather_rows(_GatherHidden(concat_dim=None), dl, inner, cbs)
+        return tuple(torch.cat(o) for o in rows)
 
     @property
     def no_loss(self):

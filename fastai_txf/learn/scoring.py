@@ -52,6 +52,16 @@ def text_outputs(
     if res.isnan().any(): raise ValueError(DIVERGED)
     return res
 
+# %% ../../nbs/5_learn/01_scoring.ipynb #7e3efbf3
+def target_score(
+    out, # outputs of a classifier, `(n, n_out)`
+    i:int, # which of them
+    kind:str, # of the labels, as in `Target`
+): # `(n,)`
+    "Log-odds of an output, or the number that it is."
+    if kind != 'category' or out.shape[1] == 1: return out[:,i]
+    return out[:,i] - torch.cat([out[:,:i], out[:,i+1:]], 1).logsumexp(1)
+
 # %% ../../nbs/5_learn/01_scoring.ipynb #677dbfed
 @torch.no_grad()
 def _guess(model, codec, ordinary, mask_idx, toks):

@@ -25,7 +25,6 @@ from ..model.windows import compact, masked_mean
 from ..model.config import TransformerConfig
 from ..model.models import seq2seq_splitter, Seq2SeqTransformer
 from ..text.special import decode_specials, pad_index
-from ..text.codec import TextCodec
 from ..text.loaders import shown_batch
 from ..text.pairs import check_pairs, pair_vocabs, show_pairs
 from ..generate.decode import as_generator, stream_tokens
@@ -33,7 +32,7 @@ from ..train.losses import GatherLogProbs
 from .growth import (
     stream_options, text_end, text_up_to_end, write_in_batches,
     write_options, write_pieces, write_texts)
-from .base import refuse_options, TokenLearner
+from .base import TokenLearner
 from .factory import HIDDEN, make_learner, split_options, start_config
 
 # %% ../../nbs/5_learn/09_seq2seq.ipynb #8e33060a
@@ -95,17 +94,12 @@ class Seq2SeqLearner(TokenLearner):
     @property
     def target_codec(self):
         "The `TextCodec` of the texts to write; `codec` is that of the texts to read."
-        dls,codec = vars(self).get('_target_codec', (None,None))
-        if dls is not self.dls:
-            self.check_vocabs()
-            codec = TextCodec(self.dls, side=1)
-            self._target_codec = self.dls,codec
-        return codec
+        return self.side_codec(1)
 
-    def __getstate__(self):
-        return {k:v for k,v in super().__getstate__().items() if k != '_target_codec'}
-
-    def _pad(self, ids):
+    def pad(self,
+        ids, # list of the ids of texts to read, `(n_tokens,)` each
+    ): # `(n, longest)`
+        "The texts as a batch."
         return pad_sequence(ids, batch_first=True, padding_value=self.codec.pad_idx)
 
     @delegates(stream_tokens, but='src,stop_idx,barred')
@@ -142,7 +136,7 @@ class Seq2SeqLearner(TokenLearner):
         ids = self.codec.encode(item, text_col)
         seed = as_generator(seed, next(self.model.parameters()).device)
         write = partial(self.write, n_samples=n_samples, seed=seed, **kwargs)
-        res = write_in_batches(write, ids, self._pad, bs, n_samples)
+        res = write_in_batches(write, ids, self.pad, bs, n_samples)
         return res[0] if self.codec.is_one(item, text_col) else res
 
     @delegates(predict, but='item,text_col,bs,n_samples,num_beams,length_penalty')
@@ -154,7 +148,7 @@ class Seq2SeqLearner(TokenLearner):
         samples or beams."""
         kwargs = stream_options(text, kwargs)
         check_spelling(Seq2SeqLearner.stream_text, kwargs)
-        return write_pieces(self.model, self._pad(self.codec.encode(text)), self.codec.pad_idx,
+        return write_pieces(self.model, self.pad(self.codec.encode(text)), self.codec.pad_idx,
                             self.target_codec, self.ratio, **kwargs)
 
     def show_results(self,
@@ -185,17 +179,14 @@ class Seq2SeqLearner(TokenLearner):
         """How likely the model finds each target (from its second token on), in the order of the
         data. What it would write itself comes from `predict`. A ValueError without targets."""
         if isinstance(dl, list): return super().get_preds(dl=dl, inner=inner, cbs=cbs, **kwargs)
-        refuse_options('an encoder–decoder', kwargs)
-        dl = self._loader_in_order(ds_idx, dl)
+        dl = self._loader_in_order(ds_idx, dl, kwargs)
         if len(dl.dataset.tls) < 2:
             raise ValueError('these texts have no targets: use `predict`, '
                              'or give a loader with labels')
-        order = torch.tensor(dl.get_idxs()).argsort().tolist()
-        batches = self._gather(GatherLogProbs(concat_dim=None), dl, inner, cbs)
-        logp,targs = [[row for batch in o for row in batch] for o in batches]
+        logp,targs = self._gather_rows(GatherLogProbs(concat_dim=None), dl, inner, cbs)
         pad = self.target_codec.pad_idx
-        targs = pad_sequence([targs[i] for i in order], batch_first=True, padding_value=pad)
-        logp = pad_sequence([logp[i] for i in order], batch_first=True)
+        targs = pad_sequence(targs, batch_first=True, padding_value=pad)
+        logp = pad_sequence(logp, batch_first=True)
         return logp.masked_fill(targs == pad, 0.), targs
 
     @torch.no_grad()

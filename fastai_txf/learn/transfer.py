@@ -21,13 +21,6 @@ from ..model.models import (
 from ..text.special import vocab_lists
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #c22dac34
-_shape_fields = ('d_model','n_heads','n_layers','mode','qk_norm','positions','ff','norm','wiring',
-                 'eps','bigrams')
-# None may stand for the same value
-_derived_fields = ('d_ff','d_head','n_kv_heads','n_dec_layers','bias')
-_fitted = {'emb.weight','positions.emb.weight'} # as many rows as are needed
-_defaults = {f.name:f.default for f in dataclasses.fields(TransformerConfig)}
-
 def _numbered(tokens):
     "Each token with how often it comes later: fillers have one name, and the last is the mask."
     later = Counter(tokens)
@@ -66,6 +59,12 @@ def _least_squares(x, y, at):
     return y_mean + (at-x_mean) @ torch.linalg.lstsq(x-x_mean, y-y_mean).solution
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #2dba19e1
+SHAPE_FIELDS = ('d_model','n_heads','n_layers','mode','qk_norm','positions','ff','norm','wiring',
+                'eps','bigrams')
+DERIVED_FIELDS = ('d_ff','d_head','n_kv_heads','n_dec_layers','bias') # None may say the same
+_fitted = {'emb.weight','positions.emb.weight'} # as many rows as are needed
+_defaults = {f.name:f.default for f in dataclasses.fields(TransformerConfig)}
+
 def _shapes(weights): return {k:tuple(w.shape) for k,w in weights.items() if k not in _fitted}
 
 def encoder_state(
@@ -89,7 +88,7 @@ def check_same_shape(
     "A ValueError for an encoder that differs in anything that its answers depend on."
     theirs,mine = _shapes(saved['weights']), _shapes(enc.state_dict())
     config = {**_defaults, **saved['config']}
-    fields = _shape_fields + (_derived_fields if theirs != mine else ())
+    fields = SHAPE_FIELDS + (DERIVED_FIELDS if theirs != mine else ())
     odd = [f for f in fields if config[f] != getattr(enc.config, f)]
     diff = [f'{f}={config[f]!r} (here {getattr(enc.config, f)!r})' for f in odd]
     if not diff:
@@ -266,7 +265,7 @@ def _field_differences(theirs, mine):
 # %% ../../nbs/5_learn/02_transfer.ipynb #5c1d0b04
 def _reading_apart(theirs, mine, same):
     "Both without derived fields, if shapes are the `same`; and what differs in how they read."
-    known = {*(_derived_fields if same else ()), *_reading}
+    known = {*(DERIVED_FIELDS if same else ()), *_reading}
     other = _apart(theirs['config'], mine['config'], _reading)
     def without(o): return o | dict(config={k:v for k,v in o['config'].items() if k not in known})
     return without(theirs), without(mine), ', '.join(other)

@@ -27,7 +27,7 @@ from .selftrain import with_guesses
 from .heldout import (
     BestReport, check_rows, choose_shares, clearly_better, constant_outputs, FOLDS,
     learning_curve, more_labels, score_row, text_folds, unscored)
-from .reading import choose_reading, least_freq, LONG, MANY
+from .reading import choose_reading, least_freq, LONG_TEXT, MANY
 from .guesses import learn_guesses
 import fastai_txf.train.schedule # it gives learners their `fit_minutes`
 
@@ -45,7 +45,7 @@ class _Towers:
         self.weighing = 0.            # minutes that vectors took
         n = len(text.df)
         chars = text.df[text.options['text_col']].str.len()
-        self.much = chars.sum() > MANY and chars.mean() > LONG     # of long documents
+        self.much = chars.sum() > MANY and chars.mean() > LONG_TEXT     # of long documents
         self.epochs = 2 if self.much else int(np.clip(80_000/n, 4, 30))
         self.bs = int(2**np.clip(np.log2(n/50)//1, 3, 6))
         self.config = make_config(**{**text.fields, **_no_wide})

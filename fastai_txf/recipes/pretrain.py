@@ -22,7 +22,7 @@ from ..text.tokens import as_tokenizer
 from ..text.plain import kept
 from ..text.frames import as_texts
 from ..text.target import Target
-from ..text.loaders import check_options, TransformerDataLoaders
+from ..text.loaders import check_loader_options, TransformerDataLoaders
 from ..learn.base import TransformerLearner
 from ..model.config import UNUSED
 from ..learn.classifier import transformer_classifier_learner, TransformerClassifierLearner
@@ -258,7 +258,7 @@ def self_pretrain(
     check_df(df, text_col, label_col, valid, label_delim, block_ok=False)
     config_kw,data_kw = _split_options(kwargs)
     lrs = lr, ifnone(lr, width_lr(make_config(config, **config_kw).d_model))
-    check_options(self_pretrain, data_kw)
+    check_loader_options(self_pretrain, data_kw)
     dls_lm,dls = read_loaders(df, text_col, label_col, unlabelled, valid, seed, label_delim,
                               valid_texts, bs, seq_len, **data_kw)
     target = Target.of(dls)

@@ -176,7 +176,7 @@ class LabelledText:
         return -hits if self.target.is_number else hits
 
 # %% ../../nbs/7_recipes/06_reading.ipynb #046f15c0
-MANY,LONG = 5_000_000,500 # characters that ask for a larger vocabulary; those of a document
+MANY,LONG_TEXT = 5_000_000,500 # characters that ask for a larger vocabulary; those of a document
 _sample = 12_000 # texts to choose with
 
 def least_freq(
@@ -192,7 +192,7 @@ def _ways(df, options, chars):
     except ImportError: return res # without the package tokenizers, words alone
     options = {**options, 'tok_tfm':tok, 'rules':[leading_space]}
     res.append(LabelledText('pieces', df, options))
-    if df[options['text_col']].str.len().mean() > LONG: return res
+    if df[options['text_col']].str.len().mean() > LONG_TEXT: return res
     return res + [LabelledText('pieces and letters', df, options, letters=True)]
 
 def _preferred(tried):

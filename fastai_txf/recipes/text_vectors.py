@@ -167,7 +167,7 @@ class FeatureVectors:
         return x[:,self.often]@self.v.numpy()/np.sqrt(np.maximum(x.getnnz(1), 1))[:,None]
 
 # %% ../../nbs/7_recipes/07_text_vectors.ipynb #5c1e7e11
-_marks = 'xxbos','xxeos','xxmaj','xxup','xxcap'
+_marks = 'xxbos','xxeos','xxmaj','xxup'
 
 def _as_ids(texts):
     "Texts as arrays of int64. A TypeError for one that is not of whole numbers."

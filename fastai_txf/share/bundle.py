@@ -24,7 +24,7 @@ from .predictor import (
 # %% ../../nbs/8_share/04_bundle.ipynb #df942dd1
 FORMAT = 1
 FILES = 'model.safetensors','text.json','labels.json','README.md'
-MODELS = dict(classifier=TransformerClassifier, lm=TransformerLM, mlm=TransformerMLM,
+PUBLISHED = dict(classifier=TransformerClassifier, lm=TransformerLM, mlm=TransformerMLM,
               seq2seq=Seq2SeqTransformer)
 
 def json_text(data):
@@ -79,7 +79,7 @@ def _checked_config(data):
                          f'{fastai_txf.__version__}, which reads format {FORMAT}')
     for k,t in dict(kind=str, files=dict, config=dict, versions=dict, options=dict).items():
         if not isinstance(res.get(k), t): raise ValueError(f'the field {k!r} is missing')
-    if res['kind'] not in MODELS: raise ValueError(f"{res['kind']!r} is none of {[*MODELS]}")
+    if res['kind'] not in PUBLISHED: raise ValueError(f"{res['kind']!r} is none of {[*PUBLISHED]}")
     for name in res['files']:
         if name in FILES: continue
         raise ValueError(f'{name!r} is no file of a published model: it has {", ".join(FILES)}')
@@ -147,12 +147,12 @@ def _check_tensors(have, want):
                              f'configuration needs {tuple(b.shape)} of {b.dtype}')
 
 def build_model(
-    kind:str, # a key of `MODELS`
+    kind:str, # a key of `PUBLISHED`
     config, # `TransformerConfig`
     options:dict, # other arguments of the model
 ): # a model with weights of chance, in evaluation mode
     "The model that a configuration describes. Chance is left as it was."
-    with torch.random.fork_rng(devices=[]): model = MODELS[kind](config, **options)
+    with torch.random.fork_rng(devices=[]): model = PUBLISHED[kind](config, **options)
     return model.float().eval()
 
 def safetensors_torch():

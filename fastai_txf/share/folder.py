@@ -9,14 +9,14 @@ __all__ = []
 import errno, json, os, shutil, tempfile, time
 from glob import escape
 from pathlib import Path
-from .bundle import FILES, MODELS
+from .bundle import FILES, PUBLISHED
 
 # %% ../../nbs/8_share/06_folder.ipynb #2d2cde56
 def _is_bundle(folder):
     "Whether the `config.json` of a folder is that of a published model."
     try: config = json.loads((folder/'config.json').read_bytes())
     except (OSError,ValueError,RecursionError): return False
-    return isinstance(config, dict) and config.get('kind') in [*MODELS] \
+    return isinstance(config, dict) and config.get('kind') in [*PUBLISHED] \
         and {'format','files','checksum'} <= config.keys()
 
 def _own_files(folder):

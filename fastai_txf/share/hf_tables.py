@@ -75,7 +75,7 @@ class Family:
     acts:dict     # their activations → `ff`
     plain:tuple=() # their settings that have no equivalent here unless they have this value
 
-ACTS = dict(gelu='gelu', relu='relu', gelu_pytorch_tanh='gelu_tanh', gelu_new='gelu_tanh',
+_acts = dict(gelu='gelu', relu='relu', gelu_pytorch_tanh='gelu_tanh', gelu_new='gelu_tanh',
             gelu_fast='gelu_tanh')
 _sizes = dict(vocab_sz='vocab_size', d_model='hidden_size', n_heads='num_attention_heads',
               n_layers='num_hidden_layers', max_len='max_position_embeddings')
@@ -91,7 +91,7 @@ GPT2 = Family('GPT-2', 'GPT2Config', 'transformer', 'h.{}',
     block={'attn.norm':'ln_1', 'ff.norm':'ln_2',
            'attn.fn.qkv':('turned','attn.c_attn'), 'attn.fn.out':('turned','attn.c_proj'),
            'ff.fn.up':('turned','mlp.c_fc'), 'ff.fn.out':('turned','mlp.c_proj')},
-    acts=ACTS,
+    acts=_acts,
     plain=(('scale_attn_weights',True), ('scale_attn_by_inverse_layer_idx',False),
            ('add_cross_attention',False), ('is_causal',True)))
 
@@ -127,9 +127,9 @@ def _embeddings(positions):
             'positions.emb':(positions, emb.format('position'), emb.format('token_type'))}
 
 BERT = Family('BERT', 'BertConfig', 'bert', 'encoder.layer.{}', _encoder, _bert_fields,
-              _embeddings('typed'), _bert_block, ACTS, _bert_plain)
+              _embeddings('typed'), _bert_block, _acts, _bert_plain)
 ROBERTA = Family('RoBERTa', 'RobertaConfig', 'roberta', 'encoder.layer.{}', _encoder, _bert_fields,
-                 _embeddings('shifted'), _bert_block, ACTS, _bert_plain)
+                 _embeddings('shifted'), _bert_block, _acts, _bert_plain)
 DISTILBERT = Family('DistilBERT', 'DistilBertConfig', 'distilbert', 'transformer.layer.{}',
     fixed=dict(_encoder, eps=1e-12),
     fields=dict(_sizes, d_ff='hidden_dim', ff='activation', p='dropout', emb_p='dropout',
@@ -139,7 +139,7 @@ DISTILBERT = Family('DistilBERT', 'DistilBertConfig', 'distilbert', 'transformer
     block={'attn.fn.qkv':('qkv', *[f'attention.{n}_lin' for n in 'qkv']),
            'attn.fn.out':'attention.out_lin', 'attn.norm':'sa_layer_norm',
            'ff.fn.up':'ffn.lin1', 'ff.fn.out':'ffn.lin2', 'ff.norm':'output_layer_norm'},
-    acts=ACTS)
+    acts=_acts)
 
 # %% ../../nbs/8_share/01_hf_tables.ipynb #5fdaaaab
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from .tables import (
     ACTS, check_count, check_tokens, feature_rows, graph_arguments, lay_out, softmax)
 
 # %% ../../nbs/8_share/14_onnx.ipynb #d7e1cdb0
-FILES = dict(classifier=['model.onnx'], mlm=['model.onnx'], lm=['model.onnx'],
-             seq2seq=['encoder.onnx','decoder.onnx'])
+GRAPH_FILES = dict(classifier=['model.onnx'], mlm=['model.onnx'], lm=['model.onnx'],
+                   seq2seq=['encoder.onnx','decoder.onnx'])
 BESIDE = 'text.json','labels.json','README.md'
-FORMAT = 1
+_format = 1
 
 def _as_text(data):
     "`data` as the only text that `config.json` may have for it."
@@ -48,11 +48,11 @@ def _read_config(folder):
     except (ValueError,RecursionError) as e: raise _why(path, f'it is no JSON ({e})') from e
     if not isinstance(res, dict): raise _why(path, 'it holds no fields')
     want = {k:v for k,v in res.items() if k != 'checksum'}
-    if res.get('format') != FORMAT: raise _why(path, f"its format is {res.get('format')!r}")
+    if res.get('format') != _format: raise _why(path, f"its format is {res.get('format')!r}")
     same = res.get('checksum') == _digest(_as_text(want).encode())
     if not same or _as_text(res).encode() != path.read_bytes():
         raise _why(path, 'it has changed since it was written')
-    if res.get('kind') not in FILES: raise _why(path, f"its kind is {res.get('kind')!r}")
+    if res.get('kind') not in GRAPH_FILES: raise _why(path, f"its kind is {res.get('kind')!r}")
     return res
 
 def read_onnx(
@@ -61,7 +61,7 @@ def read_onnx(
     "The files of a folder, all checked. FileNotFoundError and ValueError name the file."
     folder = Path(folder)
     config,files = _read_config(folder), {}
-    names = [*FILES[config['kind']], *BESIDE]
+    names = [*GRAPH_FILES[config['kind']], *BESIDE]
     if sorted(names) != sorted(config['files']):
         raise _why(folder/'config.json', f'it names the files {sorted(config["files"])}')
     for k in names:
@@ -89,7 +89,7 @@ class OnnxPredictor(Answers):
     "A model in ONNX that answers: for reading only, safe from many threads."
     def __new__(cls, folder, threads=None):
         if cls is not OnnxPredictor: return object.__new__(cls)
-        return object.__new__(PREDICTORS[_read_config(Path(folder))['kind']])
+        return object.__new__(_predictors[_read_config(Path(folder))['kind']])
 
     def __init__(self,
         folder, # that `to_onnx` has written
@@ -319,7 +319,7 @@ class OnnxPairs(_Writer):
         res = [self._write(o, n_tokens, no_unk) for o in self.codec.encode(item, text_col)]
         return self._one(item, text_col, res)
 
-PREDICTORS = dict(classifier=OnnxLabels, mlm=OnnxGaps, lm=OnnxText, seq2seq=OnnxPairs)
+_predictors = dict(classifier=OnnxLabels, mlm=OnnxGaps, lm=OnnxText, seq2seq=OnnxPairs)
 
 def onnx_predictor(
     folder, # how errors call the files
@@ -327,6 +327,6 @@ def onnx_predictor(
     files, # likewise
 ):
     "The predictor of files in memory."
-    res = object.__new__(PREDICTORS[config['kind']])
+    res = object.__new__(_predictors[config['kind']])
     res._open(folder, config, files)
     return res

@@ -19,7 +19,7 @@ from ..generate.decode import as_generator, stream_tokens
 from ..learn.growth import (
     by_prompt, continue_texts, grow_text, stream_options,
     write_in_batches, write_pieces, write_texts)
-from ..learn.scoring import fill_gaps, text_outputs
+from ..learn.scoring import fill_gaps, target_score, text_outputs
 from .text import Answers, GapAnswers, LabelAnswers
 
 # %% ../../nbs/8_share/03_predictor.ipynb #dd1f5553
@@ -57,15 +57,6 @@ class Predictor(Answers):
 
 # %% ../../nbs/8_share/03_predictor.ipynb #7f6c9507
 ACTIVATIONS = dict(category=lambda x: x.softmax(-1), multi=torch.sigmoid, regression=lambda x: x)
-
-def target_score(
-    out, # outputs of a classifier, `(n, n_out)`
-    i:int, # which of them
-    kind:str, # of the labels, as in `Target`
-): # `(n,)`
-    "Log-odds of an output, or the number that it is."
-    if kind != 'category' or out.shape[1] == 1: return out[:,i]
-    return out[:,i] - torch.cat([out[:,:i], out[:,i+1:]], 1).logsumexp(1)
 
 _cores = threading.BoundedSemaphore(os.cpu_count() or 1)
 

@@ -32,7 +32,7 @@ from ..learn.seq2seq import transformer_seq2seq_learner
 from .text import codec_data, make_codec
 from .predictor import ACTIVATIONS, ordinary_of
 from .bundle import (
-    build_model, json_text, MODELS, parse_bundle, safetensors_torch, seal, unique_weights)
+    build_model, json_text, parse_bundle, PUBLISHED, safetensors_torch, seal, unique_weights)
 from .card import measured, model_card
 from .folder import target_folder, write_folder
 
@@ -43,9 +43,9 @@ _keep = 'keep such a model with learn.export, or train it from a configuration a
 
 def model_kind(
     model, # of a learner
-)->str: # a key of `MODELS`
+)->str: # a key of `PUBLISHED`
     "The kind of a model. A ValueError for one of somebody's own."
-    for kind,cls in MODELS.items():
+    for kind,cls in PUBLISHED.items():
         if type(model) is cls: return kind
     _refuse(f'{type(model).__name__} (arch=) is a model of your own, which only code can describe',
             _keep)
@@ -92,7 +92,7 @@ def _probe(model, kind, config):
 
 def checked_model(
     model, # of a learner
-    kind:str, # a key of `MODELS`
+    kind:str, # a key of `PUBLISHED`
 ): # a copy on the CPU that its configuration describes
     "The model as its configuration and weights give it again. A ValueError where they do not."
     check_parts(model.config)

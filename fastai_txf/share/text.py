@@ -138,7 +138,7 @@ def make_codec(
     return cls(tok=make_tokenizer(data['tokenizer']), rules=rules, **rest)
 
 # %% ../../nbs/8_share/02_text.ipynb #c3a91d02
-KINDS = 'category','multi','regression' # of a classifier's labels
+_kinds = 'category','multi','regression' # of a classifier's labels
 
 def _is_number(v): return isinstance(v, (int,float)) and not isinstance(v, bool)
 
@@ -157,7 +157,7 @@ def check_labels(
         _need(isinstance(special, list) and all(i in ids for i in special), 'special')
         _need(labels.get('mask_idx') in ids, 'mask_idx')
     if kind != 'classifier': return
-    _need(labels.get('kind') in KINDS, 'kind')
+    _need(labels.get('kind') in _kinds, 'kind')
     if labels['kind'] == 'regression': return
     names = labels.get('names')
     _need(isinstance(names, list) and len(names) == config['n_out'], 'names')

@@ -32,7 +32,7 @@ def _check_epoch_len(epoch_len, windows):
     raise ValueError(f'{epoch_len=} with {windows=}: '
                      'give a whole number of batches from 1 on, and windows="random"')
 
-def check_rows(bs=64, seq_len=72, windows='continuous', epoch_len=None, val_bs=None, **kwargs):
+def check_streams(bs=64, seq_len=72, windows='continuous', epoch_len=None, val_bs=None, **kwargs):
     "TypeError or ValueError for options of `FlatLMDataLoader` out of range."
     if windows not in _windows: raise ValueError(f'{windows=} is none of {_windows}')
     check_batch_size(bs=bs, val_bs=bs if val_bs is None else val_bs)
@@ -54,7 +54,7 @@ class FlatLMDataLoader(LMDataLoader):
         flat=None, # `FlatIds` of `dataset`, if they are known
         **kwargs
     ):
-        check_rows(bs, seq_len, windows, epoch_len)
+        check_streams(bs, seq_len, windows, epoch_len)
         if flat is None: flat = _flat_of(dataset)
         store_attr('seq_len,windows,epoch_len,flat')
         self.lens = np.diff(flat.ends, prepend=0)

@@ -136,7 +136,7 @@ def check_dls(
     if cause := unknown_texts(dls): warnings.warn(cause)
 
 # %% ../../nbs/2_text/07_loaders.ipynb #b1d78d1e
-def check_options(func, kwargs):
+def check_loader_options(func, kwargs):
     "No misspelt options, which fastai's loaders ignore, and no odd batch sizes"
     funcs = (func, FilteredBase.dataloaders, TfmdDL.__init__, SortedDL.__init__,
              LMDataLoader.__init__)
@@ -234,7 +234,7 @@ class TransformerDataLoaders(TextDataLoaders):
         **kwargs
     ):
         "Loaders from the rows of `df`; ValueError, TypeError as `check_df` and `check_dls` say"
-        check_options(cls.from_df, kwargs)
+        check_loader_options(cls.from_df, kwargs)
         check_values(seq_len=seq_len, min_freq=min_freq, max_vocab=max_vocab, n_workers=n_workers,
                      backwards=backwards, is_lm=is_lm, text_vocab=text_vocab,
                      label_delim=label_delim)
@@ -292,7 +292,7 @@ def from_csv(cls:TransformerDataLoaders,
 ):
     """Loaders from the rows of a csv file. What an error asks of `df`, do with
     `df = pd.read_csv(…)`, and give it to `from_df`."""
-    check_options(cls.from_csv, kwargs)
+    check_loader_options(cls.from_csv, kwargs)
     options = dict(header=header, delimiter=delimiter, quoting=quoting, dtype=dtype,
                    encoding=encoding, keep_default_na=keep_default_na)
     return cls.from_df(pd.read_csv(csv_file(path, csv_fname), **options), path=path, **kwargs)
@@ -342,7 +342,7 @@ def from_folder(cls:TransformerDataLoaders,
     **kwargs
 ):
     "Loaders from a folder of text files; ValueError if there are none, or as `check_dls` says."
-    check_options(TextDataLoaders.from_folder, kwargs)
+    check_loader_options(TextDataLoaders.from_folder, kwargs)
     if valid_pct is not None: check_share(valid_pct)
     files = _text_files(path, train, valid, valid_pct)
     if splitter is None and valid_pct is None: splitter = GrandparentSplitter(train, valid)

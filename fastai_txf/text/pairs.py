@@ -26,7 +26,7 @@ from .plain import kept, put_ends, refuse_row
 from .frames import (
     as_frame, as_texts, check_df, column_names, given_frame, random_mask, read_columns, valid_mask)
 from .codec import TextTokenizer
-from .loaders import check_batches, check_options
+from .loaders import check_batches, check_loader_options
 
 # %% ../../nbs/2_text/08_pairs.ipynb #a9573532
 class TextEnds(Transform):
@@ -209,7 +209,7 @@ class Seq2SeqDataLoaders(DataLoaders):
         **kwargs
     ):
         "Loaders from the rows of `df`. A ValueError names the rows, the column and the remedy."
-        check_options(cls.from_df, kwargs)
+        check_loader_options(cls.from_df, kwargs)
         check_values(min_freq=min_freq, max_vocab=max_vocab, n_workers=n_workers)
         if not isinstance(share_vocab, bool): raise TypeError(f'{share_vocab=}: give True or False')
         df = as_frame(df)

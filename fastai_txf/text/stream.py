@@ -27,7 +27,7 @@ from .frames import (
 from .plain import kept
 from .codec import TextCodec, TextStart, TextTokenizer
 from .loaders import check_dls
-from .flat import check_rows, FlatLMDataLoader, FlatTexts
+from .flat import check_streams, FlatLMDataLoader, FlatTexts
 
 # %% ../../nbs/2_text/10_stream.ipynb #6bfdc62b
 class _FileTexts:
@@ -147,7 +147,7 @@ class LMDataLoaders(DataLoaders):
         check_spelling(cls.from_texts, kwargs)
         check_values(min_freq=min_freq, max_vocab=max_vocab, n_workers=n_workers,
                      text_vocab=text_vocab)
-        check_rows(**kwargs)
+        check_streams(**kwargs)
         tok = TextTokenizer(as_tokenizer(tok_tfm), rules, text_col)
         _set_up(tok, train)
         vocab = ifnone(text_vocab, tok.tok.vocab)

@@ -23,15 +23,22 @@ def _glibc():
 # %% ../../nbs/4_train/14_heap.ipynb #5d257ffc
 def _take_apart():
     "From here on, each large block is asked of the system on its own, and goes back alone."
-    if c := _glibc(): c.mallopt(_map, 2**17), c.mallopt(_trim, 2**17)
+    if c := _glibc():
+        c.mallopt(_map, 2**17)
+        c.mallopt(_trim, 2**17)
 
 def reuse_memory():
     "From here on, memory that is let go stays with the process, for what is taken next."
-    if c := _glibc(): c.mallopt(_map, 2**30) or c.mallopt(_map, 2**25), c.mallopt(_trim, 2**31-1)
+    if c := _glibc():
+        if not c.mallopt(_map, 2**30): c.mallopt(_map, 2**25)
+        c.mallopt(_trim, 2**31-1)
 
 def hand_back():
     "What lies free goes back to the system; from here on the limits are glibc's own at their most."
-    if c := _glibc(): c.mallopt(_map, 2**25), c.mallopt(_trim, 2**26), c.malloc_trim(0)
+    if c := _glibc():
+        c.mallopt(_map, 2**25)
+        c.mallopt(_trim, 2**26)
+        c.malloc_trim(0)
 
 # %% ../../nbs/4_train/14_heap.ipynb #d7d49f27
 def _is_settled(opt):
@@ -44,7 +51,8 @@ class ReuseMemory(Callback):
     "What a step of a fit lets go is kept for the next, on a CPU with glibc."
     def before_fit(self):
         self.reuses = _is_settled(self.opt)
-        reuse_memory() if self.reuses else _take_apart()
+        if self.reuses: reuse_memory()
+        else: _take_apart()
 
     def after_step(self):
         if not self.reuses: reuse_memory()

@@ -14,7 +14,7 @@ from fastai.optimizer import Optimizer
 from fastai.torch_core import get_model, no_random
 from fastcore.foundation import CollBase
 from ..base.ids import evenly_drawn
-from .state import as_plain, process_attrs, simple_types
+from .state import as_plain, loss_parts, process_attrs, simple_types
 
 # %% ../../nbs/4_train/06_runs.ipynb #cc5c1a8c
 def _crc(o, crc=0):
@@ -53,7 +53,7 @@ def _options(o):
 def _about_loss(f):
     "A loss's name, options and weights."
     inner = getattr(f, 'func', f)
-    kept = {k:v for o in (f, inner) for k,v in getattr(o, '__dict__', {}).items() if k[0] != '_'}
+    kept = {k:v for o in loss_parts(f) for k,v in vars(o).items() if k[0] != '_'}
     weights = inner.state_dict() if isinstance(inner, torch.nn.Module) else {}
     return dict(name=_brief(f)) | _brief(kept | weights)
 

@@ -103,17 +103,19 @@ def set_dls_state(dls, states):
 # %% ../../nbs/4_train/05_state.ipynb #3f2c812f
 _counters = 'train_iter','pct_train','smooth_loss'
 
-def _loss_parts(f): return [o for o in (f, getattr(f, 'func', None)) if hasattr(o, '__dict__')]
+def loss_parts(f):
+    "A loss, and a function inside it, so far as they remember anything."
+    return [o for o in (f, getattr(f, 'func', None)) if hasattr(o, '__dict__')]
 
 def _loss_state(f):
     "What a loss, and a function inside it, remember: weights, buffers, plain attributes."
     def state(o): return o.state_dict() if isinstance(o, torch.nn.Module) else {}
     def attrs(o): return {k:v for k,v in plain_attrs(o).items() if k[0] != '_'}
-    return [dict(weights=state(o), attrs=attrs(o)) for o in _loss_parts(f)]
+    return [dict(weights=state(o), attrs=attrs(o)) for o in loss_parts(f)]
 
 def _set_loss_state(f, states):
     "Put a loss back to `_loss_state`."
-    for o,s in zip(_loss_parts(f), states):
+    for o,s in zip(loss_parts(f), states):
         if s['weights']: o.load_state_dict(s['weights'])
         _set_attrs(o, s['attrs'])
 
