@@ -232,13 +232,26 @@ def test_transformer_beside_weighed_words(monkeypatch, ahead):
     assert r.index[1] == 'words, counted in guesses, too' and r.returned['both' if ahead else r.index[1]]
     assert ahead or learn.model.wide.shares.tolist() == [0,1]
 
-def test_numbers_beside_many_texts(monkeypatch):
-    "Vectors know classes alone: beside other targets all ways to read are tried"
-    sizes,options = [], dict(text_col='text', label_col='label', label_delim=None)
-    monkeypatch.setattr(reading, '_preferred', lambda tried: sizes.append(len(tried)) or tried[0])
+def test_words_first_beside_many_texts(monkeypatch):
+    "Vectors know classes alone: beside classes, other ways to read have to be clearly better than words"
+    asked,options = [], dict(text_col='text', label_col='label', label_delim=None)
+    monkeypatch.setattr(reading, '_preferred', lambda tried, words: asked.append((len(tried), words)) or tried[0])
     numbers = frame(60).assign(label=lambda d: [words.index(t.split()[0]) + 0.5 for t in d.text])
     for df,many in ((numbers,True), (frame(60),True), (frame(60),False)): reading.choose_reading(df, options, 0, lambda what: None, 10, many)
-    assert sizes == [3,1,3]
+    assert asked == [(3,False),(3,True),(3,False)]
+
+def unspaced(n, seed):
+    "Sentences without spaces, of a few of 40 characters; one of six pairs tells the class"
+    rng,signs = np.random.default_rng(seed), [chr(0x4e00 + i) for i in range(52)]
+    def text(l): return ''.join([*rng.choice(signs[12:], rng.integers(3, 9)), *np.reshape(signs[:12], (2,3,2))[l][rng.integers(3)], *rng.choice(signs[12:], rng.integers(3, 9))])
+    return pd.DataFrame([dict(text=text(i%2), label=f'k{i%2}') for i in range(n)])
+
+def test_many_texts_without_spaces():
+    "Texts without labels do no harm where each sentence is one word"
+    df,new = unspaced(100, 0), unspaced(200, 2)
+    learn = quick(df, 0.1, unlabelled=unspaced(600, 1).text)
+    assert learn.report.results.candidate[1].startswith('pieces')
+    assert np.mean([a == b for a,b in zip(learn.predict(new.text.tolist())[0], new.label)]) > 0.85
 
 def test_unlabelled_texts_are_read_first():
     df,more = frame(80), frame(200, seed=1).text
