@@ -4,7 +4,7 @@ import numpy as np, pandas as pd, pytest, torch
 from fastai.learner import load_learner
 from fastai_txf.recipes.best import best_classifier
 from fastai_txf.recipes.pretrain import self_pretrain
-from fastai_txf.recipes.heldout import choose_shares, choose_strength, clearly_better, interval, text_folds, unscored
+from fastai_txf.recipes.heldout import choose_shares, choose_strength, clearly_better, interval, no_better, text_folds, unscored
 from fastai_txf.train.counting import count_features
 import fastai_txf.recipes.best as best
 import fastai_txf.recipes.guesses as guesses
@@ -422,6 +422,14 @@ def test_published_and_as_onnx(tmp_path):
     from fastai_txf.share.to_onnx import to_onnx
     to_onnx(tmp_path/'plain', tmp_path/'graph')
     torch.testing.assert_close(torch.as_tensor(OnnxPredictor(tmp_path/'graph').probs(texts)), want, atol=1e-4, rtol=0)
+
+def test_one_answer_is_ahead():
+    "Where the same number, or class, for each text scores better than what is returned, the report says so"
+    number,classes = SimpleNamespace(is_number=True, metric_name='mse'), SimpleNamespace(is_number=False, metric_name='accuracy')
+    table = [dict(candidate='mean', mse=1., accuracy=0.6), dict(candidate='words, counted', mse=1.2, accuracy=0.5)]
+    assert 'the mean for each text is ahead of what is returned (mse 1, not 1.2)' in no_better(table, 1, number)[0]
+    assert 'accuracy 0.6, not 0.5' in no_better(table, 1, classes)[0]
+    assert no_better(table[::-1], 1, number) == no_better(table[::-1], 1, classes) == []
 
 def test_labels_that_no_score_speaks_of():
     target = SimpleNamespace(kind='category', n_out=3, names=['a','b','c'], is_number=False)

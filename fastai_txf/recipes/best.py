@@ -26,7 +26,7 @@ from .pretrain import ids_of, more_texts, read_and_learn, read_loaders
 from .selftrain import with_guesses
 from .heldout import (
     BestReport, check_rows, choose_shares, clearly_better, constant_outputs, FOLDS,
-    learning_curve, more_labels, score_row, text_folds, unscored)
+    learning_curve, more_labels, no_better, score_row, text_folds, unscored)
 from .reading import choose_reading, least_freq, LONG, MANY
 from .guesses import learn_guesses
 import fastai_txf.train.schedule # it gives learners their `fit_minutes`
@@ -288,7 +288,8 @@ def _finish(text, towers, valid, notes, start):
     curve = learning_curve(text.quick())
     results = pd.DataFrame(table).assign(returned=[i == best for i in range(len(table))])
     scored = text.y[np.isin(text.fold, _scored_folds(text, towers))]
-    notes = [*notes, *unscored(scored, text.target), more_labels(curve, text.target)]
+    notes = [*notes, *unscored(scored, text.target), *no_better(table, best, text.target),
+             more_labels(curve, text.target)]
     learn.report = BestReport(results, curve, notes)
     if valid is not None: _score_apart(learn, text.target)
     else: learn.dls = _without_validation(learn.dls)

@@ -184,6 +184,18 @@ def unscored(
     shown = ', '.join(map(repr, names[:5])) + ', …'*(len(names) > 5)
     return [f'no held-out text has the label {shown}: the scores do not speak of it']
 
+def no_better(
+    rows, # of the report, as of `score_row`; the first is of one answer for each text
+    best:int, # number of the row that is returned
+    target, # `Target`
+)->list: # a sentence, or none
+    "Whether one answer for each text scores better than what is returned."
+    always,score = rows[0][target.metric_name], rows[best][target.metric_name]
+    if not (always < score if target.is_number else always > score): return []
+    return [f'the {rows[0]["candidate"]} for each text is ahead of what is returned '
+            f'({target.metric_name} {always:.4g}, not {score:.4g}): '
+            'nothing of use was found in these texts; give more labels, or longer texts']
+
 def score_row(
     name:str, # of the candidate
     out, # its outputs for held-out texts, `(n, n_out)`
