@@ -2581,6 +2581,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'fastai_txf/text/special.py'),
                                          'fastai_txf.text.special.special_tokens': ( '2_text/special.html#special_tokens',
                                                                                      'fastai_txf/text/special.py'),
+                                         'fastai_txf.text.special.text_key': ('2_text/special.html#text_key', 'fastai_txf/text/special.py'),
                                          'fastai_txf.text.special.text_vocab': ( '2_text/special.html#text_vocab',
                                                                                  'fastai_txf/text/special.py'),
                                          'fastai_txf.text.special.token_places': ( '2_text/special.html#token_places',

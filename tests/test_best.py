@@ -1,10 +1,10 @@
 "`best_classifier`: any text, any targets, any amount of labels"
 from types import SimpleNamespace
-import numpy as np, pandas as pd, pytest, torch
+import numpy as np, pandas as pd, pytest, torch, unicodedata
 from fastai.learner import load_learner
 from fastai_txf.recipes.best import best_classifier
 from fastai_txf.recipes.pretrain import self_pretrain
-from fastai_txf.recipes.heldout import choose_shares, choose_strength, clearly_better, interval, no_better, text_folds, unscored
+from fastai_txf.recipes.heldout import check_rows, choose_shares, choose_strength, clearly_better, interval, no_better, text_folds, unscored
 from fastai_txf.train.counting import count_features
 import fastai_txf.recipes.best as best
 import fastai_txf.recipes.guesses as guesses
@@ -329,6 +329,15 @@ def test_folds_keep_copies_together():
     fold = text_folds(df.text, df.label, 5)
     assert df.assign(fold=fold).groupby('text').fold.nunique().max() == 1
     for k in range(5): assert 0.3 < (df.label[fold==k] == 'warm').mean() < 0.7
+
+def test_folds_keep_near_copies_together():
+    "Copies with another case, more white space, or accents of two signs: remembering them is no accuracy"
+    def near(t): return [t, t + ' ', t.replace(' ', '  ', 1), t.title(), unicodedata.normalize('NFD', t)]
+    texts = [f'café {w} {v}' for w in words for v in words]
+    fold = text_folds([o for t in texts for o in near(t)], [0]*500, 5)
+    assert (fold.reshape(100, 5) == fold.reshape(100, 5)[:,:1]).all() and np.bincount(fold).tolist() == [100]*5
+    df = pd.DataFrame(dict(text=near(texts[0]) + texts[1:30], label=['a','b']*17))
+    assert check_rows(df, 'text', 'label', np.zeros(34, bool), None)[0].startswith('4 of 34 texts are copies')
 
 def test_the_linear_model_is_as_free_as_serves():
     "The pair with the best score, and the first pair alone where there is no time"

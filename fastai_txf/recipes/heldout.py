@@ -8,6 +8,7 @@ __all__ = ['text_folds', 'choose_shares', 'choose_strength', 'interval', 'BestRe
 # %% ../../nbs/7_recipes/05_heldout.ipynb #de179dcf
 import html, math, numpy as np, pandas as pd, time, torch, torch.nn.functional as F
 from dataclasses import dataclass
+from ..text.special import text_key
 from ..text.frames import check_df, column_names
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #a655be53
@@ -17,8 +18,8 @@ def text_folds(
     k:int=5, # folds
     seed:int=42, # of the order within a label
 ): # the fold of each text, `(n,)`
-    "Folds that keep copies of a text together and spread the labels evenly."
-    df = pd.DataFrame(dict(text=list(texts), label=[str(o) for o in labels]))
+    "Folds that keep copies of a text (see `text_key`) together and spread the labels evenly."
+    df = pd.DataFrame(dict(text=[*map(text_key, texts)], label=[str(o) for o in labels]))
     first = df.drop_duplicates('text').sample(frac=1, random_state=seed)
     first = first.sort_values('label', kind='stable')
     fold = dict(zip(first.text, np.arange(len(first)) % k))
@@ -45,12 +46,13 @@ def check_rows(
     if len(labels) == 1:
         raise ValueError(f'every text has the label {", ".join(labels.iloc[0])}: '
                          'at least two are needed')
-    n = train[text_col].str.strip().nunique()
+    keys = train[text_col].map(text_key)
+    n = keys.nunique()
     if n < FOLDS:
         raise ValueError(f'{len(train)} labelled texts are copies of {n}, such as '
                          f'{train[text_col].iloc[0][:40]!r}: at least {FOLDS} different ones are '
                          'needed, as copies are held out together')
-    copies = int(train[text_col].duplicated().sum())
+    copies = int(keys.duplicated().sum())
     if not copies: return []
     return [f'{copies:,} of {len(train):,} texts are copies of others: '
             'copies are held out together']

@@ -6,7 +6,7 @@
 __all__ = ['text_vocab', 'pad_index', 'mask_index', 'ordinary_tokens', 'decode_specials', 'leading_space']
 
 # %% ../../nbs/2_text/00_special.ipynb #93d682ce
-import html, re, sys
+import html, re, sys, unicodedata
 from ..base.plain import first, is_listy
 
 # %% ../../nbs/2_text/00_special.ipynb #b2a00003
@@ -217,3 +217,11 @@ def check_unicode(
     half = next(c for c in text if not is_unicode(c))
     raise ValueError(f'text number {i} holds {half!r}, half of a sign, which no file can hold: '
                      "mend it with text.encode('utf-8', 'replace').decode('utf-8')")
+
+# %% ../../nbs/2_text/00_special.ipynb #7e47ce02
+def text_key(
+    text:str, # of any length
+)->str: # equal for texts that read alike
+    """What texts have in common that differ only in case, white space or the way their accents are
+    written."""
+    return unicodedata.normalize('NFC', ' '.join(text.split())).casefold()
