@@ -1432,6 +1432,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'fastai_txf/recipes/heldout.py'),
                                             'fastai_txf.recipes.heldout.score_row': ( '7_recipes/heldout.html#score_row',
                                                                                       'fastai_txf/recipes/heldout.py'),
+                                            'fastai_txf.recipes.heldout.standard_error': ( '7_recipes/heldout.html#standard_error',
+                                                                                           'fastai_txf/recipes/heldout.py'),
                                             'fastai_txf.recipes.heldout.text_folds': ( '7_recipes/heldout.html#text_folds',
                                                                                        'fastai_txf/recipes/heldout.py'),
                                             'fastai_txf.recipes.heldout.unscored': ( '7_recipes/heldout.html#unscored',

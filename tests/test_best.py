@@ -413,6 +413,25 @@ def test_never_below_the_counted_words_beyond_chance():
     assert clearly_better(good, bad, y, 'category') and not clearly_better(bad, good, y, 'category')
     assert choose_shares(bad, good, y)[1] > 0
 
+def test_copies_are_no_surer():
+    "Ten copies of each text give the interval of the texts themselves, and no lead that these do not give"
+    rng = np.random.default_rng(0)
+    hits = (rng.random(60) < 0.7).astype(float)
+    one = interval(hits)
+    np.testing.assert_allclose(interval(np.repeat(hits, 10), same=np.repeat(range(60), 10)), one)
+    assert one[1]-one[0] > 2.5*np.ptp(interval(np.repeat(hits, 10)))
+    y,a = torch.zeros(60, dtype=torch.long), torch.eye(2)[np.repeat([0,1,0], [3,2,55])]
+    def lead(k, **kw): return clearly_better(torch.eye(2)[[0]*60*k], a.repeat_interleave(k, 0), y.repeat(k), 'category', **kw)
+    assert not lead(1) and lead(10) and not lead(10, same=np.repeat(range(60), 10))
+
+def test_interval_of_all_or_none():
+    "Wilson's: few texts that are all right may hide errors; squared errors of 0 are no share"
+    from scipy.stats import binomtest
+    for k,n in ((30,30), (0,4)):
+        want = binomtest(k, n).proportion_ci(method='wilson')
+        np.testing.assert_allclose(interval(np.full(n, k/n)), (want.low,want.high), atol=1e-5)
+    assert interval(np.ones(40), same=np.arange(40)%4) == interval(np.ones(4)) and interval(np.zeros(9), share=False) == (0,0)
+
 def test_published_and_as_onnx(tmp_path):
     "Members and counted words leave as plain files, and answer the same"
     pytest.importorskip('safetensors')

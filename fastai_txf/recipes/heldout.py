@@ -105,27 +105,49 @@ def choose_strength(
         if (time.perf_counter()-start)*(i+1)/i > seconds: break
     return max(scores, key=scores.get)
 
+_z = 1.96 # standard errors, to both sides, that hold 95 %
+
 def interval(
     hits, # how right each text is, `(n,)`
     n:int=1000, # draws
     seed:int=0, # of the draws
+    same=None, # a number for each text, equal for copies, `(n,)`; default: there are none
+    share:bool=True, # the mean is a share, from 0 to 1
 ): # the lower and the upper end
-    "A 95 % interval of the mean, by drawing texts anew (bootstrap; Efron 1979)."
+    """A 95 % interval of the mean, by drawing texts anew, copies together (bootstrap; Efron 1979).
+    Where all texts are right, or none, it is that of a share of so many texts (Wilson 1927)."""
+    same = np.unique(np.arange(len(hits)) if same is None else same, return_inverse=True)[1]
+    size,total = np.bincount(same), np.bincount(same, hits)
+    mean = total.sum()/len(hits)
+    if share and mean in (0,1):
+        off = float(_z**2/(len(size) + _z**2))
+        return (1-off, 1.) if mean else (0., off)
     rng = np.random.default_rng(seed)
-    means = [rng.choice(hits, len(hits)).mean() for _ in range(n)]
+    drawn = (rng.integers(len(size), size=len(size)) for _ in range(n))
+    means = [total[i].sum()/size[i].sum() for i in drawn]
     return tuple(float(o) for o in np.quantile(means, [0.025,0.975]))
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #5b1e7d02
+def standard_error(
+    values, # of texts, `(n,)`
+    same=None, # a number for each text, equal for copies
+)->float:
+    "The standard error of the mean, if copies are one observation."
+    off = values - values.mean()
+    if same is not None: off = np.bincount(same, off)
+    return float((off**2).sum()**0.5/len(values))
+
 def clearly_better(
     a, # outputs, `(n, n_out)`
     b, # other outputs for the same texts
     y, # targets
     kind:str, # 'category', 'multi' or 'regression'
+    same=None, # a number for each text, equal for copies, as in `interval`
 )->bool:
     "Whether the outputs `a` are right more often than `b`, by more than two standard errors."
     lead = hits_of(a, y, kind) - hits_of(b, y, kind)
     if kind == 'regression': lead = -lead
-    return bool(lead.mean() > 2*lead.std()/len(lead)**0.5)
+    return bool(lead.mean() > 2*standard_error(lead, same))
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #5b1e7e02
 def constant_outputs(
@@ -204,10 +226,11 @@ def score_row(
     y, # their targets
     target, # `Target`
     minutes:float, # that it took
+    same=None, # a number for each text, equal for copies
 )->dict:
     "A row of the report: the score with its interval, the loss, and the minutes."
     hits = hits_of(out, y, target.kind)
-    low,high = interval(hits)
+    low,high = interval(hits, same=same, share=not target.is_number)
     return {'candidate':name, target.metric_name:hits.mean(), 'from':low, 'to':high,
             'loss':loss_of(out, y, target.kind), 'minutes':minutes}
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fastai.data.block import CategoryBlock, MultiCategoryBlock, RegressionBlock
 from fastcore.basics import ifnone
 from ..model.wide import WidePath
-from ..text.special import leading_space, pad_index, text_vocab
+from ..text.special import leading_space, pad_index, text_key, text_vocab
 from ..text.tokens import BPETokenizer
 from ..text.frames import label_kind
 from ..text.target import Target
@@ -74,6 +74,7 @@ class LabelledText:
         ids,y = labelled_ids(dls.train_ds)
         self.ids,self.y = [*map(torch.from_numpy, ids)], torch.as_tensor(y)
         self.x,self.rows = feature_matrix(self.wide(), self.ids)
+        self.same,_ = pd.factorize(self.df[self.options['text_col']].map(text_key)) # for copies
         self.last = None,None
         return self
 
@@ -202,7 +203,7 @@ def _preferred(tried, words):
     out,rows = best.held_out()
     for t in others:
         new,_ = t.held_out()                                # of the same rows in the same order
-        clear = clearly_better(new, out, t.y[rows], t.target.kind)
+        clear = clearly_better(new, out, t.y[rows], t.target.kind, t.same[rows])
         if clear or t.name == 'pieces' and not words and t.right(new, rows) > best.right(out, rows):
             best,out = t,new
     return best
