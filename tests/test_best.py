@@ -4,7 +4,7 @@ import numpy as np, pandas as pd, pytest, torch, unicodedata
 from fastai.learner import load_learner
 from fastai_txf.recipes.best import best_classifier
 from fastai_txf.recipes.pretrain import self_pretrain
-from fastai_txf.recipes.heldout import check_rows, choose_shares, choose_strength, clearly_better, interval, no_better, text_folds, unscored
+from fastai_txf.recipes.heldout import check_rows, choose_shares, choose_strength, clearly_better, interval, learning_curve, more_labels, no_better, standard_error, text_folds, unscored
 from fastai_txf.train.counting import count_features
 import fastai_txf.recipes.best as best
 import fastai_txf.recipes.guesses as guesses
@@ -431,6 +431,23 @@ def test_interval_of_all_or_none():
         want = binomtest(k, n).proportion_ci(method='wilson')
         np.testing.assert_allclose(interval(np.full(n, k/n)), (want.low,want.high), atol=1e-5)
     assert interval(np.ones(40), same=np.arange(40)%4) == interval(np.ones(4)) and interval(np.zeros(9), share=False) == (0,0)
+
+@pytest.mark.parametrize('name,a,b,error,hope', [('accuracy',.6,.7,.02,'as much again'), ('accuracy',.45,.95,.02,'some of the 0.050 that are left'), ('accuracy',.6,.61,.02,'promise little'), ('accuracy',.7,.6,.02,'promise little'),
+                                                 ('accuracy',.9,1.,.02,'promise little'), ('mse',9.,6.,1.,'as much again'), ('mse',9.,3.,1.,'some of the 3 that are left'), ('mse',9.,8.5,1.,'promise little')])
+def test_more_labels_promise_what_there_is(name, a, b, error, hope):
+    "No more than is left, and nothing for a gain within its standard error"
+    curve = pd.DataFrame({'texts':[40,80], name:[a,b]})
+    curve.attrs['gain_error'] = error
+    assert hope in more_labels(curve, SimpleNamespace(is_number=name == 'mse', metric_name=name))
+
+def test_error_of_the_last_gain():
+    "As the curve's own texts give it; copies give the same"
+    options = dict(text_col='text', label_col='label', label_delim=None)
+    text = reading.choose_reading(frame(60), options, 0, lambda what: None, 0)
+    curve = learning_curve(text)
+    assert list(curve) == ['texts','accuracy'] and 0 < curve.attrs['gain_error'] < 0.15
+    lead = np.random.default_rng(0).normal(size=50)
+    assert standard_error(lead) == pytest.approx(lead.std()/50**0.5) == pytest.approx(standard_error(np.repeat(lead, 3), np.repeat(range(50), 3)))
 
 def test_published_and_as_onnx(tmp_path):
     "Members and counted words leave as plain files, and answer the same"

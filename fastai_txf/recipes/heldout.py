@@ -167,22 +167,25 @@ _curve = 1000 # texts to score, about, if there are so many
 
 def learning_curve(
     text, # labelled texts with `fold`, `linear`, `y` and `target`, as in `best_classifier`
-)->pd.DataFrame: # columns `texts` and the name of the score
+)->pd.DataFrame: # columns `texts` and the name of the score; `attrs['gain_error']` of the last
     "What the linear model scores on about a thousand held-out texts with parts of the others."
     n_folds = text.fold.max()+1
     folds = range(min(n_folds, math.ceil(_curve*n_folds/len(text.y))))
-    rows = [_curve_row(text, folds, part) for part in (0.125,0.25,0.5,1)]
-    return pd.DataFrame(rows, columns=['texts',text.target.metric_name])
+    sizes,hits = zip(*(_curve_hits(text, folds, part) for part in (0.125,0.25,0.5,1)))
+    res = pd.DataFrame({'texts':sizes, text.target.metric_name:[h.mean() for h in hits]})
+    same = np.concatenate([text.same[text.fold == k] for k in folds])
+    res.attrs['gain_error'] = standard_error(hits[-1] - hits[-2], same)
+    return res
 
-def _curve_row(text, folds, part):
-    "How many texts the linear model learns from, and its mean score on `folds`."
+def _curve_hits(text, folds, part):
+    "How many texts the linear model learns from, and how right each text of `folds` is."
     hits,sizes = [],[]
     for k in folds:
         held,rest = (text.fold == k).nonzero()[0], (text.fold != k).nonzero()[0]
         some = np.random.default_rng(k).permutation(rest)[:max(2, int(part*len(rest)))]
         hits.append(hits_of(text.linear(some, held), text.y[held], text.target.kind))
         sizes.append(len(some))
-    return round(np.mean(sizes)), np.concatenate(hits).mean()
+    return round(np.mean(sizes)), np.concatenate(hits)
 
 def more_labels(
     curve, # as from `learning_curve`
@@ -191,8 +194,10 @@ def more_labels(
     "What the curve says of more labels, as a sentence."
     (n,a),(m,b) = curve.iloc[-2], curve.iloc[-1]
     digits = '.4g' if target.is_number else '.3f'
-    gains = b < a if target.is_number else b > a
-    hope = 'may bring as much again, rarely more' if gains else 'promise little'
+    gain,left = (a-b,b) if target.is_number else (b-a,1-b)  # to a perfect score
+    hope = 'may bring as much again, rarely more'
+    if gain > left: hope = f'may bring some of the {left:{digits}} that are left'
+    if gain <= curve.attrs['gain_error'] or left <= 0: hope = 'promise little'
     return (f'from {n:,.0f} to {m:,.0f} texts the linear model went from {a:{digits}} to '
             f'{b:{digits}} ({target.metric_name}): twice the labels {hope}')
 
