@@ -1,10 +1,10 @@
 "`best_classifier`: any text, any targets, any amount of labels"
 from types import SimpleNamespace
-import numpy as np, pandas as pd, pytest, torch
+import numpy as np, pandas as pd, pytest, torch, unicodedata
 from fastai.learner import load_learner
 from fastai_txf.recipes.best import best_classifier
 from fastai_txf.recipes.pretrain import self_pretrain
-from fastai_txf.recipes.heldout import choose_shares, choose_strength, clearly_better, interval, text_folds, unscored
+from fastai_txf.recipes.heldout import check_rows, choose_shares, choose_strength, clearly_better, interval, learning_curve, more_labels, no_better, standard_error, text_folds, unscored
 from fastai_txf.train.counting import count_features
 import fastai_txf.recipes.best as best
 import fastai_txf.recipes.guesses as guesses
@@ -232,13 +232,26 @@ def test_transformer_beside_weighed_words(monkeypatch, ahead):
     assert r.index[1] == 'words, counted in guesses, too' and r.returned['both' if ahead else r.index[1]]
     assert ahead or learn.model.wide.shares.tolist() == [0,1]
 
-def test_numbers_beside_many_texts(monkeypatch):
-    "Vectors know classes alone: beside other targets all ways to read are tried"
-    sizes,options = [], dict(text_col='text', label_col='label', label_delim=None)
-    monkeypatch.setattr(reading, '_preferred', lambda tried: sizes.append(len(tried)) or tried[0])
+def test_words_first_beside_many_texts(monkeypatch):
+    "Vectors know classes alone: beside classes, other ways to read have to be clearly better than words"
+    asked,options = [], dict(text_col='text', label_col='label', label_delim=None)
+    monkeypatch.setattr(reading, '_preferred', lambda tried, words: asked.append((len(tried), words)) or tried[0])
     numbers = frame(60).assign(label=lambda d: [words.index(t.split()[0]) + 0.5 for t in d.text])
     for df,many in ((numbers,True), (frame(60),True), (frame(60),False)): reading.choose_reading(df, options, 0, lambda what: None, 10, many)
-    assert sizes == [3,1,3]
+    assert asked == [(3,False),(3,True),(3,False)]
+
+def unspaced(n, seed):
+    "Sentences without spaces, of a few of 40 characters; one of six pairs tells the class"
+    rng,signs = np.random.default_rng(seed), [chr(0x4e00 + i) for i in range(52)]
+    def text(l): return ''.join([*rng.choice(signs[12:], rng.integers(3, 9)), *np.reshape(signs[:12], (2,3,2))[l][rng.integers(3)], *rng.choice(signs[12:], rng.integers(3, 9))])
+    return pd.DataFrame([dict(text=text(i%2), label=f'k{i%2}') for i in range(n)])
+
+def test_many_texts_without_spaces():
+    "Texts without labels do no harm where each sentence is one word"
+    df,new = unspaced(100, 0), unspaced(200, 2)
+    learn = quick(df, 0.1, unlabelled=unspaced(600, 1).text)
+    assert learn.report.results.candidate[1].startswith('pieces')
+    assert np.mean([a == b for a,b in zip(learn.predict(new.text.tolist())[0], new.label)]) > 0.85
 
 def test_unlabelled_texts_are_read_first():
     df,more = frame(80), frame(200, seed=1).text
@@ -317,6 +330,15 @@ def test_folds_keep_copies_together():
     assert df.assign(fold=fold).groupby('text').fold.nunique().max() == 1
     for k in range(5): assert 0.3 < (df.label[fold==k] == 'warm').mean() < 0.7
 
+def test_folds_keep_near_copies_together():
+    "Copies with another case, more white space, or accents of two signs: remembering them is no accuracy"
+    def near(t): return [t, t + ' ', t.replace(' ', '  ', 1), t.title(), unicodedata.normalize('NFD', t)]
+    texts = [f'café {w} {v}' for w in words for v in words]
+    fold = text_folds([o for t in texts for o in near(t)], [0]*500, 5)
+    assert (fold.reshape(100, 5) == fold.reshape(100, 5)[:,:1]).all() and np.bincount(fold).tolist() == [100]*5
+    df = pd.DataFrame(dict(text=near(texts[0]) + texts[1:30], label=['a','b']*17))
+    assert check_rows(df, 'text', 'label', np.zeros(34, bool), None)[0].startswith('4 of 34 texts are copies')
+
 def test_the_linear_model_is_as_free_as_serves():
     "The pair with the best score, and the first pair alone where there is no time"
     tried = []
@@ -391,6 +413,42 @@ def test_never_below_the_counted_words_beyond_chance():
     assert clearly_better(good, bad, y, 'category') and not clearly_better(bad, good, y, 'category')
     assert choose_shares(bad, good, y)[1] > 0
 
+def test_copies_are_no_surer():
+    "Ten copies of each text give the interval of the texts themselves, and no lead that these do not give"
+    rng = np.random.default_rng(0)
+    hits = (rng.random(60) < 0.7).astype(float)
+    one = interval(hits)
+    np.testing.assert_allclose(interval(np.repeat(hits, 10), same=np.repeat(range(60), 10)), one)
+    assert one[1]-one[0] > 2.5*np.ptp(interval(np.repeat(hits, 10)))
+    y,a = torch.zeros(60, dtype=torch.long), torch.eye(2)[np.repeat([0,1,0], [3,2,55])]
+    def lead(k, **kw): return clearly_better(torch.eye(2)[[0]*60*k], a.repeat_interleave(k, 0), y.repeat(k), 'category', **kw)
+    assert not lead(1) and lead(10) and not lead(10, same=np.repeat(range(60), 10))
+
+def test_interval_of_all_or_none():
+    "Wilson's: few texts that are all right may hide errors; squared errors of 0 are no share"
+    from scipy.stats import binomtest
+    for k,n in ((30,30), (0,4)):
+        want = binomtest(k, n).proportion_ci(method='wilson')
+        np.testing.assert_allclose(interval(np.full(n, k/n)), (want.low,want.high), atol=1e-5)
+    assert interval(np.ones(40), same=np.arange(40)%4) == interval(np.ones(4)) and interval(np.zeros(9), share=False) == (0,0)
+
+@pytest.mark.parametrize('name,a,b,error,hope', [('accuracy',.6,.7,.02,'as much again'), ('accuracy',.45,.95,.02,'some of the 0.050 that are left'), ('accuracy',.6,.61,.02,'promise little'), ('accuracy',.7,.6,.02,'promise little'),
+                                                 ('accuracy',.9,1.,.02,'promise little'), ('mse',9.,6.,1.,'as much again'), ('mse',9.,3.,1.,'some of the 3 that are left'), ('mse',9.,8.5,1.,'promise little')])
+def test_more_labels_promise_what_there_is(name, a, b, error, hope):
+    "No more than is left, and nothing for a gain within its standard error"
+    curve = pd.DataFrame({'texts':[40,80], name:[a,b]})
+    curve.attrs['gain_error'] = error
+    assert hope in more_labels(curve, SimpleNamespace(is_number=name == 'mse', metric_name=name))
+
+def test_error_of_the_last_gain():
+    "As the curve's own texts give it; copies give the same"
+    options = dict(text_col='text', label_col='label', label_delim=None)
+    text = reading.choose_reading(frame(60), options, 0, lambda what: None, 0)
+    curve = learning_curve(text)
+    assert list(curve) == ['texts','accuracy'] and 0 < curve.attrs['gain_error'] < 0.15
+    lead = np.random.default_rng(0).normal(size=50)
+    assert standard_error(lead) == pytest.approx(lead.std()/50**0.5) == pytest.approx(standard_error(np.repeat(lead, 3), np.repeat(range(50), 3)))
+
 def test_published_and_as_onnx(tmp_path):
     "Members and counted words leave as plain files, and answer the same"
     pytest.importorskip('safetensors')
@@ -409,6 +467,14 @@ def test_published_and_as_onnx(tmp_path):
     from fastai_txf.share.to_onnx import to_onnx
     to_onnx(tmp_path/'plain', tmp_path/'graph')
     torch.testing.assert_close(torch.as_tensor(OnnxPredictor(tmp_path/'graph').probs(texts)), want, atol=1e-4, rtol=0)
+
+def test_one_answer_is_ahead():
+    "Where the same number, or class, for each text scores better than what is returned, the report says so"
+    number,classes = SimpleNamespace(is_number=True, metric_name='mse'), SimpleNamespace(is_number=False, metric_name='accuracy')
+    table = [dict(candidate='mean', mse=1., accuracy=0.6), dict(candidate='words, counted', mse=1.2, accuracy=0.5)]
+    assert 'the mean for each text is ahead of what is returned (mse 1, not 1.2)' in no_better(table, 1, number)[0]
+    assert 'accuracy 0.6, not 0.5' in no_better(table, 1, classes)[0]
+    assert no_better(table[::-1], 1, number) == no_better(table[::-1], 1, classes) == []
 
 def test_labels_that_no_score_speaks_of():
     target = SimpleNamespace(kind='category', n_out=3, names=['a','b','c'], is_number=False)

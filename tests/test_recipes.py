@@ -97,10 +97,10 @@ def test_baseline_many_labels(dls_multi):
     assert res.accuracy[1] == pytest.approx((want == y_valid).mean()) and res.accuracy[0] == pytest.approx(((y.mean(0) > 0.5) == y_valid).mean())
 
 def test_baseline_numbers(dls_reg):
-    from sklearn.linear_model import Ridge
+    from sklearn.linear_model import RidgeCV
     x,y,x_valid,y_valid = reference(dls_reg)
     norm = lambda o: o/np.sqrt((o**2).sum(1, keepdims=True))
-    want = Ridge().fit(norm(x), y).predict(norm(x_valid))
+    want = RidgeCV(np.logspace(-3, 3, 13)).fit(norm(x), y).predict(norm(x_valid))
     res = baseline(dls_reg)
     assert list(res) == ['model','mse','seconds'] and res.model[0] == 'mean'
     assert res.mse[1] == pytest.approx(((want-y_valid)**2).mean(), rel=1e-3) and res.mse[0] == pytest.approx(((y.mean()-y_valid)**2).mean(), rel=1e-5)

@@ -26,7 +26,7 @@ from .pretrain import ids_of, more_texts, read_and_learn, read_loaders
 from .selftrain import with_guesses
 from .heldout import (
     BestReport, check_rows, choose_shares, clearly_better, constant_outputs, FOLDS,
-    learning_curve, more_labels, score_row, text_folds, unscored)
+    learning_curve, more_labels, no_better, score_row, text_folds, unscored)
 from .reading import choose_reading, least_freq, LONG_TEXT, MANY
 from .guesses import learn_guesses
 import fastai_txf.train.schedule # it gives learners their `fit_minutes`
@@ -272,13 +272,14 @@ def _compare(text, towers, minutes):
     y,spent = text.y[rows], (time.perf_counter()-start)/60
     always = constant_outputs(text.y, len(rows), target)
     name = f'{text.name}, {text.by.name if text.by else "counted"}'
-    table = [score_row('mean' if target.is_number else 'majority', always, y, target, 0.),
-             score_row(name, counted, y, target, towers.weighing+spent)]
+    row = partial(score_row, y=y, target=target, same=text.same[rows])
+    table = [row('mean' if target.is_number else 'majority', always, minutes=0.),
+             row(name, counted, minutes=towers.weighing+spent)]
     if not towers.rows: return shares, table, 1
-    table += [score_row('transformer', torch.cat(towers.outs), y, target, minutes),
-              score_row('both', both, y, target, minutes+spent)]
-    if text.by is None: alone = clearly_better(counted, both, y, kind)
-    else: alone = not clearly_better(both, counted, y, kind)
+    table += [row('transformer', torch.cat(towers.outs), minutes=minutes),
+              row('both', both, minutes=minutes+spent)]
+    if text.by is None: alone = clearly_better(counted, both, y, kind, text.same[rows])
+    else: alone = not clearly_better(both, counted, y, kind, text.same[rows])
     return ((0.,1.), table, 1) if alone else (shares, table, len(table)-1)
 
 def _finish(text, towers, valid, notes, start):
@@ -288,7 +289,8 @@ def _finish(text, towers, valid, notes, start):
     curve = learning_curve(text.quick())
     results = pd.DataFrame(table).assign(returned=[i == best for i in range(len(table))])
     scored = text.y[np.isin(text.fold, _scored_folds(text, towers))]
-    notes = [*notes, *unscored(scored, text.target), more_labels(curve, text.target)]
+    notes = [*notes, *unscored(scored, text.target), *no_better(table, best, text.target),
+             more_labels(curve, text.target)]
     learn.report = BestReport(results, curve, notes)
     if valid is not None: _score_apart(learn, text.target)
     else: learn.dls = _without_validation(learn.dls)
@@ -303,7 +305,8 @@ def _score_apart(learn, target):
     "A row for the texts that had nothing to do with the choice."
     ids,y = labelled_ids(learn.dls.valid_ds)
     out = learn.outputs([*map(torch.from_numpy, ids)])
-    row = score_row('returned, validation rows', out, torch.as_tensor(y), target, math.nan)
+    same,_ = pd.factorize(np.array([i.tobytes() for i in ids], dtype=object))
+    row = score_row('returned, validation rows', out, torch.as_tensor(y), target, math.nan, same)
     results = pd.concat([learn.report.results, pd.DataFrame([row])], ignore_index=True)
     learn.report.results = results.assign(returned=results.returned.eq(True))
 

@@ -8,6 +8,7 @@ __all__ = ['text_folds', 'choose_shares', 'choose_strength', 'interval', 'BestRe
 # %% ../../nbs/7_recipes/05_heldout.ipynb #de179dcf
 import html, math, numpy as np, pandas as pd, time, torch, torch.nn.functional as F
 from dataclasses import dataclass
+from ..text.special import text_key
 from ..text.frames import check_df, column_names
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #a655be53
@@ -17,8 +18,8 @@ def text_folds(
     k:int=5, # folds
     seed:int=42, # of the order within a label
 ): # the fold of each text, `(n,)`
-    "Folds that keep copies of a text together and spread the labels evenly."
-    df = pd.DataFrame(dict(text=list(texts), label=[str(o) for o in labels]))
+    "Folds that keep copies of a text (see `text_key`) together and spread the labels evenly."
+    df = pd.DataFrame(dict(text=[*map(text_key, texts)], label=[str(o) for o in labels]))
     first = df.drop_duplicates('text').sample(frac=1, random_state=seed)
     first = first.sort_values('label', kind='stable')
     fold = dict(zip(first.text, np.arange(len(first)) % k))
@@ -45,12 +46,13 @@ def check_rows(
     if len(labels) == 1:
         raise ValueError(f'every text has the label {", ".join(labels.iloc[0])}: '
                          'at least two are needed')
-    n = train[text_col].str.strip().nunique()
+    keys = train[text_col].map(text_key)
+    n = keys.nunique()
     if n < FOLDS:
         raise ValueError(f'{len(train)} labelled texts are copies of {n}, such as '
                          f'{train[text_col].iloc[0][:40]!r}: at least {FOLDS} different ones are '
                          'needed, as copies are held out together')
-    copies = int(train[text_col].duplicated().sum())
+    copies = int(keys.duplicated().sum())
     if not copies: return []
     return [f'{copies:,} of {len(train):,} texts are copies of others: '
             'copies are held out together']
@@ -103,27 +105,49 @@ def choose_strength(
         if (time.perf_counter()-start)*(i+1)/i > seconds: break
     return max(scores, key=scores.get)
 
+_z = 1.96 # standard errors, to both sides, that hold 95 %
+
 def interval(
     hits, # how right each text is, `(n,)`
     n:int=1000, # draws
     seed:int=0, # of the draws
+    same=None, # a number for each text, equal for copies, `(n,)`; default: there are none
+    share:bool=True, # the mean is a share, from 0 to 1
 ): # the lower and the upper end
-    "A 95 % interval of the mean, by drawing texts anew (bootstrap; Efron 1979)."
+    """A 95 % interval of the mean, by drawing texts anew, copies together (bootstrap; Efron 1979).
+    Where all texts are right, or none, it is that of a share of so many texts (Wilson 1927)."""
+    same = np.unique(np.arange(len(hits)) if same is None else same, return_inverse=True)[1]
+    size,total = np.bincount(same), np.bincount(same, hits)
+    mean = total.sum()/len(hits)
+    if share and mean in (0,1):
+        off = float(_z**2/(len(size) + _z**2))
+        return (1-off, 1.) if mean else (0., off)
     rng = np.random.default_rng(seed)
-    means = [rng.choice(hits, len(hits)).mean() for _ in range(n)]
+    drawn = (rng.integers(len(size), size=len(size)) for _ in range(n))
+    means = [total[i].sum()/size[i].sum() for i in drawn]
     return tuple(float(o) for o in np.quantile(means, [0.025,0.975]))
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #5b1e7d02
+def standard_error(
+    values, # of texts, `(n,)`
+    same=None, # a number for each text, equal for copies
+)->float:
+    "The standard error of the mean, if copies are one observation."
+    off = values - values.mean()
+    if same is not None: off = np.bincount(same, off)
+    return float((off**2).sum()**0.5/len(values))
+
 def clearly_better(
     a, # outputs, `(n, n_out)`
     b, # other outputs for the same texts
     y, # targets
     kind:str, # 'category', 'multi' or 'regression'
+    same=None, # a number for each text, equal for copies, as in `interval`
 )->bool:
     "Whether the outputs `a` are right more often than `b`, by more than two standard errors."
     lead = hits_of(a, y, kind) - hits_of(b, y, kind)
     if kind == 'regression': lead = -lead
-    return bool(lead.mean() > 2*lead.std()/len(lead)**0.5)
+    return bool(lead.mean() > 2*standard_error(lead, same))
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #5b1e7e02
 def constant_outputs(
@@ -143,22 +167,25 @@ _curve = 1000 # texts to score, about, if there are so many
 
 def learning_curve(
     text, # labelled texts with `fold`, `linear`, `y` and `target`, as in `best_classifier`
-)->pd.DataFrame: # columns `texts` and the name of the score
+)->pd.DataFrame: # columns `texts` and the name of the score; `attrs['gain_error']` of the last
     "What the linear model scores on about a thousand held-out texts with parts of the others."
     n_folds = text.fold.max()+1
     folds = range(min(n_folds, math.ceil(_curve*n_folds/len(text.y))))
-    rows = [_curve_row(text, folds, part) for part in (0.125,0.25,0.5,1)]
-    return pd.DataFrame(rows, columns=['texts',text.target.metric_name])
+    sizes,hits = zip(*(_curve_hits(text, folds, part) for part in (0.125,0.25,0.5,1)))
+    res = pd.DataFrame({'texts':sizes, text.target.metric_name:[h.mean() for h in hits]})
+    same = np.concatenate([text.same[text.fold == k] for k in folds])
+    res.attrs['gain_error'] = standard_error(hits[-1] - hits[-2], same)
+    return res
 
-def _curve_row(text, folds, part):
-    "How many texts the linear model learns from, and its mean score on `folds`."
+def _curve_hits(text, folds, part):
+    "How many texts the linear model learns from, and how right each text of `folds` is."
     hits,sizes = [],[]
     for k in folds:
         held,rest = (text.fold == k).nonzero()[0], (text.fold != k).nonzero()[0]
         some = np.random.default_rng(k).permutation(rest)[:max(2, int(part*len(rest)))]
         hits.append(hits_of(text.linear(some, held), text.y[held], text.target.kind))
         sizes.append(len(some))
-    return round(np.mean(sizes)), np.concatenate(hits).mean()
+    return round(np.mean(sizes)), np.concatenate(hits)
 
 def more_labels(
     curve, # as from `learning_curve`
@@ -167,8 +194,10 @@ def more_labels(
     "What the curve says of more labels, as a sentence."
     (n,a),(m,b) = curve.iloc[-2], curve.iloc[-1]
     digits = '.4g' if target.is_number else '.3f'
-    gains = b < a if target.is_number else b > a
-    hope = 'may bring as much again, rarely more' if gains else 'promise little'
+    gain,left = (a-b,b) if target.is_number else (b-a,1-b)  # to a perfect score
+    hope = 'may bring as much again, rarely more'
+    if gain > left: hope = f'may bring some of the {left:{digits}} that are left'
+    if gain <= curve.attrs['gain_error'] or left <= 0: hope = 'promise little'
     return (f'from {n:,.0f} to {m:,.0f} texts the linear model went from {a:{digits}} to '
             f'{b:{digits}} ({target.metric_name}): twice the labels {hope}')
 
@@ -184,16 +213,29 @@ def unscored(
     shown = ', '.join(map(repr, names[:5])) + ', …'*(len(names) > 5)
     return [f'no held-out text has the label {shown}: the scores do not speak of it']
 
+def no_better(
+    rows, # of the report, as of `score_row`; the first is of one answer for each text
+    best:int, # number of the row that is returned
+    target, # `Target`
+)->list: # a sentence, or none
+    "Whether one answer for each text scores better than what is returned."
+    always,score = rows[0][target.metric_name], rows[best][target.metric_name]
+    if not (always < score if target.is_number else always > score): return []
+    return [f'the {rows[0]["candidate"]} for each text is ahead of what is returned '
+            f'({target.metric_name} {always:.4g}, not {score:.4g}): '
+            'nothing of use was found in these texts; give more labels, or longer texts']
+
 def score_row(
     name:str, # of the candidate
     out, # its outputs for held-out texts, `(n, n_out)`
     y, # their targets
     target, # `Target`
     minutes:float, # that it took
+    same=None, # a number for each text, equal for copies
 )->dict:
     "A row of the report: the score with its interval, the loss, and the minutes."
     hits = hits_of(out, y, target.kind)
-    low,high = interval(hits)
+    low,high = interval(hits, same=same, share=not target.is_number)
     return {'candidate':name, target.metric_name:hits.mean(), 'from':low, 'to':high,
             'loss':loss_of(out, y, target.kind), 'minutes':minutes}
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fastai.data.block import CategoryBlock, MultiCategoryBlock, RegressionBlock
 from fastcore.basics import ifnone
 from ..model.wide import WidePath
-from ..text.special import leading_space, pad_index, text_vocab
+from ..text.special import leading_space, pad_index, text_key, text_vocab
 from ..text.tokens import BPETokenizer
 from ..text.frames import label_kind
 from ..text.target import Target
@@ -74,6 +74,7 @@ class LabelledText:
         ids,y = labelled_ids(dls.train_ds)
         self.ids,self.y = [*map(torch.from_numpy, ids)], torch.as_tensor(y)
         self.x,self.rows = feature_matrix(self.wide(), self.ids)
+        self.same,_ = pd.factorize(self.df[self.options['text_col']].map(text_key)) # for copies
         self.last = None,None
         return self
 
@@ -195,14 +196,17 @@ def _ways(df, options, chars):
     if df[options['text_col']].str.len().mean() > LONG_TEXT: return res
     return res + [LabelledText('pieces and letters', df, options, letters=True)]
 
-def _preferred(tried):
-    "The better one of words and pieces, or pieces and letters if they are clearly better."
-    if len(tried) == 1: return tried[0]
-    outs = [t.held_out() for t in tried]                    # of the same rows in the same order
-    best = max((0,1), key=lambda i: tried[i].right(*outs[i]))
-    for t,(out,rows) in zip(tried[2:], outs[2:]):
-        if clearly_better(out, outs[best][0], t.y[rows], t.target.kind): return t
-    return tried[best]
+def _preferred(tried, words):
+    """The better one of words and pieces, or pieces and letters if they are clearly better; with
+    `words`, pieces have to be clearly better, too."""
+    best,*others = tried
+    out,rows = best.held_out()
+    for t in others:
+        new,_ = t.held_out()                                # of the same rows in the same order
+        clear = clearly_better(new, out, t.y[rows], t.target.kind, t.same[rows])
+        if clear or t.name == 'pieces' and not words and t.right(new, rows) > best.right(out, rows):
+            best,out = t,new
+    return best
 
 def choose_reading(
     df, # a row for each labelled text
@@ -212,17 +216,13 @@ def choose_reading(
     seconds:float, # a tenth of them is for the choice of `C` and `power`
     many:bool=False, # whether there are many texts without labels
 )->LabelledText: # counted, with folds
-    """The `LabelledText` that a linear model likes best, of a sample if there is much text; classes
-    beside `many` other texts are told by words."""
+    """The `LabelledText` that a linear model likes best, of a sample if there is much text; for
+    classes beside `many` other texts these are words, unless others are clearly better."""
     size = df[options['text_col']].str.len().sum()
     n = min(len(df), _sample, max(1000, int(len(df)*MANY/max(1, size))))
     some = df if n >= len(df) else df.sample(n, random_state=seed).reset_index(drop=True)
-    words,*others = _ways(some, options, size)
-    words.count()
-    if many and words.target.kind == 'category': others = []
-    tried = [words, *(t.count() for t in others)]
-    for t in tried: t.make_folds(seed)
-    best = _preferred(tried)
+    tried = [t.count().make_folds(seed) for t in _ways(some, options, size)]
+    best = _preferred(tried, many and tried[0].target.kind == 'category')
     say(f'texts are cut into {best.name}')
     if not best.target.is_number:
         best.strength = choose_strength(best.score, seconds/10)
