@@ -146,7 +146,9 @@ def usual_shares(
     n:int=10_000, # labelled texts; 10,000 or more for a transformer that has read other texts, too
 ): # shares of transformer and wide path
     "What both say where nothing else is asked: the more a transformer has read, the more."
-    return (0.5,0.5) if kind == 'regression' else (min(0.3, 0.003*n**0.5), 0.5)
+    if kind != 'regression': return min(0.3, 0.003*n**0.5), 0.5
+    deep = min(0.5, 0.008*n**0.5)
+    return deep, 1-deep
 
 def feature_matrix(
     wide, # a `WidePath`
