@@ -4,7 +4,7 @@ import dataclasses, math, random, re
 from functools import partial
 import matplotlib.pyplot as plt, pandas as pd, pytest, torch
 import torch.nn as nn, torch.nn.functional as F
-from fastai.text.all import (BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, ClassificationInterpretation,
+from fastai.text.all import (BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, ClassificationInterpretation,
                              CrossEntropyLossFlat, Learner,
                              MSELossFlat, Perplexity, RegressionBlock, SaveModelCallback, TextDataLoaders, accuracy, accuracy_multi,
                              load_learner, mse)
@@ -898,3 +898,45 @@ def test_block_that_takes_fewer_arguments(block):
     with pytest.raises(TypeError, match='takes no `cross`'): Seq2SeqTransformer(vocab_sz=9, d_model=16, n_heads=2, block=block)
 
 def test_block_that_takes_no_arguments(): TransformerLM(vocab_sz=9, d_model=16, n_heads=2, block=Empty)
+
+# Losses of one's own
+
+class OwnMulti(nn.Module):
+    def forward(self, pred, targ): return F.binary_cross_entropy_with_logits(pred, targ.float())
+
+class OwnCategory(BaseLoss):
+    def __init__(self): super().__init__(nn.CrossEntropyLoss)
+
+def own_numbers(pred, targ): return F.mse_loss(pred.view(-1), targ.view(-1))
+
+def own_function(pred, targ): return F.cross_entropy(pred, targ)
+
+@pytest.mark.parametrize('kind,loss,usual', [('multi',OwnMulti(),BCEWithLogitsLossFlat()), ('clf',OwnCategory(),CrossEntropyLossFlat()),
+                                             ('clf',own_function,CrossEntropyLossFlat()), ('reg',own_numbers,MSELossFlat())])
+def test_loss_without_activation(make, df, dls_multi, capsys, kind, loss, usual):
+    "A loss of one's own that says nothing of probabilities and labels: those of the targets' kind"
+    kw = dict(dls=dls_multi) if kind == 'multi' else {}
+    task = 'clf' if kind == 'multi' else kind
+    own,other = make(task, loss_func=loss, **kw), make(task, loss_func=usual, **kw)
+    other.model.load_state_dict(own.model.state_dict())
+    texts = df.text[:5].tolist()
+    for a,b in zip(own.predict(texts), other.predict(texts)): assert str(a) == str(b)
+    for a,b in zip(own.get_preds(with_input=True, with_decoded=True), other.get_preds(with_input=True, with_decoded=True)): assert str(a) == str(b)
+    shown = []
+    for learn in (own, other):
+        capsys.readouterr()
+        learn.show_results(shuffle=False)
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] and shown[0]
+
+@pytest.mark.parametrize('loss', [own_function, OwnMulti()])
+def test_loss_of_each_text_is_asked_of_one_that_has_none(make, loss):
+    with pytest.raises(TypeError, match=r'(own_function|OwnMulti) gives one number for a batch.*reduction'): make('clf', loss_func=loss).get_preds(with_loss=True)
+
+def test_decodes_of_a_loss_count(make, df):
+    "A loss of one's own with `decodes` alone gets the outputs, as before"
+    class Low(nn.CrossEntropyLoss):
+        def decodes(self, x): return x.argmin(-1)
+    learn = make('clf', loss_func=Low())
+    _,labels,out = learn.predict(df.text[:5].tolist())
+    assert labels.equal(out.argmin(-1)) and not torch.allclose(out.sum(-1), torch.ones(5))

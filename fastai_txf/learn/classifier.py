@@ -7,14 +7,17 @@ __all__ = ['TransformerClassifierLearner', 'transformer_classifier_learner', 'sh
 
 # %% ../../nbs/5_learn/06_classifier.ipynb #6f0f4266
 import fastai.text.learner # its `show_results` for texts is registered before ours, in any order
-import dataclasses, math, numpy as np, pandas as pd, torch
+import dataclasses, inspect, math, numpy as np, pandas as pd, torch
+from functools import partial
 from fastai.callback.core import Callback
 from fastai.data.transforms import Category, get_c
 from fastai.data.core import Datasets
 from fastai.learner import Learner
+from fastai.losses import BaseLoss
 from fastai.text.data import TensorText
 from fastai.torch_core import get_empty_df
-from fastcore.basics import getcallable, ifnone
+from fastcore.basics import ifnone
+from fastcore.imports import noop
 from fastcore.meta import delegates
 from plum import dispatch
 from ..base.checks import check_values
@@ -136,6 +139,23 @@ class CountWords(Callback):
     def after_cancel_train(self): self.after_train()
 
 # %% ../../nbs/5_learn/06_classifier.ipynb #1785ac0f
+_usual = dict(category=(partial(torch.softmax, dim=-1), partial(torch.argmax, dim=-1)),
+              multi=(torch.sigmoid, lambda x: x > 0.5)) # as losses of fastai's
+
+def _says(loss, name):
+    "The method `name` of a loss, None where that does nothing."
+    empty = getattr(type(loss), name, None) is BaseLoss.decodes # of no use
+    return None if empty else getattr(loss, name, None)
+
+def _check_each(loss):
+    "A TypeError unless a loss can be that of each text."
+    if hasattr(loss, 'reduction'): return
+    params = inspect.signature(getattr(loss, 'forward', loss)).parameters.values()
+    if any(p.name == 'reduction' or p.kind is p.VAR_KEYWORD for p in params): return
+    name = getattr(loss, '__name__', type(loss).__name__)
+    raise TypeError(f'{name} gives one number for a batch, and the loss of each text is asked for: '
+                    "let it take `reduction`, and return one for each with reduction='none'")
+
 class TransformerClassifierLearner(TransformerLearner):
     "A `TransformerLearner` that maps texts to labels or numbers."
     has_read = False                       # whether its encoder comes from other texts
@@ -215,15 +235,26 @@ class TransformerClassifierLearner(TransformerLearner):
         with_decoded:bool=False, # labels, too; pseudo-labels are then the likeliest ones
         **kwargs
     ): # predictions and targets
-        "As in `TransformerLearner`."
-        dl = self._scored_loader(ds_idx, dl)
-        kwargs.update(with_input=with_input, with_decoded=with_decoded)
-        res = list(super().get_preds(ds_idx, dl, **kwargs))
+        "As in `TransformerLearner`. A TypeError `with_loss` that cannot be that of each text."
+        dl,(act,decodes) = self._scored_loader(ds_idx, dl), self._readings()
+        if kwargs.get('with_loss'): _check_each(self.loss_func)
+        if kwargs.get('act') is None: kwargs['act'] = act
+        res = list(super().get_preds(ds_idx, dl, with_input=with_input, **kwargs))
+        preds = res[with_input]
+        if with_decoded and preds is not None: res.insert(with_input+2, decodes(preds))
         labels = getattr(getattr(dl, 'dataset', None), 'labels', None)
         i = 1 + with_input
         if with_decoded and res[with_input].isnan().any(): raise ValueError(DIVERGED)
         if with_decoded and labels and res[i] is not None: res[i] = labels(res[i])
         return tuple(res)
+
+    def _readings(self):
+        "What makes probabilities of outputs, and labels of these: the loss, or what is usual."
+        own = [_says(self.loss_func, k) for k in ('activation','decodes')]
+        ds,usual = self.dls.valid_ds, (noop,noop)
+        if own[1] is None and isinstance(ds, Datasets) and len(ds.tls) > 1:
+            usual = _usual.get(Target.of(self.dls).kind, usual)
+        return [a or b for a,b in zip(own, usual)]
 
     def label_of(self,
         decoded, # a decoded prediction, as `get_preds(with_decoded=True)` gives
@@ -254,8 +285,9 @@ class TransformerClassifierLearner(TransformerLearner):
         check_values(bs=bs)
         ids = self.codec.encode(item, text_col)
         out = self.outputs(ids, ifnone(bs, self.dls.valid.bs))
-        preds = getcallable(self.loss_func, 'activation')(out)
-        dec = getcallable(self.loss_func, 'decodes')(preds)
+        act,decodes = self._readings()
+        preds = act(out)
+        dec = decodes(preds)
         res = [self.label_of(d) for d in dec], dec, preds
         if with_input: res = ([text_list(self.dls).decode(o) for o in ids], *res)
         return tuple(o[0] for o in res) if self.codec.is_one(item, text_col) else res
@@ -274,7 +306,7 @@ class TransformerClassifierLearner(TransformerLearner):
         check_values(max_n=max_n, trunc_at=kwargs.get('trunc_at'))
         b = shown_batch(dl, max_n, shuffle)
         ids = [x[x != self.codec.pad_idx].as_subclass(torch.Tensor).cpu() for x in b[0][:max_n]]
-        act,decodes = (getcallable(self.loss_func, k) for k in ('activation','decodes'))
+        act,decodes = self._readings()
         guess = [self.label_of(d) for d in decodes(act(self.outputs(ids)))]
         texts = [self.codec.decode(o[:kwargs.get('trunc_at', 150)]) for o in ids]
         show_pairs(dict(text=texts, prediction=guess))
