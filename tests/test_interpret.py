@@ -353,9 +353,13 @@ def test_gradient_by_differences():
 
 def test_words_that_decide(clf):
     "The words that make a text positive get the largest shares, and speak against the other label"
-    e = exact(clf, 'film with warm clever it was', target='pos')
-    assert set(e.table.word[:2]) <= {'warm','clever','xxbos'} and e.table.attribution[0] > 0
-    other = exact(clf, 'film with warm clever it was', target='neg')
+    learn = quiet(transformer_classifier_learner(clf.dls, **SMALL))
+    learn.fit(6, 3e-3)
+    label,other = ('pos','neg') if exact(learn, 'film', target='pos').base < 0 else ('neg','pos')   # first what it does not say anyway
+    own = dict(pos=('warm','clever'), neg=('dull','cold'))[label]
+    text = f'film with {" ".join(own)} it was'
+    e,other = exact(learn, text, target=label),exact(learn, text, target=other)
+    assert e.table.word[0] in own and {*own} <= {*e.table.word[:3]} and e.table.attribution[0] > 0
     close(torch.tensor(other.values), -torch.tensor(e.values), 1e-3)        # two classes: one's log-odds are the other's, negated
     assert clf.explain('film', target=1).target == 'pos' and clf.explain('film', target=-1).idx == 1
 

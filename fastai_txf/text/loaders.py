@@ -25,7 +25,7 @@ from fastcore.xtras import is_listy
 from fasttransform.transform import compose_tfms
 from ..base.checks import check_batch_size, check_share, check_values
 from ..base.files import csv_file
-from ..base.ids import evenly_drawn
+from ..base.ids import CheckedIds, evenly_drawn
 from .special import pad_index, text_vocab, unknown_cause
 from .tokens import as_tokenizer
 from .frames import (
@@ -62,12 +62,14 @@ def _check_pad_tfm(dls):
 def _some_ids(ds, n=100, most=1000):
     "The first ids of up to `n` texts of a set"
     flat = getattr(ds, 'flat', None)                     # of `FlatTexts`, where a text may be long
-    if flat is not None: return [flat.ids[:n*most].tolist()]
+    if flat is not None: # ids of a file were numbered elsewhere, and are checked where they are read
+        return [] if isinstance(flat.ids, CheckedIds) else [flat.ids[:n*most].tolist()]
     tl = getattr(ds, 'tls', [ds])[0]
     return [tl[i][:most].tolist() for i in evenly_drawn(len(tl), n)]
 
 def unknown_texts(dls):
     "The `unknown_cause` of a sample of the texts of `dls`; None where few tokens are unknown"
+    if getattr(dls, 'vocab', None) is None: return               # loaders of given batches
     sets,vocab = dict(training=dls.train_ds, validation=dls.valid_ds), text_vocab(dls)
     return first((unknown_cause(_some_ids(ds), vocab, k) for k,ds in sets.items()), bool)
 

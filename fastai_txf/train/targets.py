@@ -237,7 +237,7 @@ def without_outliers(
     loss, # that a model of them is trained on
 ): # of the same shape
     """`y`, for a loss that does not square with what is far out moved to the outer fences, three
-    spreads of the middle half away from it (Tukey 1977)."""
+    spreads of the middle half away from it (Hoaglin et al. 1986, k = 3)."""
     if number_loss(loss) in (None, torch.nn.MSELoss): return y
     low,high = y.quantile(0.25, 0), y.quantile(0.75, 0)
     far = 3*(high-low)
