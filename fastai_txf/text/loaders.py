@@ -62,7 +62,7 @@ def _check_pad_tfm(dls):
 def _some_ids(ds, n=100, most=1000):
     "The first ids of up to `n` texts of a set"
     flat = getattr(ds, 'flat', None)                     # of `FlatTexts`, where a text may be long
-    if flat is not None: # ids of a file were numbered elsewhere, and are checked where they are read
+    if flat is not None: # ids of a file were numbered before, and are checked when they are read
         return [] if isinstance(flat.ids, CheckedIds) else [flat.ids[:n*most].tolist()]
     tl = getattr(ds, 'tls', [ds])[0]
     return [tl[i][:most].tolist() for i in evenly_drawn(len(tl), n)]
