@@ -1,5 +1,5 @@
 "What a fastai user does with a text learner, done with ours: predicting, showing, saving, freezing, and being told what is wrong"
-import dataclasses, inspect, random, subprocess, sys, warnings
+import dataclasses, inspect, json, random, subprocess, sys, warnings
 from copy import deepcopy
 import numpy as np, pandas as pd, pytest, torch
 from functools import partial
@@ -17,7 +17,7 @@ from fastai_txf.text.special import pad_index, text_vocab
 from fastai_txf.text.frames import check_df
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import CharTokenizer
-from fastai_txf.model.layers import TransformerBlock
+from fastai_txf.model.layers import FeedForward, TransformerBlock
 from fastai_txf.learn.transfer import remap_rows
 from fastai_txf.learn.base import TransformerLearner
 from fastai_txf.learn.factory import HIDDEN
@@ -511,6 +511,26 @@ def test_weights_from_before_the_spread(make, df):
     learn.load(learn.path/'old')
     close(learn.model.eval()(x), plain.range.inverse(plain(x)), 1e-4)
     assert learn.model.range.spread == 1 and learn.model.range.mean == 0
+
+class Shifted(FeedForward):
+    "Of the same shapes as the library's, with other answers"
+    def forward(self, x): return super().forward(x + torch.nn.functional.pad(x[:,:-1], (0,0,1,0)))
+
+@both
+def test_weights_of_other_parts(make, kind):
+    "Weights of a block of one's own are not those of the library's; files that do not name the parts load as ever"
+    own,relu = (partial(TransformerBlock, ff=o) for o in (Shifted, partial(FeedForward, act=torch.nn.ReLU)))
+    file = make(kind, block=own).save('parts')
+    make(kind, block=own, p=0.3).load('parts')
+    for other in (dict(), dict(block=relu)):
+        with pytest.raises(ValueError, match=r"parts.pth holds the weights of a model with encoder.blocks.0.ff.fn='Shifted' \(here 'FeedForward'\)"): make(kind, **other).load('parts')
+    saved = torch.load(file, weights_only=False)
+    kept = (saved['model'] if 'model' in saved else saved)._metadata['']
+    about = json.loads(kept['answers depend on'])
+    del about['parts']
+    kept['answers depend on'] = json.dumps(about)
+    torch.save(saved, file)
+    make(kind).load('parts')
 
 def test_head_of_another_shape_begins_at_the_mean(make, df):
     "A classifier to start from gives its encoder; a head that does not fit, and one that does, are measured and kept"

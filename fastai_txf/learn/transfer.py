@@ -6,19 +6,14 @@
 __all__ = ['remap_rows']
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #62b0247b
-import cloudpickle, dataclasses, json, math, torch, warnings, zipfile
+import dataclasses, math, torch
 from collections import Counter
-from contextlib import contextmanager, nullcontext
-from fastai.learner import Learner
 from fastai.text.core import PAD
-from fastai.torch_core import get_model, join_path_file, rank_distrib, to_cpu
-from fastcore.basics import first, ifnone
-from fastcore.meta import delegates
-from ..base.files import load_tensors, naming, replacing, save_tensors
-from ..model.config import FOR_TRAINING, PRESETS, TransformerConfig, UNUSED
-from ..model.models import (
-    Seq2SeqTransformer, SigmoidRange, TransformerClassifier, TransformerLM, TransformerMLM)
-from ..text.special import vocab_lists
+from fastai.torch_core import to_cpu
+from fastcore.basics import ifnone
+from ..base.files import load_tensors
+from ..model.config import PRESETS, TransformerConfig
+from ..model.models import TransformerLM, TransformerMLM
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #c22dac34
 def _numbered(tokens):
@@ -65,7 +60,7 @@ DERIVED_FIELDS = ('d_ff','d_head','n_kv_heads','n_dec_layers','bias') # None may
 _fitted = {'emb.weight','positions.emb.weight'} # as many rows as are needed
 _defaults = {f.name:f.default for f in dataclasses.fields(TransformerConfig)}
 
-def _shapes(weights): return {k:tuple(w.shape) for k,w in weights.items() if k not in _fitted}
+def shapes_of(weights): return {k:tuple(w.shape) for k,w in weights.items() if k not in _fitted}
 
 def encoder_state(
     enc, # a `TransformerEncoder`
@@ -74,9 +69,9 @@ def encoder_state(
     "What the file of an encoder holds: all that says what the encoder computes."
     weights = {k:o.detach().to('cpu', copy=True) for k,o in enc.state_dict().items()}
     return dict(config=dataclasses.asdict(enc.config), vocab=[*map(str, vocab)], weights=weights,
-                bases=_bases(enc))
+                bases=wavelengths(enc))
 
-def _bases(enc):
+def wavelengths(enc):
     "The wavelengths of the positions, which no weight tells."
     return {k:float(m.base) for k,m in enc.named_modules() if 'base' in vars(m)}
 
@@ -86,7 +81,7 @@ def check_same_shape(
     source, # what an error calls it
 ):
     "A ValueError for an encoder that differs in anything that its answers depend on."
-    theirs,mine = _shapes(saved['weights']), _shapes(enc.state_dict())
+    theirs,mine = shapes_of(saved['weights']), shapes_of(enc.state_dict())
     config = {**_defaults, **saved['config']}
     fields = SHAPE_FIELDS + (DERIVED_FIELDS if theirs != mine else ())
     odd = [f for f in fields if config[f] != getattr(enc.config, f)]
@@ -95,7 +90,7 @@ def check_same_shape(
         odd = [k for k in {**theirs, **mine} if theirs.get(k) != mine.get(k)]
         diff = [f'{k} of shape {theirs.get(k)} (here {mine.get(k)})' for k in odd[:3]]
     if not diff and 'bases' in saved:
-        old,new = saved['bases'], _bases(enc)
+        old,new = saved['bases'], wavelengths(enc)
         odd = [k for k in {**old, **new} if old.get(k) != new.get(k)]
         diff = [f'{k}.base={old.get(k)} (here {new.get(k)})' for k in odd[:3]]
     if diff:
@@ -212,179 +207,3 @@ def load_head(
     left = [k for k,v in model.state_dict().items() if k in head and v.shape != head[k].shape]
     model.load_state_dict({k:v for k,v in head.items() if k not in left}, strict=False)
     if left: print(f'new, because of another shape: {", ".join(left)}')
-
-# %% ../../nbs/5_learn/02_transfer.ipynb #5c1d0b03
-_kinds = dict(classifier=TransformerClassifier, lm=TransformerLM, mlm=TransformerMLM,
-              seq2seq=Seq2SeqTransformer)
-_of_data = 'vocab_sz','tgt_vocab_sz' # vocabularies are compared themselves
-_reading = 'max_len','long' # how much is read at once: another may be meant
-
-def _config_of(model):
-    "The fields of its configuration that a model's answers depend on."
-    config = getattr(model, 'config', None)
-    if not isinstance(config, TransformerConfig): return {}
-    unused = first(UNUSED[k] for k,cls in _kinds.items() if isinstance(model, cls))
-    left = {*FOR_TRAINING, *_of_data, *ifnone(unused, ()), *([] if _bases(model) else ['pos_base'])}
-    res = {k:getattr(v, 'item', lambda: v)() for k,v in dataclasses.asdict(config).items()
-           if k not in left}
-    enc = getattr(getattr(model, 'encoder', None), 'config', config)
-    return res | {k:bool(getattr(enc, k)) for k in ('causal','scale_emb') if k in res}
-
-def answers_depend_on(
-    model, # a module
-    vocabs:list, # tokens, or lists of tokens and of labels, as `vocab_lists` gives them
-)->dict: # numbers and strings
-    "What a model's answers depend on besides its weights."
-    lists = [vocabs] if vocabs and isinstance(vocabs[0], str) else vocabs
-    ranges = [[m.low, m.high] for m in model.modules() if isinstance(m, SigmoidRange)]
-    return dict(config=_config_of(model), bases=_bases(model), y_range=first(ranges),
-                vocabs=[[*map(str, o)] for o in lists])
-
-def _list_difference(i, theirs, mine, pairs):
-    "How two vocabularies, or lists of labels, differ; '' if they do not."
-    if theirs == mine: return ''
-    what = ('token', 'target token' if pairs else 'label')[min(i, 1)]
-    if len(theirs) != len(mine): return f'{len(theirs):,} {what}s (here {len(mine):,})'
-    n = first(j for j,(a,b) in enumerate(zip(theirs, mine)) if a != b)
-    return f'{what} number {n} {theirs[n]!r} (here {mine[n]!r})'
-
-def _apart(theirs, mine, keys):
-    "Those of `keys` that both have and that differ, as an error says them."
-    both = [k for k in keys if k in theirs and k in mine and theirs[k] != mine[k]]
-    return [f'{k}={theirs[k]!r} (here {mine[k]!r})' for k in both]
-
-def _field_differences(theirs, mine):
-    "The fields, wavelengths and bounds that differ, as an error says them."
-    diff = []
-    for part in ('config','bases'):
-        if diff: break # the wavelengths follow from the configuration
-        diff = _apart(theirs[part], mine[part], theirs[part])
-    a,b = theirs['y_range'], mine['y_range']
-    return diff + [f'y_range={a} (here {b})']*(a != b)
-
-# %% ../../nbs/5_learn/02_transfer.ipynb #5c1d0b04
-def _reading_apart(theirs, mine, same):
-    "Both without derived fields, if shapes are the `same`; and what differs in how they read."
-    known = {*(DERIVED_FIELDS if same else ()), *_reading}
-    other = _apart(theirs['config'], mine['config'], _reading)
-    def without(o): return o | dict(config={k:v for k,v in o['config'].items() if k not in known})
-    return without(theirs), without(mine), ', '.join(other)
-
-def check_answers(
-    theirs:dict, # of the file, as `answers_depend_on` gives it
-    mine:dict, # of the model that the file is for
-    source, # what an error calls the file
-    same:bool=True, # whether the weights have the same shapes
-    pairs:bool=False, # the second vocabulary is one of texts to write
-    strict:bool=True, # an error; False: a warning
-):
-    "A ValueError for weights whose model would answer otherwise; a warning if it reads otherwise."
-    theirs,mine,other = _reading_apart(theirs, mine, same)
-    if other: warnings.warn(f'{source} holds weights that were trained with {other}', stacklevel=2)
-    fields = _field_differences(theirs, mine)
-    both = enumerate(zip(theirs['vocabs'], mine['vocabs']))
-    lists = [d for i,(a,b) in both if (d := _list_difference(i, a, b, pairs))]
-    if not fields and not lists: return
-    remedy = ['the learner with the same values']*bool(fields)
-    remedy += ['loaders with the same vocabulary and labels (text_vocab=…, '
-               'y_block=CategoryBlock(vocab=…))']*bool(lists)
-    text = (f'{source} holds the weights of a model with {", ".join(fields + lists)}: make '
-            f'{" and ".join(remedy)}; for another task, `save_encoder` and `load_encoder` take '
-            'the encoder along')
-    if strict: raise ValueError(text)
-    warnings.warn(text, stacklevel=2)
-
-# %% ../../nbs/5_learn/02_transfer.ipynb #5c1d0b07
-_about = 'answers depend on'
-
-def _written(learn):
-    "The model that files are about: where processes share the weights, the whole one."
-    trainer = getattr(learn, 'sharded_trainer', None)
-    return get_model(learn.model if trainer is None else trainer.plain)
-
-def _about_learner(learn):
-    vocabs = vars(learn).get('vocabs') or vocab_lists(learn.dls)
-    return answers_depend_on(_written(learn), vocabs)
-
-@contextmanager
-def _carrying(learn):
-    "The weights that are taken from the model in the block carry what its answers depend on."
-    text = json.dumps(_about_learner(learn))
-    def _add(model, weights, prefix, kept): kept[_about] = text
-    hook = _written(learn).register_state_dict_post_hook(_add)
-    try: yield
-    finally: hook.remove()
-
-@contextmanager
-def _comparing(learn, source, strict):
-    "What the model takes in the block is compared before it is taken."
-    mine = _about_learner(learn)
-    def _check(model, weights, prefix, kept, *_):
-        if _about not in kept: return
-        same = _shapes(weights) == _shapes(model.state_dict())
-        check_answers(json.loads(kept[_about]), mine, source, same,
-                      isinstance(model, Seq2SeqTransformer), strict)
-    hook = _written(learn).register_load_state_dict_pre_hook(_check)
-    try: yield
-    finally: hook.remove()
-
-@delegates(Learner.save)
-def save_named(
-    self, # a learner
-    file, # a name under `path/model_dir`, a path or an open file
-    with_opt=True, # the optimizer's state too
-    **kwargs
-): # the file's path
-    """As in `Learner`; the weights carry what the model's answers depend on besides them.
-    It makes the folder, and a file that cannot be written leaves the old one."""
-    with _carrying(self):
-        path = join_path_file(file, self.path/self.model_dir, ext='.pth')
-        if path is file or rank_distrib():
-            return Learner.save(self, file, with_opt=with_opt, **kwargs)
-        with replacing(path) as f: Learner.save(self, f, with_opt=with_opt, **kwargs)
-    return path
-
-# %% ../../nbs/5_learn/02_transfer.ipynb #5c1d0b02
-@delegates(Learner.load)
-def load_named(
-    self, # a learner
-    file, # a name under `path/model_dir`, a path or an open file
-    device=None, # of the weights; default: that of the loaders
-    with_opt=True, # the optimizer's state too
-    **kwargs
-): # `self`
-    """As in `Learner`. A ValueError names a file that was cut off, or holds no weights, or those of
-    a model that would answer otherwise (with `strict=False` a warning)."""
-    path,whole = getattr(file, 'name', 'this file'), hasattr(file, 'read')
-    if not whole:
-        path = join_path_file(file, self.path/self.model_dir, ext='.pth')
-        whole = not path.exists() or zipfile.is_zipfile(path)
-    remedy = 'copy it again or repeat learn.save'
-    named = nullcontext() if whole else naming(path, 'weights', remedy)
-    with named, _comparing(self, path, kwargs.get('strict', True)):
-        return Learner.load(self, file, device, with_opt=with_opt, **kwargs)
-
-# %% ../../nbs/5_learn/02_transfer.ipynb #5c1d0b0a
-@contextmanager
-def _emptied(learn):
-    "The learner without data, optimizer and its last batch; the first two come back."
-    dls,opt = learn.dls, learn.opt
-    learn.dls,learn.opt = dls.new_empty(), None
-    learn.dl = learn.pred = learn.loss = None
-    learn.xb = learn.yb = (None,)
-    try: yield
-    finally: learn.dls,learn.opt = dls, opt
-
-@delegates(Learner.export)
-def export_named(
-    self, # a learner
-    fname='export.pkl', # a path, below `self.path` unless it is absolute
-    pickle_module=cloudpickle, # what pickles the learner
-    pickle_protocol:int=2, # of the pickle
-):
-    "As in `Learner`; it makes the folder, and a file that cannot be written leaves the old one."
-    if rank_distrib(): return
-    with _emptied(self), warnings.catch_warnings():
-        warnings.simplefilter('ignore') # torch's, that it cannot check the model's source
-        save_tensors(self, self.path/fname, pickle_module=pickle_module,
-                     pickle_protocol=pickle_protocol)

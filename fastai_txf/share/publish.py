@@ -23,7 +23,7 @@ from ..model.positions import POSITIONS
 from ..model.windows import POOLS
 from ..text.plain import mark_columns
 from ..text.target import Target
-from ..learn.transfer import answers_depend_on, check_answers
+from ..learn.saving import answers_depend_on, check_answers
 from ..learn.base import TransformerLearner
 from ..learn.classifier import transformer_classifier_learner
 from ..learn.lm import transformer_lm_learner
