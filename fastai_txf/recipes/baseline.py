@@ -12,9 +12,9 @@ from ..base.checks import check_values
 from ..text.special import text_vocab
 from ..text.target import Target
 from ..text.loaders import check_dls
+from ..text.target import labelled_ids
 from ..train.counting import fit_linear, sklearn_package, unit_rows
 from ..learn.factory import check_kind
-from ..text.target import labelled_ids
 
 # %% ../../nbs/7_recipes/00_baseline.ipynb #df33571d
 def ngrams(

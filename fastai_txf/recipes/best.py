@@ -18,10 +18,10 @@ from ..base.files import load_tensors, save_tensors
 from ..model.config import make_config
 from ..text.special import text_vocab
 from ..text.frames import as_frame, one_column, valid_mask
+from ..text.target import labelled_ids
 from ..generate.sampling import DIVERGED
 from ..train.rates import width_lr
 from ..learn.classifier import transformer_classifier_learner
-from ..text.target import labelled_ids
 from .pretrain import ids_of, more_texts, read_and_learn, read_loaders
 from .selftrain import with_guesses
 from .heldout import (

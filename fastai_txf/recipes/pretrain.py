@@ -16,15 +16,15 @@ from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
 from ..base.checks import check_batch_size, check_values
 from ..model.config import make_config, TransformerConfig
+from ..model.config import UNUSED
 from ..text.special import MASKS, text_vocab
 from ..text.frames import as_frame, check_df, one_column, random_mask, valid_mask
 from ..text.tokens import as_tokenizer
 from ..text.plain import kept
-from ..text.frames import as_texts
 from ..text.target import Target
 from ..text.loaders import check_loader_options, TransformerDataLoaders
+from ..text.frames import as_texts
 from ..learn.base import TransformerLearner
-from ..model.config import UNUSED
 from ..learn.classifier import transformer_classifier_learner, TransformerClassifierLearner
 from ..learn.lm import transformer_lm_learner
 from ..learn.mlm import transformer_mlm_learner
