@@ -8,7 +8,7 @@ import hashlib, pickle
 from itertools import chain
 from fastai.text.all import *
 from fastai_txf.all import *
-from fastai_txf.learn.classifier import read_vocab
+from fastai_txf.learn.counted import read_vocab
 from fastai_txf.recipes.heldout import choose_shares
 from fastai_txf.recipes.text_vectors import TextVectors, Triples
 from fastai_txf.train.counting import feature_matrix, fit_linear

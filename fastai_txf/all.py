@@ -40,6 +40,7 @@ from .train.batch_warmup import *
 from .learn.transfer import *
 from .learn.base import *
 from .learn.writing import *
+from .learn.counted import *
 from .learn.classifier import *
 from .learn.lm import *
 from .learn.mlm import *

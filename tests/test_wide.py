@@ -9,11 +9,11 @@ from fastai_txf.model.models import classifier_splitter, TransformerClassifier
 from fastai_txf.model.wide import hash_ids, token_letters, WidePath
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
-from fastai_txf.text.target import check_range, Target
+from fastai_txf.text.target import check_range, labelled_ids, Target
 from fastai_txf.train.counting import count_features, fit_linear, fitting_scale, idf_weights, loss_weights, nb_weights, usual_shares
 from fastai_txf.train.targets import without_outliers
-from fastai_txf.learn.classifier import auto_fields, transformer_classifier_learner
-from fastai_txf.text.target import labelled_ids
+from fastai_txf.learn.classifier import transformer_classifier_learner
+from fastai_txf.learn.counted import auto_fields
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.share.bundle import load_published
 from fastai_txf.share.tables import feature_rows

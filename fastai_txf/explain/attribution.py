@@ -22,7 +22,7 @@ from ..text.target import Target
 from ..generate.sampling import DIVERGED
 from ..learn.base import codec_of
 from ..learn.scoring import target_score
-from ..learn.classifier import wide_path
+from ..learn.counted import wide_path
 from .spans import special_places, word_spans
 from .colours import ColouredText, drawn
 from .reading import our_model, read_tokens, text_ids

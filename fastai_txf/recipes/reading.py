@@ -15,12 +15,11 @@ from ..model.wide import WidePath
 from ..text.special import leading_space, pad_index, text_key, text_vocab
 from ..text.tokens import BPETokenizer
 from ..text.frames import label_kind
-from ..text.target import Target
+from ..text.target import labelled_ids, Target
 from ..text.loaders import TransformerDataLoaders
-from ..text.target import labelled_ids
 from ..train.counting import (
     feature_matrix, fit_linear, is_by_length, set_weights, unit_rows)
-from ..learn.classifier import auto_fields, read_vocab
+from ..learn.counted import auto_fields, read_vocab
 from .heldout import choose_strength, clearly_better, FOLDS, hits_of, text_folds
 
 # %% ../../nbs/7_recipes/06_reading.ipynb #9d3e0a07
