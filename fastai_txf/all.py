@@ -62,6 +62,7 @@ from .recipes.heldout import *
 from .recipes.best import *
 from .share.torch import *
 from .share.hf import *
+from .share.sealed import *
 from .share.bundle import *
 from .share.publish import *
 from .share.workers import *

@@ -1038,11 +1038,25 @@ def test_wavelengths_are_compared(make):
     file = learn.save_encoder('enc')
     with pytest.raises(ValueError, match='base=500.0 .here 10000.0.'): make().load_encoder(file)
 
+@pytest.mark.parametrize('way', ['file','learner','pretrained'])
+def test_an_encoder_of_other_parts(make, way):
+    "Blocks of another class with the same weights: taken, as that may be meant, with a warning that names both; the same blocks, and other dropout, without"
+    class Louder(TransformerBlock):
+        def forward(self, x, *args, **kw): return 2*super().forward(x, *args, **kw)
+    learn = make(block=Louder)
+    source = learn if way == 'learner' else learn.save_encoder('louder')
+    def load(**kw): return make(pretrained=source, **kw) if way == 'pretrained' else make(**kw).load_encoder(source)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        load(block=Louder, p=0.3)
+    with pytest.warns(UserWarning, match=r'blocks.0: Louder \(here TransformerBlock\)') as seen: load()
+    assert way == 'pretrained' or seen[0].filename == __file__
+
 def test_old_encoder_files(make, tmp_path):
     "Without the wavelengths, and without the fields of later versions, as they were written before"
     file = make().save_encoder('enc')
     saved = torch.load(file, weights_only=True)
-    saved.pop('bases')
+    for k in ('bases','parts'): saved.pop(k)
     for f in ('qk_norm','bigrams'): saved['config'].pop(f)
     torch.save(saved, file)
     make().load_encoder('enc')

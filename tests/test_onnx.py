@@ -9,7 +9,7 @@ from fastai_txf.all import (
     TransformerLM, TransformerMLM)
 from fastai_txf.model.config import LONG
 from fastai_txf.model.windows import POOLS
-from fastai_txf.share.bundle import seal
+from fastai_txf.share.sealed import seal
 from fastai_txf.share.onnx import GRAPH_FILES, read_onnx
 from fastai_txf.share.tables import cut_windows, feature_rows, lay_out
 from test_publish import marked, odd_texts, stirred, tasks

@@ -15,7 +15,8 @@ from fastai_txf.base import plain
 from fastai_txf.model.layers import FEED_FORWARDS, NORMS
 from fastai_txf.model.positions import POSITIONS, RotaryPositions
 from fastai_txf.text.special import leading_space
-from fastai_txf.share.bundle import FILES, json_text, seal
+from fastai_txf.share.bundle import FILES
+from fastai_txf.share.sealed import json_text, seal
 from fastai_txf.share.folder import write_folder
 from fastai_txf.share.onnx import OnnxText
 from fastai_txf.share.publish import bundle_files

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/5_learn/03_saving.ipynb #de1a6724
-import cloudpickle, dataclasses, json, torch.nn as nn, warnings, zipfile
+import cloudpickle, dataclasses, json, warnings, zipfile
 from contextlib import contextmanager, nullcontext
 from fastai.learner import Learner
 from fastai.torch_core import get_model, join_path_file, rank_distrib
@@ -14,15 +14,11 @@ from fastcore.basics import first, ifnone
 from fastcore.meta import delegates
 from ..base.files import naming, replacing, save_tensors
 from ..model.config import FOR_TRAINING, TransformerConfig, UNUSED
-from ..model.models import (
-    LinearRange, Seq2SeqTransformer, SigmoidRange,
-    TransformerClassifier, TransformerLM, TransformerMLM)
+from ..model.models import KINDS, Seq2SeqTransformer, SigmoidRange
 from ..text.special import vocab_lists
-from .transfer import DERIVED_FIELDS, shapes_of, wavelengths
+from .transfer import DERIVED_FIELDS, part_names, shapes_of, wavelengths
 
 # %% ../../nbs/5_learn/03_saving.ipynb #5c1d0b03
-_kinds = dict(classifier=TransformerClassifier, lm=TransformerLM, mlm=TransformerMLM,
-              seq2seq=Seq2SeqTransformer)
 _of_data = 'vocab_sz','tgt_vocab_sz' # vocabularies are compared themselves
 _reading = 'max_len','long' # how much is read at once: another may be meant
 
@@ -30,20 +26,13 @@ def _config_of(model):
     "The fields of its configuration that a model's answers depend on."
     config = getattr(model, 'config', None)
     if not isinstance(config, TransformerConfig): return {}
-    unused = first(UNUSED[k] for k,cls in _kinds.items() if isinstance(model, cls))
+    unused = first(UNUSED[k] for k,cls in KINDS.items() if isinstance(model, cls))
     left = {*FOR_TRAINING, *_of_data, *ifnone(unused, ())}
     if not wavelengths(model): left.add('pos_base')
     res = {k:getattr(v, 'item', lambda: v)() for k,v in dataclasses.asdict(config).items()
            if k not in left}
     enc = getattr(getattr(model, 'encoder', None), 'config', config)
     return res | {k:bool(getattr(enc, k)) for k in ('causal','scale_emb') if k in res}
-
-_silent = nn.Dropout, nn.Identity, LinearRange # the range's numbers are weights
-
-def _class_names(model):
-    "The class of each part, by its place, but for those that no answer depends on."
-    return {k:type(m).__name__ for k,m in model.named_modules()
-            if k and not isinstance(m, _silent)}
 
 def answers_depend_on(
     model, # a module
@@ -52,7 +41,7 @@ def answers_depend_on(
     "What a model's answers depend on besides its weights."
     lists = [vocabs] if vocabs and isinstance(vocabs[0], str) else vocabs
     ranges = [[m.low, m.high] for m in model.modules() if isinstance(m, SigmoidRange)]
-    return dict(config=_config_of(model), bases=wavelengths(model), parts=_class_names(model),
+    return dict(config=_config_of(model), bases=wavelengths(model), parts=part_names(model),
                 y_range=first(ranges), vocabs=[[*map(str, o)] for o in lists])
 
 def _list_difference(i, theirs, mine, pairs):

@@ -6,14 +6,14 @@
 __all__ = ['remap_rows']
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #62b0247b
-import dataclasses, math, torch
+import dataclasses, math, torch, torch.nn as nn, warnings
 from collections import Counter
 from fastai.text.core import PAD
 from fastai.torch_core import to_cpu
 from fastcore.basics import ifnone
 from ..base.files import load_tensors
 from ..model.config import PRESETS, TransformerConfig
-from ..model.models import TransformerLM, TransformerMLM
+from ..model.models import LinearRange, TransformerLM, TransformerMLM
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #c22dac34
 def _numbered(tokens):
@@ -69,33 +69,49 @@ def encoder_state(
     "What the file of an encoder holds: all that says what the encoder computes."
     weights = {k:o.detach().to('cpu', copy=True) for k,o in enc.state_dict().items()}
     return dict(config=dataclasses.asdict(enc.config), vocab=[*map(str, vocab)], weights=weights,
-                bases=wavelengths(enc))
+                bases=wavelengths(enc), parts=part_names(enc))
 
 def wavelengths(enc):
     "The wavelengths of the positions, which no weight tells."
     return {k:float(m.base) for k,m in enc.named_modules() if 'base' in vars(m)}
+
+_silent = nn.Dropout, nn.Identity, LinearRange # the range's numbers are weights
+
+def part_names(
+    model, # a module
+)->dict: # place: name of the class
+    "The class of each part, but for those that no answer depends on."
+    return {k:type(m).__name__ for k,m in model.named_modules()
+            if k and not isinstance(m, _silent)}
+
+def _odd(theirs, mine, how):
+    "Where two dictionaries differ, three places at most, as an error says it."
+    keys = [k for k in {**theirs, **mine} if theirs.get(k) != mine.get(k)]
+    return [how.format(k, theirs.get(k), mine.get(k)) for k in keys[:3]]
 
 def check_same_shape(
     saved:dict, # what the file of an encoder holds
     enc, # the `TransformerEncoder` that it is for
     source, # what an error calls it
 ):
-    "A ValueError for an encoder that differs in anything that its answers depend on."
+    """A ValueError for an encoder that differs in anything that its answers depend on; a warning
+    for one of other parts with the same weights."""
     theirs,mine = shapes_of(saved['weights']), shapes_of(enc.state_dict())
     config = {**_defaults, **saved['config']}
     fields = SHAPE_FIELDS + (DERIVED_FIELDS if theirs != mine else ())
     odd = [f for f in fields if config[f] != getattr(enc.config, f)]
     diff = [f'{f}={config[f]!r} (here {getattr(enc.config, f)!r})' for f in odd]
-    if not diff:
-        odd = [k for k in {**theirs, **mine} if theirs.get(k) != mine.get(k)]
-        diff = [f'{k} of shape {theirs.get(k)} (here {mine.get(k)})' for k in odd[:3]]
-    if not diff and 'bases' in saved:
-        old,new = saved['bases'], wavelengths(enc)
-        odd = [k for k in {**old, **new} if old.get(k) != new.get(k)]
-        diff = [f'{k}.base={old.get(k)} (here {new.get(k)})' for k in odd[:3]]
+    diff = diff or _odd(theirs, mine, '{} of shape {} (here {})')
+    mine = wavelengths(enc)
+    diff = diff or _odd(saved.get('bases', mine), mine, '{}.base={} (here {})')
     if diff:
         raise ValueError(f'{source} holds an encoder with {", ".join(diff)}: '
                          'make the learner with the same values')
+    mine = part_names(enc)
+    other = _odd(saved.get('parts', mine), mine, '{}: {} (here {})')
+    if other:
+        warnings.warn(f'{source} holds an encoder of other parts with the same weights: '
+                      f'{", ".join(other)}. It learned to be read by those', stacklevel=4)
 
 def emb_scale(
     config:dict, # of an encoder

@@ -266,6 +266,10 @@ class Seq2SeqTransformer(Module):
         "Raw logits of each next token of the target."
         return self.head(self.hidden(src, tgt))
 
+# %% ../../nbs/1_model/07_models.ipynb #k1nds002
+KINDS = dict(classifier=TransformerClassifier, lm=TransformerLM, mlm=TransformerMLM,
+             seq2seq=Seq2SeqTransformer)
+
 # %% ../../nbs/1_model/07_models.ipynb #37f582fe
 def _split(model, parts):
     "The parameters of each of `parts`, and all others as the last group; each parameter once."
