@@ -13,10 +13,12 @@ from operator import attrgetter
 from pathlib import Path
 from fastai.callback.core import Callback, event
 from fastai.callback.fp16 import AMPMode
+from fastai.callback.tracker import TrackerCallback
 from fastai.data.core import Datasets
 from fastai.learner import Learner, Recorder
 from fastai.text.data import SortedDL
 from fastai.torch_core import get_model
+from fastcore.basics import risinstance
 from fastcore.foundation import L
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
@@ -30,7 +32,7 @@ from ..train.heap import hand_back, ReuseMemory
 from ..train.losses import in_full
 from ..train.optim import check_optimizer
 from ..train.precision import DeviceMixedPrecision
-from ..train.rates import RatedLearner
+from ..train.rates import all_running, RatedLearner
 from ..train.targets import check_watched
 from ..train.token_metrics import by_token, TokenLoss
 from ..train.token_metrics import TokenMetric, TokenPerplexity # names in older exports
@@ -63,6 +65,14 @@ def saved_encoder(
     return read_encoder(file), file
 
 # %% ../../nbs/5_learn/04_base.ipynb #8b3590a5
+class _Unwinding(ContextManagers):
+    "Context managers that are left again if one of them cannot be entered."
+    def __enter__(self):
+        try: return super().__enter__()
+        except BaseException:
+            self.stack.close()
+            raise
+
 class TransformerLearner(RatedLearner):
     "A `Learner` around a transformer: what classifiers and language models share."
     save,load = save_named,load_named
@@ -225,6 +235,21 @@ class TransformerLearner(RatedLearner):
         try: yield
         finally:
             for cb in recorders: cb.run = True
+
+    def validation_context(self,
+        cbs=None, # more callbacks
+        inner:bool=False, # within a fit, whose callbacks go on
+    ):
+        "As in `Learner`; if a callback's `before_fit` raises, what was entered is left again."
+        cms = super().validation_context(cbs, inner).default
+        return _Unwinding(cms if inner else [self._beside_fits(), *cms])
+
+    @contextmanager
+    def _beside_fits(self):
+        "Callbacks that follow the record of a fit sit this validation out, and run in the next."
+        with all_running(self):
+            for cb in self.cbs.filter(risinstance(TrackerCallback)): cb.run = False
+            yield
 
     def show_results(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation

@@ -28,10 +28,10 @@ from ..text.pairs import show_pairs
 from ..text.special import text_vocab
 from ..text.target import labelled_ids, Target
 from ..generate.sampling import DIVERGED
-from ..train.counting import count_features, loss_weights, usual_shares
+from ..train.counting import count_features, loss_weights, set_shares, usual_shares
 from ..train.rates import width_lr
 from ..train.targets import (
-    check_metrics, check_outputs, has_head, has_numbers, InSpreads, OneClass, start_numbers,
+    check_loss, check_metrics, check_outputs, has_head, has_numbers, InSpreads, OneClass, start_numbers,
     try_metrics, without_outliers)
 from .scoring import text_outputs
 from .transfer import DERIVED_FIELDS, SHAPE_FIELDS
@@ -71,6 +71,7 @@ def _check_each(loss):
 class TransformerClassifierLearner(TransformerLearner):
     "A `TransformerLearner` that maps texts to labels or numbers."
     has_read = False                       # whether its encoder comes from other texts
+    own_share = False                      # whether somebody has chosen what the wide path says
     def count_wide(self,
         C:float=1., # inverse strength of the logistic regression's penalty
         share=None, # of transformer and wide path in the sum; default: `usual_shares`
@@ -82,7 +83,11 @@ class TransformerClassifierLearner(TransformerLearner):
         if wide is None:
             raise ValueError('this model has no wide path: make the learner with config="auto", '
                              'or with the number of its rows, wide=2**18')
+        if not len(self.dls.train_ds):
+            raise ValueError('there are no texts to count in (an exported learner takes none '
+                             'along): give loaders of the same vocabulary, learn.dls = dls')
         kind,(texts,targets) = Target.of(self.dls).kind, labelled_ids(self.dls.train_ds)
+        self.own_share = share is not None
         if share is None and self.has_read: share = usual_shares(kind)
         weight = loss_weights(self.loss_func, kind, len(wide.bias))
         if kind == 'regression':
@@ -101,7 +106,9 @@ class TransformerClassifierLearner(TransformerLearner):
             file = self._saved_encoder(file)
             self._reshape(file[0]['config'])
         super().load_encoder(file, **kwargs)
-        self.has_read = True
+        self.has_read,wide = True,wide_path(self.model)
+        if wide is not None and wide.counted and not self.own_share:
+            set_shares(wide, usual_shares(Target.of(self.dls).kind))
         return self
 
     def _reshape(self, saved):
@@ -135,8 +142,10 @@ class TransformerClassifierLearner(TransformerLearner):
     def check_fit(self,
         cbs, # the callbacks that the fit is given
     ):
-        "As in `TransformerLearner`; a ValueError for a metric that does not suit the targets, too."
+        """As in `TransformerLearner`; a ValueError for a loss or a metric that does not suit the
+        targets, too."""
         super().check_fit(cbs)
+        check_loss(self)
         try_metrics(self, cbs)
 
     @delegates(Learner.get_preds)

@@ -78,7 +78,7 @@ class CountWords(Callback):
 
     def before_fit(self):
         wide = wide_path(self.learn.model)
-        if wide is None: return
+        if wide is None or self.learn.lock.locked(): return # locked: validation or prediction
         if not wide.counted: self.learn.count_wide()
         self.kind = Target.of(self.dls).kind if wide.shares[1] > 0 else None
 

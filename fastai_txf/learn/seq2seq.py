@@ -91,6 +91,13 @@ class Seq2SeqLearner(TokenLearner):
     "A `TransformerLearner` that reads one text and writes another."
     ratio = 2. # target tokens for one of the source: what is too long
 
+    def check_fit(self,
+        cbs, # the callbacks that the fit is given
+    ):
+        "As in `TransformerLearner`; the texts of a later fit may be longer for their sources."
+        super().check_fit(cbs)
+        self.ratio = max(self.ratio, _longest_ratio(self.dls.train_ds))
+
     @property
     def target_codec(self):
         "The `TextCodec` of the texts to write; `codec` is that of the texts to read."

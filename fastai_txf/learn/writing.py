@@ -195,7 +195,8 @@ class SampleText(Callback):
         check_spelling(predict, kwargs)
 
     def before_fit(self):
-        self.writes = hasattr(self, 'recorder') and not hasattr(self, 'lr_finder')
+        recorder = getattr(self, 'recorder', None)  # off the record: a prediction
+        self.writes = recorder is not None and recorder.run and not hasattr(self, 'lr_finder')
         if not self.writes: return
         if isinstance(self.model, Seq2SeqTransformer):
             raise TypeError('SampleText continues a prompt, which an encoder–decoder does not: '

@@ -44,6 +44,7 @@ class SpareDecay(Callback):
 
     def before_fit(self):
         self._decay_all()                           # a fit before this one that was broken off
+        if self.opt is None: return                 # nothing was fitted yet: validation
         if isinstance(self.opt, OptimWrapper) and not isinstance(self.opt, TorchOptimizer):
             raise TypeError('OptimWrapper decays every parameter alike: '
                             'use a fastai optimizer, `adamw`, or TorchOptimizer')

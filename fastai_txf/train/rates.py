@@ -7,6 +7,7 @@ __all__ = []
 
 # %% ../../nbs/4_train/09_rates.ipynb #1c9a40d3
 import inspect, numpy as np, warnings
+from contextlib import contextmanager
 from fastai.callback.mixup import MixHandler
 from fastai.callback.schedule import LRFinder, ParamScheduler
 from fastai.learner import Learner
@@ -84,6 +85,15 @@ def _take_back(
     cb.learn = learn
     cb.after_fit()
 
+@contextmanager
+def all_running(
+    learn, # a learner
+):
+    "Callbacks that sit this fit or validation out run in the next, however it ends."
+    try: yield
+    finally:
+        for cb in learn.cbs: cb.run = True
+
 class RatedLearner(Learner):
     """A `Learner` that looks at learning rates before it works with them;
     `last_fit` has the number of epochs of the last fit, and what the last of them measured."""
@@ -108,7 +118,8 @@ class RatedLearner(Learner):
         check_values(wd=wd)
         self.model.zero_grad()
         before = self._rows()
-        try: super().fit(n_epoch, lr, wd, cbs, **kwargs)
+        try:
+            with all_running(self): super().fit(n_epoch, lr, wd, cbs, **kwargs)
         except BaseException:
             for cb in cbs: _take_back(self, cb)
             raise

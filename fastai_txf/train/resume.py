@@ -85,8 +85,9 @@ class ResumeCallback(Callback):
                              'and does not say all that makes a run: '
                              'finish it with that one, or delete the file to start anew')
         if run != self._run:
+            anew = ' with a new ResumeCallback'*bool(self._runs) # this one counts its fits
             raise ValueError(f'{self._path} holds another run, {differences(run, self._run)}: '
-                             'repeat that one, give another name, or delete the file')
+                             f'repeat that one{anew}, give another name, or delete the file')
 
     def before_epoch(self):
         self._wake()
