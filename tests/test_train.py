@@ -119,6 +119,17 @@ def test_discriminative_rates(make, kind):
     learn.fit_one_cycle(1, slice(1e-4, 1e-2), cbs=watch)
     assert np.array(lrs).max(0).tolist() == pytest.approx(np.geomspace(1e-4, 1e-2, n).tolist(), rel=0.2)
 
+@both
+def test_discriminative_decay(make, kind):
+    "A list gives each group its weight decay, a number all of them the same"
+    learn = make(kind)
+    learn.create_opt()
+    decays = [0.1*i for i in range(len(learn.opt.hypers))]
+    learn.fit(1, 1e-3, wd=decays)
+    assert [h['wd'] for h in learn.opt.hypers] == decays
+    learn.fit_minutes(0.005, 1e-3, wd=0.3)
+    assert {h['wd'] for h in learn.opt.hypers} == {0.3}
+
 # A time budget
 
 def timed(learn, seconds, *args, **kw):
@@ -384,7 +395,8 @@ def test_no_bar_and_no_logging(make, kind, capsys):
     assert capsys.readouterr().out == '' and learn.logger is print
 
 @pytest.mark.parametrize('call,error,why', [
-    (lambda l: l.fit(1, 1e-3, wd=math.nan), ValueError, 'wd=nan'), (lambda l: l.fit(1, 1e-3, wd=-1), ValueError, 'wd=-1'),
+    (lambda l: l.fit(1, 1e-3, wd=math.nan), ValueError, 'a weight decay of nan'), (lambda l: l.fit(1, 1e-3, wd=-1), ValueError, 'a weight decay of -1'),
+    (lambda l: l.fit(1, 1e-3, wd=[0.1,0.2]), ValueError, '2 weight decays for'), (lambda l: l.fit(1, 1e-3, wd='0.1'), TypeError, 'a weight decay of .0.1.'),
     (lambda l: l.fit_wsd(1, 1e-3, warmup=math.nan), ValueError, 'warmup=nan'), (lambda l: l.fit_wsd(1, 1e-3, decay=math.nan), ValueError, 'decay=nan'),
     (lambda l: l.fit_warmup(1, 1e-3, warmup=math.nan), ValueError, 'warmup=nan'), (lambda l: l.fit_one_cycle(1, 1e-3, div=0), ValueError, 'div=0'),
     (lambda l: l.fit_gradual(1, slice(1e-4, 1e-3)), TypeError, 'rate of the last group alone'), (lambda l: l.fit(1, torch.tensor(1e-3)), TypeError, 'Tensor: give a float'),

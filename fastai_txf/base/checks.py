@@ -48,7 +48,6 @@ _settings = dict(
         'a list of tokens, as text_vocab(dls) gives it, or None'),
     label_delim=(lambda v: isinstance(v, str) and v != '',
         'the string between two labels, or None where a text has one label'),
-    wd=(lambda v: 0 <= v < math.inf, 'a weight decay, 0 or more and finite'),
     div=(lambda v: 0 < v < math.inf, 'a number above 0 that divides the rate'),
     div_final=(lambda v: 0 < v < math.inf, 'a number above 0 that divides the rate'),
     turns=(_whole(1), 'a whole number from 1'),
@@ -113,6 +112,7 @@ def check_ids(
 def check_rates(
     lr, # learning rate: a number, one for each group, a slice, or None
     n_groups:int, # groups of parameters
+    name:str='learning rate', # or another number that each group may have
 ):
     """A ValueError for a rate below 0, one that is not finite, or another number of them;
     a TypeError for what is no number of Python's, which fastai would not understand."""
@@ -122,11 +122,11 @@ def check_rates(
     for o in rates:
         if o is None: continue
         if not isinstance(o, (int,float)) and (o is lr or not isinstance(o, numbers.Real)):
-            raise TypeError(f'a learning rate of {o!r}, a {type(o).__name__}: give a float')
+            raise TypeError(f'a {name} of {o!r}, a {type(o).__name__}: give a float')
         if 0 <= o < math.inf: continue
-        raise ValueError(f'a learning rate of {o}: give 0 or more, finite')
+        raise ValueError(f'a {name} of {o}: give 0 or more, finite')
     if isinstance(lr, slice) or len(rates) in (1,n_groups): return
-    raise ValueError(f'{len(rates)} learning rates for {n_groups} groups of parameters: '
+    raise ValueError(f'{len(rates)} {name}s for {n_groups} groups of parameters: '
                      'give one, one for each, or slice(first, last)')
 
 # %% ../../nbs/0_base/01_checks.ipynb #51a4df6d

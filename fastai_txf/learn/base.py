@@ -190,7 +190,7 @@ class TransformerLearner(RatedLearner):
     def fit(self,
         n_epoch:int, # epochs
         lr=None, # learning rate; default: the learner's
-        wd:float=None, # weight decay; default: the learner's
+        wd=None, # weight decay, or one for each group; default: the learner's
         cbs=None, # more callbacks
         **kwargs
     ):

@@ -103,7 +103,7 @@ class RatedLearner(Learner):
     def fit(self,
         n_epoch:int, # epochs
         lr=None, # learning rate; default: the learner's
-        wd:float=None, # weight decay; default: the learner's
+        wd=None, # weight decay, or one for each group; default: the learner's
         cbs=None, # more callbacks
         **kwargs
     ):
@@ -115,7 +115,7 @@ class RatedLearner(Learner):
         check_callbacks([*self.cbs, *cbs])
         self.check_rates(lr)
         warn_of_rate(self, lr, cbs)
-        check_values(wd=wd)
+        check_rates(wd, len(self.opt.param_lists), 'weight decay')
         self.model.zero_grad()
         before = self._rows()
         try:
