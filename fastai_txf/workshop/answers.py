@@ -171,8 +171,8 @@ def _gradients(res, tensors):
     try: return torch.autograd.grad(res.square().sum(), tensors, allow_unused=True)
     except RuntimeError as e:
         raise WrongAnswer('the result is right, but cannot be trained: the code writes over '
-                          'numbers that the way back needs. Write `z = z + …` in place of `z += …`, '
-                          '`e = e / …` in place of `e /= …`') from e
+                          'numbers that the way back needs. Write `z = z + …` in place of '
+                          '`z += …`, `e = e / …` in place of `e /= …`') from e
 
 _cut = ('numpy, float(), .item(), .tolist(), .data, .detach(), torch.tensor(…) and no_grad '
         'cut it off')
