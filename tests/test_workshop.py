@@ -1,5 +1,6 @@
 "The workshop: checks know the mistakes, exercises come from the solutions, steps build on each other"
 import ast, copy, json, re, shutil, pytest, torch, torch.nn as nn, torch.nn.functional as F
+from collections import OrderedDict
 from functools import partial
 from pathlib import Path
 from fastai.torch_core import Module
@@ -58,7 +59,8 @@ wrong['check_softmax'] = [
     ('what is negative gets no weight', lambda d: F.relu(d)/F.relu(d).sum(2, keepdim=True)),
     ('weights are transposed', lambda d: F.softmax(d, dim=2).mT),
     ('a softmax too many', lambda d: F.softmax(F.softmax(d, dim=2), dim=2)),
-    ('powers of 2', lambda d: 2**d/(2**d).sum(2, keepdim=True))]
+    ('powers of 2', lambda d: 2**d/(2**d).sum(2, keepdim=True)),
+    ('keepdim=True', lambda d: d.exp()/d.exp().sum(2))]
 
 wrong['check_self_attention'] = [
     ('still to be multiplied', lambda x: weights(x @ x.mT)),
@@ -127,7 +129,8 @@ wrong['check_dot_std'] = [
     (r'`k\*\*1/4` is', lambda k: k**1/4),
     ('not 2k', lambda k: (2*k)**0.5),
     ('logarithm', lambda k: torch.tensor(float(k)).log()),
-    ('2 times what it should be', lambda k: 2*k**0.5)]
+    ('2 times what it should be', lambda k: 2*k**0.5),
+    ('None: is the `return` missing', lambda k: None)]
 
 def scaled_by(f, g=None):
     "Dot products of queries divided by `f` and keys divided by `g`."
@@ -171,6 +174,12 @@ wrong['check_merge_heads'] = [
     ('added up', lambda x, h: apart(x, h).sum(1)),
     ('not joined', lambda x, h: apart(x, h).transpose(1, 2)),
     ('use `reshape`', lambda x, h: apart(x, h).transpose(1, 2).view(len(x)//h, x.shape[1], -1))]
+
+class Bypassed(SelfAttention):
+    "Self-attention that asks torch for the weights."
+    def forward(self, x):
+        q,k,v = [split_heads(f(x), self.heads) for f in (self.toqueries, self.tokeys, self.tovalues)]
+        return self.unifyheads(concat_heads(F.scaled_dot_product_attention(q, k, v)))
 
 class Softened(SelfAttention):
     "Self-attention with another softmax and values of its own."
@@ -217,7 +226,8 @@ wrong['check_multi_head'] = [
     ('not united', attention(unite=False)),
     ('`unifyheads` has no bias', attention(out=lambda k, h: nn.Linear(h*k, k, bias=False))),
     ('6 to 6: it should map 18 to 6', attention(out=lambda k, h: nn.Linear(k, k))),
-    ('`self.unifyheads` is missing', Projections)]
+    ('`self.unifyheads` is missing', Projections),
+    ('does not use `self.attention_weights`: step 8 replaces it', Bypassed)]
 
 wrong['check_narrow'] = [
     ('first matrix', lambda x, w: split_heads(x, len(w)) @ w[0].T),
@@ -237,6 +247,9 @@ def parts(change):
             change(self, k)
     return Parts
 
+def named(seq, prefix='b'):
+    "The same parts with names in place of numbers."
+    return nn.Sequential(OrderedDict((f'{prefix}{i}', o) for i,o in enumerate(seq)))
 def linears(*widths, act=nn.ReLU): return nn.Sequential(nn.Linear(*widths[:2]), *([act()] if act else []), nn.Linear(*widths[2:]))
 
 wrong['check_block_parts'] = [
@@ -249,6 +262,7 @@ wrong['check_block_parts'] = [
     (r'`norm1` is LayerNorm\(\(6,\), eps=0.001.*: take nn.LayerNorm\(6\) without', parts(lambda m, k: setattr(m, 'norm1', nn.LayerNorm(k, eps=1e-3)))),
     ('`norm1` is .*elementwise_affine=False', parts(lambda m, k: setattr(m, 'norm1', nn.LayerNorm(k, elementwise_affine=False)))),
     ('`norm2` is .*: take nn.LayerNorm', parts(lambda m, k: setattr(m, 'norm2', nn.LayerNorm(k, bias=False)))),
+    (r"`ff` calls its parts \['b0', 'b1', 'b2'\]: nn.Sequential\(…\) numbers them", parts(lambda m, k: setattr(m, 'ff', named(m.ff)))),
     ('has 1 heads, but', parts(lambda m, k: setattr(m, 'attention', SelfAttention(k, 1)))),
     ('it should keep it', parts(lambda m, k: setattr(m, 'attention', nn.Linear(k, 2*k))))]
 
@@ -330,11 +344,13 @@ wrong['check_sinusoids'] = [
     ('count from 1', lambda t, k: weave(*[w[1:] for w in waves(t+1, k)])),
     ('different wavelengths', lambda t, k: torch.stack([w[:,j] for j in range(k) for w in [waves(t, k, lambda k: torch.arange(k)/k)[j%2]]], 1))]
 
-def stack(blocks=lambda make, depth: nn.Sequential(*[make() for _ in range(depth)]), forward=Stack.forward):
+def stack(blocks=lambda make, depth: nn.Sequential(*[make() for _ in range(depth)]), forward=Stack.forward,
+          sizes=lambda k, heads, depth: (k, heads, depth)):
     "A class of stacks."
     class Wrong(Stack):
         def __init__(self, k, heads, depth, seq_length, num_tokens, block=Block):
             Embeddings.__init__(self, k, num_tokens, seq_length)
+            k,heads,depth = sizes(k, heads, depth)
             self.tblocks = blocks(lambda: Block(k, heads), depth)
     Wrong.forward = forward
     return Wrong
@@ -347,16 +363,20 @@ def runs(self, y, order):
 wrong['check_stack'] = [
     ('repeats one object', stack(lambda make, depth: nn.Sequential(*[make()]*depth))),
     ('plain list', stack(lambda make, depth: [make() for _ in range(depth)])),
-    ('holds 1 blocks, but `depth` is 3', stack(lambda make, depth: nn.Sequential(make()))),
+    ('holds 1 blocks, but `depth` is 4', stack(lambda make, depth: nn.Sequential(make()))),
+    ('holds 3 blocks, but `depth` is 4', stack(sizes=lambda k, heads, depth: (k, heads, heads))),
+    ('`toqueries` maps width 6 to 24: it should map 6 to 18', stack(sizes=lambda k, heads, depth: (k, depth, depth))),
+    ('`toqueries` maps width 3 to 18: it should map 6 to 18', stack(sizes=lambda k, heads, depth: (heads, k, depth))),
+    (r"`tblocks` calls its parts \['b0', 'b1', 'b2', 'b3'\]", stack(lambda make, depth: named(make() for _ in range(depth)))),
     ('`self.tblocks` is a ModuleList', stack(lambda make, depth: nn.ModuleList([make() for _ in range(depth)]))),
     ('these are the embeddings', stack(forward=emb)),
     ('only the first block', stack(forward=lambda self, x: runs(self, emb(self, x), [0]))),
     ('only the last block', stack(forward=lambda self, x: [b(emb(self, x)) for b in self.tblocks][-1])),
-    ('reverse order', stack(forward=lambda self, x: runs(self, emb(self, x), [2,1,0]))),
+    ('reverse order', stack(forward=lambda self, x: runs(self, emb(self, x), [3,2,1,0]))),
     ('outputs are added', stack(forward=lambda self, x: sum(b(emb(self, x)) for b in self.tblocks))),
     ('runs twice', stack(forward=lambda self, x: self.tblocks(Stack.forward(self, x)))),
-    ('last block is not run', stack(forward=lambda self, x: runs(self, emb(self, x), [0,1]))),
-    ('first block is not run', stack(forward=lambda self, x: runs(self, emb(self, x), [1,2]))),
+    ('last block is not run', stack(forward=lambda self, x: runs(self, emb(self, x), [0,1,2]))),
+    ('first block is not run', stack(forward=lambda self, x: runs(self, emb(self, x), [1,2,3]))),
     ('added once more', stack(forward=lambda self, x: Stack.forward(self, x) + emb(self, x))),
     ('positions are missing', stack(forward=lambda self, x: self.tblocks(self.token_emb(x)))),
     ('are not made with `block=`', stack())]
@@ -374,6 +394,7 @@ ends = [
     ('probabilities of the tokens are averaged', lambda h, head: F.softmax(head(h), dim=-1).mean(1).log()),
     ('this is a sigmoid', lambda h, head: F.logsigmoid(head(h.mean(1)))),
     ('a minus too many', lambda h, head: -F.log_softmax(head(h.mean(1)), dim=1)),
+    ('divided by the number of texts', lambda h, head: F.log_softmax(head(h.sum(1)/len(h)), dim=1)),
     ('each token is classified', lambda h, head: F.log_softmax(head(h), dim=-1))]
 
 wrong['check_log_probs'] = [*ends, ('takes vectors of width k', lambda h, head: F.log_softmax(head(h.mean(2)), dim=1))]
@@ -385,7 +406,10 @@ class ScoresTokens(Stack):
         super().__init__(k, heads, depth, seq_length, num_tokens)
         self.toprobs = nn.Linear(k, num_tokens)
 
-wrong['check_classifier'] = [*[(s, classifier(f)) for s,f in ends], ('scores classes and not tokens', ScoresTokens)]
+class AsManyAsHeads(Classifier):
+    def __init__(self, k, heads, depth, *sizes): super().__init__(k, heads, heads, *sizes)
+
+wrong['check_classifier'] = [*[(s, classifier(f)) for s,f in ends], ('scores classes and not tokens', ScoresTokens), ('holds 3 blocks, but `depth` is 2', AsManyAsHeads)]
 
 def hidden(diagonal=1, value=float('-inf'), flip=False):
     "Hides a triangle."
@@ -454,7 +478,8 @@ wrong['check_language_model'] = [
     ('over the tokens of the text', language_model(lambda h, head: F.log_softmax(head(h), dim=1))),
     ('over the texts', language_model(lambda h, head: F.log_softmax(head(h), dim=0))),
     ('these are probabilities', language_model(lambda h, head: F.softmax(head(h), dim=-1))),
-    ('scores every token of the vocabulary', NoScores)]
+    ('scores every token of the vocabulary', NoScores),
+    ('holds 3 blocks, but `depth` is 2', type('Wrong', (LanguageModel,), dict(__init__=lambda self, k, heads, depth, *sizes: LanguageModel.__init__(self, k, heads, heads, *sizes))))]
 
 def bigram(forward, n_out=lambda n: n):
     "A class of bigram models."
@@ -496,7 +521,8 @@ wrong['check_sample'] = [
     ('probabilities are divided', cold(lambda z, T: draw(F.softmax(F.softmax(z, dim=0)/T, dim=0)))),
     ('equally likely', cold(lambda z, T: torch.randint(len(z), (1,))[0])),
     ('same token comes always', lambda z, T: F.softmax(z/T, dim=0).argmax()),
-    ('cannot be divided by', lambda z, T: draw(F.softmax(z/T, dim=0))),
+    ('cannot be divided by a temperature', lambda z, T: draw(F.softmax(z/T, dim=0))),
+    ('stops with AttributeError', lambda z, T: draw(F.softmax(z/T, dim=0)) if T else z.argmx()),
     ('another token than the likeliest', lambda z, T: draw(F.softmax(z/max(T, 1), dim=0))),
     (r'the frequencies are \[0.\d+, .*they should be near \[0.13, 0.58, 0.21, 0.08\]', cold(lambda z, T: draw(F.softmax(z/2.7, dim=0)))),
     ('the frequencies are', cold(lambda z, T: draw(F.softmax(z/T**2, dim=0)))),
@@ -536,7 +562,8 @@ wrong['check_generate'] = [
     ('show the model the last 3', writer(lambda tokens, length: tokens)),
     (r'a batch of one text is tokens\[None\]', writer(batch=False)),
     ('draw with `sample`', writer()),
-    ('pass the temperature on', writer(pick=lambda z: draw(F.softmax(z, dim=0))))]
+    ('pass the temperature on', writer(pick=lambda z: draw(F.softmax(z, dim=0)))),
+    ('divided by the temperature twice', lambda model, tokens, n, length, T: writer(pick=lambda z: z.argmax() if T == 0 else draw(F.softmax(z/T**2, dim=0)))(model, tokens, n, length, T))]
 
 def cross(f): return type('Wrong', (Cross,), dict(forward=f))
 
@@ -682,7 +709,8 @@ def test_check_leaves_no_trace(capsys):
         return x @ x.mT
     before = torch.get_rng_state()
     workshop.check_dot_products(fn); workshop.check_dot_products(fn)
-    assert before.equal(torch.get_rng_state()) and seen[0].equal(seen[2]) and torch.is_grad_enabled()
+    again = len(seen)//2
+    assert before.equal(torch.get_rng_state()) and seen[0].equal(seen[again]) and seen[1].equal(seen[again+1]) and torch.is_grad_enabled()
     assert capsys.readouterr().out == 'dot products: right\n'*2
 
 def test_code_that_changes_its_input():
@@ -700,6 +728,61 @@ def test_code_that_changes_its_input():
     answers = [('softmax', no_max), ('softmax', exp), ('scaled_dots', divided), ('sample', warm), ('sample', frozen), ('block', block(sums))]
     for name,answer in answers:
         with pytest.raises(WrongAnswer, match='the code changes its input'): getattr(workshop, f'check_{name}')(answer)
+
+def exps(d): e = d.exp(); e /= e.sum(2, keepdim=True); return e
+def by_loops(x): return torch.tensor([[[float(a @ b) for b in o] for a in o] for o in x])
+def by_numpy(h, head): return F.log_softmax(head(torch.from_numpy(h.detach().numpy().mean(1))), dim=1)
+def sums(self, x):
+    z = first(self, x)
+    z += self.ff(z)
+    return self.norm2(z)
+def detached(self, x):
+    q,k,v = [split_heads(f(x).detach(), self.heads).flatten(0, 1) for f in (self.toqueries, self.tokeys, self.tovalues)]
+    return self.unifyheads(concat_heads(apart(self.attention_weights(q, k) @ v, self.heads)))
+
+untrained = [
+    ('softmax', exps, 'writes over'), ('block', block(sums), r'`z = z \+ …`'), ('dot_products', by_loops, 'comes back to the input'),
+    ('dot_products', lambda x: torch.from_numpy(x.numpy() @ x.numpy().swapaxes(1, 2)), r'(?s)RuntimeError: .*numpy.*cut it off'),
+    ('log_probs', by_numpy, 'comes back to the input'), ('attention', lambda q, k, v: weights(q.detach() @ k.mT) @ v, 'comes back to the input'),
+    ('multi_head', type('Wrong', (SelfAttention,), dict(forward=detached)), 'comes back to the input, toqueries, tokeys, tovalues:'),
+    ('classifier', type('Wrong', (Classifier,), dict(forward=torch.no_grad()(Classifier.forward))), 'comes back to token_emb, pos_emb, tblocks, toprobs:')]
+
+@pytest.mark.parametrize('name,answer,told', untrained, ids=[f'{i}-{o[0]}' for i,o in enumerate(untrained)])
+def test_right_numbers_that_cannot_be_trained(name, answer, told):
+    "The numbers are right, but a training would stop, or leave weights as they are"
+    with pytest.raises(WrongAnswer, match=told): getattr(workshop, f'check_{name}')(answer)
+
+def test_right_in_other_ways():
+    "What trains is right: loops, places that are filled, buffers, dropouts, and weights that nothing uses"
+    def filled(x):
+        y = torch.empty(*x.shape[:2], x.shape[1])
+        for i,o in enumerate(x): y[i] = o @ o.T
+        return y
+    def shifted(d): d = d - d.amax(2, keepdim=True); e = d.exp_(); return e/e.sum(2, keepdim=True)
+    class Positions(Embeddings):
+        def __init__(self, k, num_tokens, seq_length):
+            super().__init__(k, num_tokens, seq_length)
+            self.register_buffer('at', torch.arange(seq_length), persistent=False)
+        def forward(self, x): return self.token_emb(x) + self.pos_emb(self.at[:x.shape[1]])
+    class More(SelfAttention):
+        def __init__(self, k, heads):
+            super().__init__(k, heads)
+            self.drop,self.unused = nn.Dropout(0.5), nn.Linear(k, k)
+        def forward(self, x): return self.drop(super().forward(x))
+    class Inplace(Block):
+        def __init__(self, k, heads):
+            super().__init__(k, heads)
+            self.ff[1].inplace = True
+    answers = [('dot_products', filled), ('softmax', shifted), ('attention', lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=1.)),
+               ('embeddings', Positions), ('multi_head', More), ('block', Inplace),
+               ('shift', lambda x: [x[:,:-1], x[:,1:]]), ('log_probs', lambda h, head: head(h.sum(1)/h.shape[1]).log_softmax(1))]
+    for name,answer in answers: getattr(workshop, f'check_{name}')(answer)
+
+@pytest.mark.parametrize('name', ['narrow','log_probs','classifier'])
+def test_wrong_count(name):
+    "A mean or a slice by another size that was the same by chance"
+    answers = dict(narrow=lambda x, w: split_heads(x, w.shape[1]) @ w.mT, log_probs=ends[-2][1], classifier=classifier(ends[-2][1]))
+    with pytest.raises(WrongAnswer): getattr(workshop, f'check_{name}')(answers[name])
 
 def test_minus_a_billion():
     "What leads to the same weights is as good as −∞, and changing the given tensor is allowed"
@@ -816,11 +899,35 @@ def notebook(path, *cells):
 def test_earlier(tmp_path):
     "Definitions, imports and what comes from earlier steps; no other line runs, magics do not disturb"
     notebook(tmp_path/'01_a.ipynb', '%matplotlib inline\n!ls\nimport math', 'def half(x): return x/2', 'raise RuntimeError("not to be run")')
-    notebook(tmp_path/'02_b.ipynb', 'from fastai_txf.workshop import *', "half = earlier('01_a', 'half')", 'class Quarter:\n    def __call__(self, x): return half(half(x))', 'half = None')
+    notebook(tmp_path/'02_b.ipynb', 'from fastai_txf.workshop import *', "half = earlier('01_a', 'half')", 'class Quarter:\n    def __call__(self, x): return half(half(x))', 'half = print("not to be run")')
     Quarter,half = earlier('02_b', 'Quarter', 'half', folder=tmp_path)
     assert Quarter()(8) == 2 and half(8) == 4
     with pytest.raises(ValueError, match=r"defines no quarter, only \['Quarter'\]"): earlier('02_b', 'quarter', folder=tmp_path)
     with pytest.raises(FileNotFoundError, match=r"the notebooks there are \['01_a', '02_b'\]"): earlier('03_c', 'x', folder=tmp_path)
+
+def test_earlier_runs_plain_values(tmp_path):
+    "A name that an answer uses: a number or a lambda is fetched with it, another value is named with the remedy"
+    start,define = 'import torch, torch.nn as nn\nfrom fastai_txf.workshop import *', 'def weights(dots): return soft(dots)\ncheck_softmax(weights)'
+    notebook(tmp_path/'01_a.ipynb', start, 'LAST = -1\nsoft = lambda d: torch.softmax(d, LAST)', define)
+    assert earlier('01_a', 'weights', folder=tmp_path)(torch.zeros(1, 2, 2)).equal(torch.full((1, 2, 2), 0.5))
+    notebook(tmp_path/'01_a.ipynb', start, 'Base = type("Base", (), {})', 'class Mine(Base): pass')
+    with pytest.raises(NameError, match='put `Base` into'): earlier('01_a', 'Mine', folder=tmp_path)
+    notebook(tmp_path/'01_a.ipynb', start, 'soft = nn.Softmax(2)', define)
+    with pytest.raises(WrongAnswer, match='(?s)NameError.*`earlier` fetches imports, functions, classes and plain values: put `soft` into the function'):
+        earlier('01_a', 'weights', folder=tmp_path)
+
+magics = ['?torch.bmm', 'torch.bmm?', 'torch.bmm??', 'files = !ls', 'for i in range(2):\n    %timeit i', '%%time', 'if True:\n    !ls', 'def scratch(x']
+
+@pytest.mark.parametrize('line', magics, ids=['ask-before','ask','ask-twice','shell-value','indented-magic','cell-magic','indented-shell','half-written'])
+def test_earlier_beside_what_is_no_python(tmp_path, line):
+    "Lines for IPython and a cell that is half written do not disturb; lines that only look like it are kept"
+    notebook(tmp_path/'01_a.ipynb', line, 'def half(x):\n    return ("%d"\n    % (x/2))', f'{line}\ndef third(x): return x/3')
+    assert earlier('01_a', 'half', folder=tmp_path)(8) == '4'
+    if 'scratch' not in line: assert earlier('01_a', 'third', folder=tmp_path)(9) == 3
+    else:
+        with pytest.raises(SyntaxError, match='01_a.ipynb, code cell 3, line'): earlier('01_a', 'third', folder=tmp_path)
+        notebook(tmp_path/'01_a.ipynb', f'import math\n{line}', 'def half(x): return x/2')
+        with pytest.raises(SyntaxError, match='01_a.ipynb, code cell 1, line 2'): earlier('01_a', 'half', folder=tmp_path)
 
 def copied(tmp_path, solved=()):
     "A learner's folder, with some steps solved."
@@ -910,6 +1017,20 @@ def test_errors_point_at_their_cell(tmp_path, monkeypatch):
     assert e.value.filename == '01_a.ipynb, code cell 2' and e.value.lineno == 2
 
 # What a learner gets
+
+def test_copied_notebooks(tmp_path):
+    "Every copy is a notebook whose steps can be fetched, without links to what is not there"
+    write_exercises(tmp_path)
+    for o in tmp_path.rglob('*.ipynb'):
+        nb = json.loads(o.read_text(encoding='utf-8'))
+        links = re.findall(r'\]\((\.[^)\s]+)\)', '\n'.join(''.join(c['source']) for c in nb['cells']))
+        assert not [l for l in links if not (o.parent/l.split('#')[0]).exists()]
+
+@each_step
+def test_earlier_of_copied_solutions(step, tmp_path):
+    write_exercises(tmp_path)
+    names = [n for src in sources(solutions/f'{step}.ipynb') for n in re.findall(r'^check_\w+\((\w+)\)', src, re.M)]
+    assert names and earlier(step, *names, folder=tmp_path/'solutions')
 
 def test_copies(tmp_path):
     "Exercises, solutions, pages and drawings, with links that lead somewhere; nothing is replaced"

@@ -155,6 +155,47 @@ def check(f):
         print(f'{f.__name__.removeprefix("check_").replace("_", " ")}: right')
     return _inner
 
+# %% ../../nbs/9_roof/01_workshop_answers.ipynb #a3c90d12
+@torch.no_grad()
+def _matters(f, args, p):
+    "Does `f(*args)` depend on the numbers `p`, which are among its weights and inputs?"
+    before,was = f(*args), p.clone()
+    p.add_(torch.randn_like(p))
+    after = f(*args)
+    p.copy_(was)
+    return not _same(before, after)
+
+def _gradients(res, tensors):
+    "The gradients of `res`, None where there is none; a `WrongAnswer` if torch cannot go back."
+    if not res.requires_grad: return [None]*len(tensors)
+    try: return torch.autograd.grad(res.square().sum(), tensors, allow_unused=True)
+    except RuntimeError as e:
+        raise WrongAnswer('the result is right, but cannot be trained: the code writes over '
+                          'numbers that the way back needs. Write `z = z + …` in place of '
+                          '`z += …`, `e = e / …` in place of `e /= …`') from e
+
+_cut = ('numpy, float(), .item(), .tolist(), .data, .detach(), torch.tensor(…) and no_grad '
+        'cut it off')
+
+def expect_gradients(f, *args):
+    "A `WrongAnswer` unless a gradient of `f(*args)` comes back to all that it depends on."
+    def is_input(o): return isinstance(o, torch.Tensor) and o.is_floating_point()
+    args = [o.clone().requires_grad_() if is_input(o) else o for o in args]
+    named = [('the input', o) for o in args if is_input(o)]
+    for m in (f, *args):
+        if isinstance(m, nn.Module): named += [(n.split('.')[0], p) for n,p in m.named_parameters()]
+    names,tensors = zip(*named)
+    with torch.enable_grad():
+        grads = _gradients(run_answer(f, *args, hint=f'On the way to a gradient: {_cut}.'), tensors)
+    if lost := [n for n,p,g in zip(names, tensors, grads) if g is None and _matters(f, args, p)]:
+        raise WrongAnswer('the result is right, but cannot be trained: no gradient comes back to '
+                          f'{", ".join(dict.fromkeys(lost))}: {_cut}')
+
+def compare_answer(f, args, want, mistakes={}, hint=''):
+    "`compare` for what `f(*args)` gives; if it is right, a gradient has to come back, too."
+    compare(run_answer(f, *args, hint=hint), want, mistakes)
+    expect_gradients(f, *args)
+
 # %% ../../nbs/9_roof/01_workshop_answers.ipynb #f23d2708
 def part_of(module, name, typ):
     "`module.name`; a `WrongAnswer` unless it is a `typ`."
@@ -174,6 +215,26 @@ def expect_linear(f, name, n_in, n_out, bias, widths={}):
     if bias and f.bias is None: raise WrongAnswer(f'`{name}` has no bias: it should have one')
     if f.bias is not None and not bias:
         raise WrongAnswer(f'`{name}` has a bias: leave it out with bias=False')
+
+PROJECTIONS = 'toqueries','tokeys','tovalues'
+
+def expect_projections(m, k, h):
+    "A `WrongAnswer` unless `m` has three maps of its own from `k` to `h*k` without a bias."
+    widths = {k:', for every head has its own k outputs',
+              k//h:', for a wide head keeps the whole width'}
+    for name in PROJECTIONS: expect_linear(part_of(m, name, nn.Linear), name, k, h*k, False, widths)
+    if len({id(getattr(m, name).weight) for name in PROJECTIONS}) < 3:
+        raise WrongAnswer('two of the three maps are one and the same: '
+                          'make a new nn.Linear for each')
+
+def sequential_of(module, name):
+    "`module.name`; a `WrongAnswer` unless it is an `nn.Sequential` that numbers its parts."
+    f = part_of(module, name, nn.Sequential)
+    names = [n for n,_ in f.named_children()]
+    if not all(n.isdigit() for n in names):
+        raise WrongAnswer(f'`{name}` calls its parts {names}: nn.Sequential(…) numbers them, '
+                          'and by the numbers the library finds the weights')
+    return f
 
 def expect_embedding(module, name, n, k, counts):
     """A `WrongAnswer` unless `module.name` is an `nn.Embedding` of `n` vectors,

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from ..model.attention import (
     causal_mask, concat_heads, PerHeadLinear, self_attention, SelfAttention, split_heads)
 from .answers import (
-    check, compare, expect_linear, make_answer, part_of, run_answer, WrongAnswer)
+    check, compare, compare_answer, expect_linear, expect_projections, make_answer, part_of,
+    PROJECTIONS, run_answer, WrongAnswer)
 
 # %% ../../nbs/9_roof/02_workshop_attention.ipynb #28eb21c4
 @check
@@ -24,7 +25,7 @@ def check_dot_products(
     x = torch.randn(2, 4, 4)
     hint = ('A batched product needs (b, n, m) and (b, m, p): '
             'which two dimensions are to be swapped in the second factor?')
-    compare(run_answer(fn, x, hint=hint), x @ x.mT, {
+    compare_answer(fn, (x,), x @ x.mT, hint=hint, mistakes={
         'this is x times x: the second factor is not transposed': x @ x,
         'this is xᵀx, which compares features: the transposed factor stands second': x.mT @ x,
         'the pairs below the diagonal are missing: every vector meets every other':
@@ -38,7 +39,7 @@ def check_dot_products(
         'these are distances: a dot product is large where vectors are alike': torch.cdist(x, x),
         'the softmax is taken already: it has an exercise of its own': (x @ x.mT).softmax(-1)})
     x = torch.randn(3, 5, 2)
-    compare(run_answer(fn, x, hint=hint), x @ x.mT)
+    compare_answer(fn, (x,), x @ x.mT, hint=hint)
 
 def _softmax_mistakes(dots):
     "What is no softmax along the rows."
@@ -52,6 +53,7 @@ def _softmax_mistakes(dots):
         'all texts together sum to 1: give the softmax a dimension':
             dots.flatten().softmax(0).view_as(dots),
         'these are exponentials that are not divided by their sum': dots.exp(),
+        'the sums have lost a dimension: keep it, keepdim=True': dots.exp()/dots.exp().sum(2),
         'the dot products are divided by their sum, without an exponential: '
         'weights must not be negative':
             dots / dots.sum(2, keepdim=True),
@@ -65,8 +67,7 @@ def _softmax_mistakes(dots):
             F.one_hot(dots.argmax(2), 3),
         'what is negative gets no weight: the exponential makes every weight positive':
             (pos := dots.relu()) / pos.sum(2, keepdim=True),
-        'the weights are transposed: row i belongs to the token that attends':
-            dots.softmax(2).mT}
+        'the weights are transposed: row i belongs to the token that attends': dots.softmax(2).mT}
 
 @check
 def check_softmax(
@@ -74,7 +75,7 @@ def check_softmax(
 ):
     "Are these weights, all positive, that sum to 1 for each token that attends?"
     dots = torch.randn(3, 3, 3)
-    compare(run_answer(fn, dots), dots.softmax(2), _softmax_mistakes(dots))
+    compare_answer(fn, (dots,), dots.softmax(2), _softmax_mistakes(dots))
 
 @check
 def check_self_attention(
@@ -83,7 +84,7 @@ def check_self_attention(
     "Is this self-attention without parameters?"
     x = torch.randn(2, 4, 4)
     w = (x @ x.mT).softmax(-1)
-    compare(run_answer(fn, x), self_attention(x), {
+    compare_answer(fn, (x,), self_attention(x), {
         'these are the weights: they have still to be multiplied with x': w,
         'there is no softmax between the two products': x @ x.mT @ x,
         'the columns of the weights sum to 1, not the rows: '
@@ -102,19 +103,7 @@ def check_self_attention(
         'all tokens have the same weight: that is a plain mean':
             x.mean(1, keepdim=True).expand(2, 4, 4)})
     x = torch.randn(3, 5, 2)
-    compare(run_answer(fn, x), self_attention(x))
-
-# %% ../../nbs/9_roof/02_workshop_attention.ipynb #7255a068
-PROJECTIONS = 'toqueries','tokeys','tovalues'
-
-def expect_projections(m, k, h):
-    "A `WrongAnswer` unless `m` has three maps of its own from `k` to `h*k` without a bias."
-    widths = {k:', for every head has its own k outputs',
-              k//h:', for a wide head keeps the whole width'}
-    for name in PROJECTIONS: expect_linear(part_of(m, name, nn.Linear), name, k, h*k, False, widths)
-    if len({id(getattr(m, name).weight) for name in PROJECTIONS}) < 3:
-        raise WrongAnswer('two of the three maps are one and the same: '
-                          'make a new nn.Linear for each')
+    compare_answer(fn, (x,), self_attention(x))
 
 # %% ../../nbs/9_roof/02_workshop_attention.ipynb #7255a069
 @check
@@ -151,7 +140,7 @@ def check_attention(
     dots = q @ k.mT
     def turn(a, b, c): return (given[a] @ given[b].mT).softmax(-1) @ given[c]
     w = dots.softmax(-1)
-    compare(run_answer(fn, q, k, v), w @ v, {
+    compare_answer(fn, (q,k,v), w @ v, {
         **dict(_misplaced(turn)),
         'the softmax runs over the queries: '
         'each query spreads its weight over the keys, so use the last dimension':
@@ -175,7 +164,9 @@ def check_dot_std(
 ):
     "Is this the standard deviation of the dot product of two random vectors of width k?"
     ks = torch.tensor([4, 9, 64, 256])
-    got = torch.tensor([run_answer(lambda: float(fn(int(k)))) for k in ks])
+    given = [run_answer(fn, int(k)) for k in ks]
+    if any(o is None for o in given): compare(None, ks)
+    got = torch.tensor([run_answer(float, o) for o in given])
     compare(got, ks**0.5, {
         'this is the variance: k products of variance 1 add up to k. '
         'The standard deviation is its root':
@@ -200,7 +191,7 @@ def check_scaled_dots(
     "Are both factors divided by the fourth root of k?"
     q,k = torch.randn(2, 2, 5, 9).unbind()
     dots = q @ k.mT
-    compare(run_answer(fn, q, k), dots/3, _scaling_mistakes(q, k, dots))
+    compare_answer(fn, (q,k), dots/3, _scaling_mistakes(q, k, dots))
     big = torch.full((1,1,4096), 6.).half()
     if run_answer(fn, big, big).isinf().any():
         raise WrongAnswer('in half precision the dot product of large vectors is ∞ before it is '
@@ -243,7 +234,7 @@ def check_split_heads(
     viewed = ('a view alone mixes tokens and heads: '
               'view as (b, t, heads, k), then swap tokens and heads, then fold')
     x = torch.randn(2, 3, 3*h)
-    compare(run_answer(fn, x, h, hint=_use_reshape), _fold(x, h), {
+    compare_answer(fn, (x,h), _fold(x, h), hint=_use_reshape, mistakes={
         viewed: x.reshape(2*h, 3, 3),
         'tokens and features are swapped before the vector is cut: view as (b, t, heads, k) first':
             x.mT.reshape(2*h, 3, 3),
@@ -257,7 +248,7 @@ def check_split_heads(
         'the heads are not split: each gets the whole vector': x.repeat_interleave(h, 0),
         'the heads are averaged: each stays on its own': x.unflatten(-1, (h,3)).mean(2)})
     x = torch.randn(2, 4, 5*h)
-    compare(run_answer(fn, x, h), _fold(x, h), {viewed: x.reshape(2*h, 4, 5)})
+    compare_answer(fn, (x,h), _fold(x, h), {viewed: x.reshape(2*h, 4, 5)})
 
 @check
 def check_merge_heads(
@@ -266,7 +257,7 @@ def check_merge_heads(
     "Are the heads side by side again?"
     h = 3
     x = torch.randn(2*h, 4, 5)
-    compare(run_answer(fn, x, h, hint=_use_reshape), _unfold(x, h), {
+    compare_answer(fn, (x,h), _unfold(x, h), hint=_use_reshape, mistakes={
         'a reshape alone mixes tokens and heads: '
         'unfold to (b, heads, t, k), swap heads and tokens, then join':
             x.reshape(2, 4, h*5),
@@ -361,11 +352,21 @@ def check_multi_head(
     x = torch.randn(2, 4, 6)
     m = make_answer(cls, k, h)
     expect_heads(m, k, h)
-    compare(run_answer(m, x), library_attention(m, k, h)(x), {
+    right = library_attention(m, k, h)(x)
+    compare_answer(m, (x,), right, {
         **united(m, attention_mistakes(m, x, h)),
         'the heads are joined, but not united: send them through `unifyheads`': by_hand(m, x, h),
         'x is added to the result: residual sums come in step 5':
             m.unifyheads(by_hand(m, x, h)) + x})
+    m.attention_weights = lambda q, k: (q @ k.mT).softmax(-1)
+    if run_answer(m, x).allclose(right):
+        raise WrongAnswer('`forward` does not use `self.attention_weights`: step 8 replaces it')
+
+def _narrow(x, w):
+    "The library's map of each head's slice, with the weights `w`."
+    ref = PerHeadLinear(x.shape[-1], len(w), n_maps=1)
+    ref.weight.copy_(w[None])
+    return split_heads(ref(x), len(w))
 
 @check
 def check_narrow(
@@ -375,10 +376,8 @@ def check_narrow(
     h,s = 3, 3
     x = torch.randn(2, 3, 9)
     w = torch.randn(h, s, s)
-    ref = PerHeadLinear(9, h, n_maps=1)
-    ref.weight.copy_(w[None])
     parts = split_heads(x, h)
-    compare(run_answer(fn, x, w), split_heads(ref(x), h), {
+    compare_answer(fn, (x,w), _narrow(x, w), {
         'all heads use the first matrix: head i has weight[i]': parts @ w[0].mT,
         'the matrices are not transposed: a linear map is x Wᵀ': parts @ w,
         'the slices are interleaved: view the last dimension as (heads, s), not (s, heads)':
@@ -391,3 +390,5 @@ def check_narrow(
         'the matrices are added up: head i has weight[i]': parts @ w.sum(0).mT,
         'the heads are joined again: they stay apart here':
             (parts @ w.mT).transpose(1, 2).flatten(2)})
+    x,w = torch.randn(3, 4, 10), torch.randn(2, 5, 5)
+    compare_answer(fn, (x,w), _narrow(x, w))

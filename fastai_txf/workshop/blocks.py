@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from ..model.positions import sinusoids
 from ..share.torch import from_former
 from .answers import (
-    check, compare, expect_embedding, expect_linear, make_answer, part_of, run_answer, WrongAnswer)
+    check, compare, compare_answer, expect_embedding, expect_linear, expect_projections,
+    make_answer, part_of, run_answer, sequential_of, WrongAnswer)
 
 # %% ../../nbs/9_roof/03_workshop_blocks.ipynb #aa5c6dd1
 def library_model(state, h, **kwargs):
@@ -44,7 +45,7 @@ def expect_norms(m, k, *names):
 
 def expect_feed_forward(m, k):
     "A `WrongAnswer` unless `m.ff` is k → 4k, ReLU, 4k → k."
-    ff = part_of(m, 'ff', nn.Sequential)
+    ff = sequential_of(m, 'ff')
     types = [type(f) for f in ff]
     if types == [nn.Linear, nn.Linear]:
         raise WrongAnswer('`ff` has nothing between its two maps, which makes them one: '
@@ -129,8 +130,8 @@ def check_block(
     x = torch.randn(2, 4, 6)
     m = make_answer(cls, k, h)
     _check_parts(m, x, h)
-    compare(run_answer(m, x), _library_block(m, k, h)(x),
-             {**_wiring_mistakes(m, x), **_missing_part_mistakes(m, x)})
+    compare_answer(m, (x,), _library_block(m, k, h)(x),
+                   {**_wiring_mistakes(m, x), **_missing_part_mistakes(m, x)})
 
 # %% ../../nbs/9_roof/03_workshop_blocks.ipynb #6114747b
 # sizes of the models that are checked
@@ -168,11 +169,11 @@ def check_embeddings(
     expect_embedding(m, 'pos_emb', SEQ_LENGTH, K, 'position')
     x = torch.randint(0, SEQ_LENGTH, (5,5))
     tok,pos = m.token_emb(x), m.pos_emb.weight
-    compare(run_answer(m, x), tok + pos[:5], _embedding_mistakes(tok, pos, x))
+    compare_answer(m, (x,), tok + pos[:5], _embedding_mistakes(tok, pos, x))
     x = torch.randint(0, N_TOKENS, (3,4))
     hint = ('The positions count the tokens, x.shape[1], not the texts of the batch, x.shape[0], '
             'and not all positions that there are.')
-    compare(run_answer(m, x, hint=hint), m.token_emb(x) + pos[:4])
+    compare_answer(m, (x,), m.token_emb(x) + pos[:4], hint=hint)
 
 def _weave(a, b): return torch.stack([a, b], -1).flatten(1)
 def _waves(a): return _weave(a.sin(), a.cos())
@@ -219,18 +220,20 @@ def check_sinusoids(
              {**_order_mistakes(t, k), **_angle_mistakes(t, k)})
 
 # %% ../../nbs/9_roof/03_workshop_blocks.ipynb #3b00860d
-def expect_blocks(m, depth):
-    "The blocks of `m`; a `WrongAnswer` unless torch knows of `depth` different ones."
+def expect_blocks(m, depth, k, h):
+    """The blocks of `m`; a `WrongAnswer` unless torch knows of `depth` different ones,
+    of width `k` and with `h` heads."""
     blocks = getattr(m, 'tblocks', None)
     if isinstance(blocks, (list,tuple)):
         raise WrongAnswer('`tblocks` is a plain list, so torch does not see its weights and would '
                           'not train them: use nn.Sequential')
-    blocks = part_of(m, 'tblocks', nn.Sequential)
+    blocks = sequential_of(m, 'tblocks')
     if len(blocks) != depth:
         raise WrongAnswer(f'`tblocks` holds {len(blocks)} blocks, but `depth` is {depth}')
     if len({id(b) for b in blocks}) < depth:
         raise WrongAnswer('the same block stands in all places: '
                           '`[block]*depth` repeats one object, a comprehension makes new ones')
+    for b in blocks: expect_projections(part_of(b, 'attention', nn.Module), k, h)
     return blocks
 
 # %% ../../nbs/9_roof/03_workshop_blocks.ipynb #3b00860e
@@ -239,19 +242,19 @@ def check_stack(
     cls, # `cls(k, heads, depth, seq_length, num_tokens)`: token ids `(b, t)` to `(b, t, k)`
 ):
     "Do `depth` different blocks run one after the other on the embeddings?"
-    m = make_answer(cls, K, HEADS, 3, SEQ_LENGTH, N_TOKENS)
+    m = make_answer(cls, K, HEADS, depth := HEADS+1, SEQ_LENGTH, N_TOKENS)
     x = torch.randint(0, N_TOKENS, (2,5))
-    blocks = expect_blocks(m, 3)
+    blocks = expect_blocks(m, depth, K, HEADS)
     head = {'toprobs.weight':torch.zeros(1, K), 'toprobs.bias':torch.zeros(1)}
     ref = library_model({**m.state_dict(), **head}, HEADS, lm=False).encoder
     tok = m.token_emb(x)
     emb = tok + m.pos_emb.weight[:5]
-    compare(run_answer(m, x), ref(x), {
+    compare_answer(m, (x,), ref(x), {
         'the blocks are not run: these are the embeddings': emb,
         'only the first block is run': blocks[0](emb),
         'only the last block has an effect: each takes what the one before has returned':
-            blocks[2](emb),
-        'the blocks run in reverse order': blocks[0](blocks[1](blocks[2](emb))),
+            blocks[-1](emb),
+        'the blocks run in reverse order': nn.Sequential(*reversed(blocks))(emb),
         'every block sees the embeddings, and their outputs are added: '
         'run them one after the other':
             sum(b(emb) for b in blocks),
@@ -260,7 +263,7 @@ def check_stack(
         'the first block is not run': blocks[1:](emb),
         'the embeddings are added once more: the blocks have their own sums': blocks(emb) + emb,
         'the positions are missing: use the embeddings of step 6': blocks(tok)})
-    made = make_answer(functools.partial(cls, block=nn.Identity), K, HEADS, 3, SEQ_LENGTH, N_TOKENS)
+    made = make_answer(functools.partial(cls, block=nn.Identity), K, HEADS, 1, SEQ_LENGTH, N_TOKENS)
     if any(type(b) is not nn.Identity for b in made.tblocks):
         raise WrongAnswer('the blocks are not made with `block=`: step 8 gives it blocks that hide '
                           'the future')
@@ -277,6 +280,8 @@ def _log_probs_mistakes(h, head):
         'each text spreads its probability over the classes, dim=1':
             head(mean).log_softmax(0),
         'this is the maximum over the tokens, not their mean': head(h.amax(1)).log_softmax(-1),
+        'the sum over the tokens is divided by the number of texts: divide by that of the tokens':
+            head(h.sum(1)/len(h)).log_softmax(-1),
         'this is the sum over the tokens, not their mean': head(h.sum(1)).log_softmax(-1),
         'only the first token is used: take the mean over all': head(h[:,0]).log_softmax(-1),
         'only the last token is used: take the mean over all': head(h[:,-1]).log_softmax(-1),
@@ -286,8 +291,7 @@ def _log_probs_mistakes(h, head):
             head(h).softmax(-1).mean(1).log(),
         'this is a sigmoid, as for classes that do not exclude each other: F.log_softmax':
             F.logsigmoid(head(mean)),
-        'there is a minus too many: the loss takes care of the sign':
-            -head(mean).log_softmax(-1),
+        'there is a minus too many: the loss takes care of the sign': -head(mean).log_softmax(-1),
         'this is the minimum over the tokens, not their mean': head(h.amin(1)).log_softmax(-1),
         'each token is classified on its own: take the mean over the tokens first':
             head(h).log_softmax(-1)}
@@ -297,10 +301,11 @@ def check_log_probs(
     fn, # from vectors `(b, t, k)` and a linear map `toprobs` to `(b, num_classes)`
 ):
     "Is this the log-softmax of the scores of the tokens' mean?"
-    h,head = torch.randn(3, 3, K), nn.Linear(K, 4)
+    head = nn.Linear(K, 4)
     hint = '`toprobs` takes vectors of width k, and the mean is over the tokens.'
-    got = run_answer(fn, h, head, hint=hint)
-    compare(got, head(h.mean(1)).log_softmax(-1), _log_probs_mistakes(h, head))
+    for h in (torch.randn(3, 3, K), torch.randn(2, 5, K)):
+        compare_answer(fn, (h,head), head(h.mean(1)).log_softmax(-1), _log_probs_mistakes(h, head),
+                       hint)
 
 @check
 def check_classifier(
@@ -308,8 +313,11 @@ def check_classifier(
 ):
     "Is this the library's classifier?"
     m = make_answer(cls, K, HEADS, 2, SEQ_LENGTH, N_TOKENS, 4)
-    x = torch.randint(0, N_TOKENS, (3,3))
+    expect_blocks(m, 2, K, HEADS)
     widths = {N_TOKENS:', for it scores classes and not tokens'}
     expect_linear(part_of(m, 'toprobs', nn.Linear), 'toprobs', K, 4, True, widths)
     ref = library_model(m.state_dict(), HEADS, lm=False)
-    compare(run_answer(m, x), ref(x).log_softmax(-1), _log_probs_mistakes(ref.encoder(x), ref.head))
+    for size in ((3,3), (2,5)):
+        x = torch.randint(0, N_TOKENS, size)
+        compare_answer(m, (x,), ref(x).log_softmax(-1),
+                       _log_probs_mistakes(ref.encoder(x), ref.head))

@@ -12,10 +12,11 @@ import torch, torch.nn as nn
 import torch.nn.functional as F
 from ..model.attention import causal_mask
 from .answers import (
-    check, compare, expect_embedding, expect_linear, make_answer, part_of, run_answer, WrongAnswer)
+    check, compare, compare_answer, expect_embedding, expect_gradients, expect_linear,
+    make_answer, part_of, run_answer, WrongAnswer)
 from .attention import (
     attention_mistakes, by_hand, expect_heads, library_attention, united)
-from .blocks import HEADS, K, library_model, N_TOKENS, SEQ_LENGTH
+from .blocks import expect_blocks, HEADS, K, library_model, N_TOKENS, SEQ_LENGTH
 
 # %% ../../nbs/9_roof/04_workshop_language.ipynb #2149c22d
 @check
@@ -35,6 +36,7 @@ def check_mask(
     if future.isposinf().all(): raise WrongAnswer('the future is +∞: it should be −∞')
     compare(got.softmax(-1), want.softmax(-1), _mask_mistakes(dots, above),
             'the softmax of the result')
+    expect_gradients(lambda d: fn(d.clone()), dots)
 
 def _mask_mistakes(dots, above):
     "The softmax where something else than what stands `above` the diagonal is hidden."
@@ -88,7 +90,7 @@ def check_causal(
     m,above = make_answer(cls, k, h), ~causal_mask(4)
     def late(dots): return dots.softmax(-1).masked_fill(above, -math.inf)
     expect_heads(m, k, h)
-    compare(run_answer(m, x), library_attention(m, k, h, causal=True)(x), united(m, {
+    compare_answer(m, (x,), library_attention(m, k, h, causal=True)(x), united(m, {
         'the future is not hidden': by_hand(m, x, h),
         'the mask comes after the softmax, so the rows no longer sum to 1: hide before it':
             by_hand(m, x, h, forget=above),
@@ -109,10 +111,11 @@ def check_language_model(
     "Is this the library's language model?"
     m = make_answer(cls, K, HEADS, 2, SEQ_LENGTH, N_TOKENS)
     x = torch.randint(0, N_TOKENS, (3,3))
+    expect_blocks(m, 2, K, HEADS)
     widths = {K:', for it scores every token of the vocabulary'}
     expect_linear(part_of(m, 'toprobs', nn.Linear), 'toprobs', K, N_TOKENS, True, widths)
     lm,seer = [library_model(m.state_dict(), HEADS, lm=o) for o in (True,False)]
-    compare(run_answer(m, x), lm(x).log_softmax(-1), {
+    compare_answer(m, (x,), lm(x).log_softmax(-1), {
         'the future can be seen: build the blocks with the causal attention':
             seer.head(seer.encoder(x)).log_softmax(-1),
         'the tokens are averaged, as in the classifier: every token predicts its own successor':
@@ -138,7 +141,7 @@ def check_bigram(
     expect_embedding(m, 'table', N_TOKENS, N_TOKENS, 'token: a score for each successor')
     x = torch.randint(0, N_TOKENS, (3,3))
     scores,w = m.table(x), m.table.weight
-    compare(run_answer(m, x), scores.log_softmax(-1), {
+    compare_answer(m, (x,), scores.log_softmax(-1), {
         'these are scores: the log-softmax is missing': scores,
         'these are probabilities: their logarithm is wanted, F.log_softmax': scores.softmax(-1),
         'the log-softmax runs over the tokens of the text: '
@@ -174,7 +177,7 @@ def check_shift(
     "Is the target the input one token later?"
     x = torch.randperm(16).view(4, 4)
     res = run_answer(fn, x)
-    if not isinstance(res, tuple) or len(res) != 2:
+    if not isinstance(res, (tuple,list)) or len(res) != 2:
         raise WrongAnswer(f'the result is a {type(res).__name__}: '
                           'return two tensors, inputs and targets')
     xb,yb = res
@@ -227,19 +230,24 @@ def check_sample(
         'all tokens are equally likely: draw with the probabilities': torch.full((4,), 0.25)}
     freq = _frequencies(fn, logits, 2.)
     if freq.max() == 1: raise WrongAnswer('the same token comes always: draw from the distribution')
+    _expect_frequencies(freq, logits, dists)
+    _check_cold(fn, logits)
+
+def _expect_frequencies(freq, logits, dists):
+    "A `WrongAnswer` unless these frequencies are nearest to the first of `dists`, by sentence."
     far = {sentence:(freq-d).abs().sum().item()/2 for sentence,d in dists.items()}
-    nearest = min(far, key=far.get)
+    nearest,right = min(far, key=far.get), next(iter(dists))
     if far[nearest] > 0.05:
         raise WrongAnswer(f'of the logits {logits.tolist()} at temperature 2 the frequencies are '
                           f'{_rounded(freq)}: they should be near {_rounded(dists[right])}')
     if nearest != right: raise WrongAnswer(nearest)
-    _check_cold(fn, logits)
 
 def _check_cold(fn, logits):
     "A `WrongAnswer` unless temperature 0 gives the likeliest token."
     try: cold = _frequencies(fn, logits, 0., 50)
     except WrongAnswer as e:
-        if not e.__cause__: raise
+        divided = isinstance(e.__cause__, ZeroDivisionError) or 'probability tensor' in str(e)
+        if not divided: raise
         raise WrongAnswer('logits cannot be divided by a temperature of 0: '
                           'return the likeliest token there') from e
     if cold[1] < 1: raise WrongAnswer('at temperature 0 another token than the likeliest was drawn')
@@ -298,3 +306,9 @@ def check_generate(
     if len(texts(0.)) > 1:
         raise WrongAnswer('at temperature 0 the text is another each time: '
                           'pass the temperature on to `sample`')
+    logits = torch.tensor([0., 3., 1., -1.])
+    drawn = run_answer(fn, lambda x: logits.expand(*x.shape, 4), start, 1000, 3, 2.)[2:]
+    _expect_frequencies(torch.bincount(drawn, minlength=4)/1000, logits, {
+        '': (logits/2).softmax(0),
+        'the logits are divided by the temperature twice: `sample` does it':
+            (logits/4).softmax(0)})

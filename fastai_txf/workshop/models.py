@@ -13,10 +13,10 @@ from ..model.layers import FeedForward, PostNorm, TransformerBlock
 from ..model.windows import compact
 from ..model.config import TransformerConfig
 from .answers import (
-    check, compare, expect_embedding, expect_linear, make_answer, part_of, run_answer)
+    check, compare, compare_answer, expect_embedding, expect_gradients, expect_linear,
+    make_answer, part_of, PROJECTIONS, run_answer)
 from .attention import (
-    attention_mistakes, by_hand, expect_heads, expect_projections,
-    library_attention, PROJECTIONS, united)
+    attention_mistakes, by_hand, expect_heads, library_attention, united)
 from .blocks import (
     expect_blocks, expect_feed_forward, expect_norms, HEADS, K, library_model)
 
@@ -40,7 +40,7 @@ def check_cross_attention(
     expect_heads(m, K, HEADS)
     ref = _library_cross(m, K, HEADS)
     turn = functools.partial(by_hand, m, x, HEADS, context)
-    compare(run_answer(m, x, context), ref(x, context), united(m, {
+    compare_answer(m, (x,context), ref(x, context), united(m, {
         'the context is not used: this is self-attention': turn(sources='xxx'),
         'the two texts are swapped: queries come from x, keys and values from the context':
             turn(sources='cxx'),
@@ -57,8 +57,8 @@ def check_cross_attention(
             m.unifyheads(turn()) + x})
     longer = torch.randn(2, 5, K)
     cut = by_hand(m, x, HEADS, longer[:,:4])
-    compare(run_answer(m, x, longer, hint='The context may have another length than x.'),
-             ref(x, longer), united(m, {
+    hint = 'The context may have another length than x.'
+    compare_answer(m, (x,longer), ref(x, longer), hint=hint, mistakes=united(m, {
         'of the context only as many tokens are read as x has: all of it may be seen': cut}))
 
 def _library_decoder_block(m, causal):
@@ -85,7 +85,7 @@ def check_decoder_block(
     good,seer = [_library_decoder_block(m, o) for o in (True,False)]
     a,f = good.attn, good.ff
     def cross(y): return good.cross(y, context)
-    compare(run_answer(m, x, context), good(x, context=context), {
+    compare_answer(m, (x,context), good(x, context=context), {
         'the decoder sees its own future: its self-attention has to be causal':
             seer(x, context=context),
         'cross-attention comes before self-attention: '
@@ -165,8 +165,7 @@ def _check_sizes(m, c):
     expect_embedding(m, 'token_emb', c.vocab_sz, c.d_model,
                'token of the vocabulary (config.vocab_sz, config.d_model)')
     expect_embedding(m, 'pos_emb', c.max_len, c.d_model, 'position (config.max_len)')
-    blocks = expect_blocks(m, c.n_layers)
-    expect_projections(part_of(blocks[0], 'attention', nn.Module), c.d_model, c.n_heads)
+    expect_blocks(m, c.n_layers, c.d_model, c.n_heads)
     expect_linear(part_of(m, 'toprobs', nn.Linear), 'toprobs', c.d_model, c.n_out, True)
 
 @check
@@ -197,3 +196,4 @@ def check_fastai_classifier(
             want(text[:,-4:]),
         'one token less than config.max_len is read': want(text[:,:3])},
         'the log-softmax of the result')
+    expect_gradients(m, x)

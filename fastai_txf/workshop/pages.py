@@ -58,14 +58,23 @@ def _linked(text, where):
     "`text` of a page in `workshop`, with the way to `drawings` that leads there from elsewhere."
     return text.replace('](../drawings/', f']({where}/')
 
-_page = re.compile(r'\[([^\]]+)\]\((?:\.\./)+(?!drawings/)[^.)][^)]*\)')
+_page = re.compile(r'\[([^][]+)\]\((?:\.\./)+(?!drawings/)[^.)][^)]*\)')
+
+def _unlinked(path):
+    "The text of a page without links to what is not there."
+    if path.suffix == '.md': return _page.sub(r'\1', _read(path))
+    nb = json.loads(_read(path))
+    for c in nb['cells']:
+        if c['cell_type'] != 'markdown': continue
+        c['source'] = _page.sub(r'\1', ''.join(c['source'])).splitlines(keepends=True)
+    return _dumped(nb)
 
 def _copies(source, folder):
     """What a learner gets beside the exercises, as texts by file: solutions and pages, without
     links to what is not there, and the drawings."""
     pages = sorted([*source.glob('[0-9]*.ipynb'), *source.glob('*.md')])
     to = {o:folder/'solutions'/o.name if o.suffix == '.ipynb' else folder/o.name for o in pages}
-    texts = {to[o]:_page.sub(r'\1', _read(o)) for o in pages}
+    texts = {to[o]:_unlinked(o) for o in pages}
     for o in texts:
         if o.suffix == '.md': texts[o] = _linked(texts[o], 'drawings')
         if o.name == 'README.md': texts[o] = _for_learners(texts[o])

@@ -16,19 +16,29 @@ from .answers import without_source, WrongAnswer
 _defines = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef
 
 def _code(nb):
-    """The code cells of the notebook file `nb`, without lines for IPython: name and source.
-    Errors find the source under this name."""
+    "Name and source of each code cell of the notebook file `nb`; errors find it by this name."
     cells = json.loads(Path(nb).read_text(encoding='utf-8'))['cells']
     code = [''.join(c['source']) for c in cells if c['cell_type']=='code']
     for i,src in enumerate(code, 1):
-        src,name = re.sub(r'^[%!].*$', '', src, flags=re.M), f'{nb}, code cell {i}'
+        name = f'{nb}, code cell {i}'
         linecache.cache[name] = len(src), None, src.splitlines(keepends=True), name
         yield name, src
 
+_for_ipython = re.compile(r'^([ \t]*)(?:[%!?].*|[\w.]+\?{1,2}[ \t]*|[\w, \t]+= *[%!].*)$', re.M)
+
+def _statements(src, name):
+    "The statements of a cell; lines that only IPython understands do nothing."
+    try: return ast.parse(src, name).body
+    except SyntaxError: return ast.parse(_for_ipython.sub(r'\1pass', src), name).body
+
 def _is_definition(node):
-    "An import, a function, a class, or a name for something from an earlier step?"
+    """An import, a function, a class, something from an earlier step, a lambda,
+    or a value that is made of no other name?"""
     if not isinstance(node, ast.Assign): return isinstance(node, _defines)
-    return isinstance(node.value, ast.Call) and getattr(node.value.func, 'id', None) == 'earlier'
+    value = node.value
+    if isinstance(value, ast.Call) and getattr(value.func, 'id', None) == 'earlier': return True
+    parts = ast.walk(value.args if isinstance(value, ast.Lambda) else node)
+    return not any(isinstance(o, ast.Name) and isinstance(o.ctx, ast.Load) for o in parts)
 
 def _checked(node):
     "The names of the check and of what it checks, if `node` is a check's call."
@@ -36,6 +46,11 @@ def _checked(node):
     if not isinstance(node, ast.Expr) or not isinstance(call, ast.Call): return None
     names = [getattr(o, 'id', '') for o in (call.func, *call.args)]
     return tuple(names) if names[0].startswith('check_') and len(names) == 2 else None
+
+def _unfetched(e):
+    "What to do about the NameError `e`."
+    return (f'`earlier` fetches imports, functions, classes and plain values: put `{e.name}` '
+            'into the function or class that uses it')
 
 def _recheck(path, ns, checks):
     "Run the checks of what is fetched once more; an error says what is to do."
@@ -46,19 +61,28 @@ def _recheck(path, ns, checks):
             with redirect_stdout(io.StringIO()): ns[check](ns[name])
         except (NotImplementedError, WrongAnswer) as e:
             state = 'not right' if isinstance(e, WrongAnswer) else 'not written yet'
-            told = f'`{name}` of {path} is {state}: {e}\n{remedy}'
+            told = f'`{name}` of {path} is {state}: {e}\n'
+            if type(e.__cause__) is NameError: told += _unfetched(e.__cause__)+'\n'
+            told += remedy
             raise type(e)(told).with_traceback(e.__traceback__) from e.__cause__
 
 def _defined(path, seen):
-    "The names that the notebook defines, and its statements; nothing else of it is run."
-    cells = [(name, ast.parse(src, name).body) for name,src in _code(path)]
+    """The names that the notebook defines, its statements, and source and error of what is
+    no Python; nothing else of it is run."""
+    cells,broken = [],[]
+    for name,src in _code(path):
+        try: cells.append((name, _statements(src, name)))
+        except SyntaxError as e:
+            if 'import ' in src: raise
+            broken.append((src, e))
     ns = vars(ModuleType(path.stem))
     def nested(step, *names, folder='.'): return _fetch(Path(folder)/f'{step}.ipynb', names, seen)
     for name,nodes in cells:
         for o in filter(_is_definition, nodes):
             ns['earlier'] = nested
-            exec(compile(ast.Module([o], []), name, 'exec'), ns)
-    return ns, [o for _,nodes in cells for o in nodes]
+            try: exec(compile(ast.Module([o], []), name, 'exec'), ns)
+            except NameError as e: raise NameError(f'{e}: {_unfetched(e)}', name=e.name) from e
+    return ns, [o for _,nodes in cells for o in nodes], broken
 
 def _fetch(path, names, seen):
     "`names` of the notebook file `path`, checked unless they are in `seen`."
@@ -67,8 +91,10 @@ def _fetch(path, names, seen):
         raise FileNotFoundError(f'there is no {path}: the notebooks there are {there}, '
                                 'and folder= names another place')
     with chdir(path.parent):
-        ns,nodes = _defined(Path(path.name), seen)
+        ns,nodes,broken = _defined(Path(path.name), seen)
         if missing := [n for n in names if n not in ns]:
+            for src,e in broken:
+                if any(n in src for n in missing): raise e
             known = sorted(n.name for n in nodes if isinstance(n, _defines[2:]))
             raise ValueError(f'{path} defines no {", ".join(missing)}, only {known}')
         new = [n for n in names if (Path(path.name).resolve(), n) not in seen]
