@@ -14,7 +14,7 @@ from fastcore.basics import first, ifnone
 from fastcore.meta import delegates
 from ..base.files import naming, replacing, save_tensors
 from ..model.config import FOR_TRAINING, TransformerConfig, UNUSED
-from ..model.models import MODELS, Seq2SeqTransformer, SigmoidRange
+from ..model.models import Seq2SeqTransformer, SigmoidRange, TASKS
 from ..text.special import vocab_lists
 from .transfer import DERIVED_FIELDS, part_names, shapes_of, wavelengths
 
@@ -26,7 +26,7 @@ def _config_of(model):
     "The fields of its configuration that a model's answers depend on."
     config = getattr(model, 'config', None)
     if not isinstance(config, TransformerConfig): return {}
-    unused = first(UNUSED[k] for k,cls in MODELS.items() if isinstance(model, cls))
+    unused = first(UNUSED[k] for k,cls in TASKS.items() if isinstance(model, cls))
     left = {*FOR_TRAINING, *_of_data, *ifnone(unused, ())}
     if not wavelengths(model): left.add('pos_base')
     res = {k:getattr(v, 'item', lambda: v)() for k,v in dataclasses.asdict(config).items()

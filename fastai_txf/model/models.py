@@ -267,8 +267,8 @@ class Seq2SeqTransformer(Module):
         return self.head(self.hidden(src, tgt))
 
 # %% ../../nbs/1_model/07_models.ipynb #k1nds002
-MODELS = dict(classifier=TransformerClassifier, lm=TransformerLM, mlm=TransformerMLM,
-              seq2seq=Seq2SeqTransformer)
+TASKS = dict(classifier=TransformerClassifier, lm=TransformerLM, mlm=TransformerMLM,
+             seq2seq=Seq2SeqTransformer)
 
 # %% ../../nbs/1_model/07_models.ipynb #37f582fe
 def _split(model, parts):

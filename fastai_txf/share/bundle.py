@@ -13,7 +13,7 @@ from pathlib import Path
 import fastai_txf
 from ..base.plain import package
 from ..model.config import TransformerConfig
-from ..model.models import MODELS
+from ..model.models import TASKS
 from ..model.int8 import to_int8
 from .text import check_labels, make_codecs
 from .predictor import (
@@ -46,7 +46,7 @@ def _checked_config(data):
     res = unseal(data)
     for k,t in dict(kind=str, files=dict, config=dict, versions=dict, options=dict).items():
         if not isinstance(res.get(k), t): raise ValueError(f'the field {k!r} is missing')
-    if res['kind'] not in MODELS: raise ValueError(f"{res['kind']!r} is none of {[*MODELS]}")
+    if res['kind'] not in TASKS: raise ValueError(f"{res['kind']!r} is none of {[*TASKS]}")
     for name in res['files']:
         if name in FILES: continue
         raise ValueError(f'{name!r} is no file of a published model: it has {", ".join(FILES)}')
@@ -114,12 +114,12 @@ def _check_tensors(have, want):
                              f'configuration needs {tuple(b.shape)} of {b.dtype}')
 
 def build_model(
-    kind:str, # a key of `MODELS`
+    kind:str, # a key of `TASKS`
     config, # `TransformerConfig`
     options:dict, # other arguments of the model
 ): # a model with weights of chance, in evaluation mode
     "The model that a configuration describes. Chance is left as it was."
-    with torch.random.fork_rng(devices=[]): model = MODELS[kind](config, **options)
+    with torch.random.fork_rng(devices=[]): model = TASKS[kind](config, **options)
     return model.float().eval()
 
 def safetensors_torch():

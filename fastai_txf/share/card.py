@@ -68,7 +68,7 @@ def _in_line(label):
 
 def model_card(
     learn, # a learner
-    kind:str, # a key of `MODELS`
+    kind:str, # a key of `TASKS`
     labels:dict, # as in `labels.json`
     versions:dict, # name to version
     baseline=None, # frame of `baseline(dls)`

@@ -9,7 +9,7 @@ __all__ = []
 import errno, json, os, shutil, tempfile, time
 from glob import escape
 from pathlib import Path
-from ..model.models import MODELS
+from ..model.models import TASKS
 from .bundle import FILES
 
 # %% ../../nbs/8_share/07_folder.ipynb #2d2cde56
@@ -17,7 +17,7 @@ def _is_bundle(folder):
     "Whether the `config.json` of a folder is that of a published model."
     try: config = json.loads((folder/'config.json').read_bytes())
     except (OSError,ValueError,RecursionError): return False
-    return isinstance(config, dict) and config.get('kind') in [*MODELS] \
+    return isinstance(config, dict) and config.get('kind') in [*TASKS] \
         and {'format','files','checksum'} <= config.keys()
 
 def _own_files(folder):

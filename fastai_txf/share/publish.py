@@ -18,7 +18,7 @@ import fastai_txf
 from ..base.shadow import shadow
 from ..model.config import INITS
 from ..model.layers import FEED_FORWARDS, NORMS, WIRINGS
-from ..model.models import MODELS, LinearRange, SigmoidRange
+from ..model.models import LinearRange, SigmoidRange, TASKS
 from ..model.positions import POSITIONS
 from ..model.windows import POOLS
 from ..text.plain import mark_columns
@@ -43,9 +43,9 @@ _keep = 'keep such a model with learn.export, or train it from a configuration a
 
 def model_kind(
     model, # of a learner
-)->str: # a key of `MODELS`
+)->str: # a key of `TASKS`
     "The kind of a model. A ValueError for one of somebody's own."
-    for kind,cls in MODELS.items():
+    for kind,cls in TASKS.items():
         if type(model) is cls: return kind
     _refuse(f'{type(model).__name__} (arch=) is a model of your own, which only code can describe',
             _keep)
@@ -92,7 +92,7 @@ def _probe(model, kind, config):
 
 def checked_model(
     model, # of a learner
-    kind:str, # a key of `MODELS`
+    kind:str, # a key of `TASKS`
 ): # a copy on the CPU that its configuration describes
     "The model as its configuration and weights give it again. A ValueError where they do not."
     check_parts(model.config)
