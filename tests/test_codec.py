@@ -216,6 +216,20 @@ def test_tokens_pass(dls):
     assert codec.tokens(toks) == toks == codec.tokens(pd.DataFrame({codec.token_col:toks}))
     assert all(a.equal(b) for a,b in zip(codec.encode(toks), codec.encode(VALID)))
 
+@pytest.mark.parametrize('col', ['text','review'])
+def test_tokens_in_the_column_of_texts(col):
+    "Are read there in a frame, a column, a row and a dictionary, and by a loader, too"
+    df = DF.rename(columns=dict(text=col))
+    dls = TransformerDataLoaders.from_df(df, **{**KW, 'text_col':col})
+    codec,valid = TextCodec(dls), df[DF.is_valid]
+    toks = codec.tokens(valid)
+    cut = valid.assign(**{col:toks}, more=toks[::-1])
+    for o in (cut, cut[col], cut.to_dict('records')): assert codec.tokens(o) == toks
+    assert codec.tokens(cut, 'more') == toks[::-1]
+    row = cut[['more',col]].iloc[0]
+    assert codec.tokens(row) == codec.tokens(row.to_dict()) == toks[:1] and codec.is_one(row)
+    assert all(a.equal(b) for (a,),(b,) in zip(dls.test_dl(cut).dataset, dls.test_dl(valid).dataset))
+
 # Parts
 
 def test_special_ids(dls):

@@ -1,5 +1,5 @@
 "What only language models do in a learner: predictions that fit into memory, the likelihood of a text, samples in the fit's table"
-import math, numpy as np, pandas as pd, pytest, torch
+import math, numpy as np, pandas as pd, pytest, torch, torch.nn.functional as F
 from fastai.text.all import CSVLogger, CrossEntropyLossFlat, Learner, SaveModelCallback, accuracy, set_seed
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.codec import decode_ids, encode_text
@@ -31,8 +31,21 @@ def test_get_preds_extras(make):
     learn = make('lm')
     x,logp,targs,loss = learn.get_preds(with_input=True, with_loss=True)
     assert x.shape == targs.shape and torch.equal(x[:,1:], targs[:,:-1]) and torch.allclose(loss, -logp.mean(1))
-    with pytest.raises(TypeError, match='with_decoded'): learn.get_preds(with_decoded=True)
+    with pytest.raises(TypeError, match='with_decoded.*learn.top_losses'): learn.get_preds(with_decoded=True)
     assert len(learn.get_preds(dl=learn.dls.train)[0]) == learn.dls.train.bs
+
+def test_class_weights(make):
+    "The loss is the mean over all targets by their weights, however they come in batches"
+    n = len(make('lm').dls.vocab)
+    w = torch.linspace(0.1, 9, n)
+    learn = make('lm', loss_func=CrossEntropyLossFlat(weight=w))
+    loss,total,count = learn.validate()[0], 0, 0
+    for x,y in learn.dls.valid:
+        x,y = (o.as_subclass(torch.Tensor) for o in (x,y))
+        with torch.no_grad(): logits = learn.model.eval()(x)
+        total += F.cross_entropy(logits.flatten(0, 1), y.flatten(), weight=w, reduction='sum').item()
+        count += w[y].sum().item()
+    assert loss == pytest.approx(total/count, rel=1e-5)
 
 # Likelihood
 

@@ -279,6 +279,7 @@ def test_pairs(made):
     for kw in (dict(), dict(n_tokens=12, seed=5, top_k=9), dict(stop='a', seed=1, temperature=2.)):
         assert list(p.stream('a film', **kw)) == list(learn.stream_text('a film', **kw)) and ''.join(p.stream('a film', **kw)) == p.predict('a film', **kw)
     with pytest.raises(ValueError, match='num_beams=2'): p.stream('a film', num_beams=2)
+    with pytest.raises(ValueError, match='leave out seed=3$'): p.predict('a film', num_beams=2, seed=3)
     assert p.encode('a film').allclose(learn.encode('a film').pooled, atol=1e-5)
 
 def test_shares(made):

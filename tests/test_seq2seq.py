@@ -1,9 +1,10 @@
 "The encoder–decoder, from its parts to a learner that answers: references, masks, caches, loaders, odd input"
 import math, pickle, random, subprocess, sys, warnings
 import numpy as np, pandas as pd, pytest, sacrebleu, torch, torch.nn as nn, torch.nn.functional as F
-from fastai.text.all import (AccumMetric, accuracy, BalancedAccuracy, BaseTokenizer, Callback, ColReader, ColSplitter, DataBlock, F1Score, SaveModelCallback,
-                             TextBlock, TextDataLoaders, load_learner, set_seed)
+from fastai.text.all import (AccumMetric, accuracy, BalancedAccuracy, BaseTokenizer, Callback, ColReader, ColSplitter, CorpusBLEUMetric, CrossEntropyLossFlat, DataBlock, F1Score, FocalLossFlat,
+                             LabelSmoothingCrossEntropyFlat, Perplexity, SaveModelCallback, TextBlock, TextDataLoaders, load_learner, set_seed)
 from fastai.metrics import ActivationType, skm
+from types import SimpleNamespace
 from hypothesis import example, given, settings, strategies as st
 from fastai_txf.model.attention import causal_mask
 from fastai_txf.all import *
@@ -18,7 +19,7 @@ from fastai_txf.model.positions import POSITIONS, sinusoids
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fastai_txf.train.losses import TokenAccuracy
 from fastai_txf.learn.base import codec_of
-from fastai_txf.learn.writing import SampleText
+from fastai_txf.learn.writing import perplexity, SampleText, text_logprobs
 from fixtures import changed, make_dls, quiet, texts_df, uncompiled, weights
 from test_properties import build, configs
 
@@ -388,7 +389,8 @@ def test_random_split(pdf):
     none = Seq2SeqDataLoaders.from_df(pdf, src_col='src', tgt_col='tgt', valid_pct=0, tok_tfm=CharTokenizer(), bs=8)
     assert len(none.valid_ds) == 0 and len(none.train_ds) == 60
 
-bad = {'missing target':(lambda d: d.assign(tgt=[None]+list(d.tgt[1:])), {}, "column 'tgt' has no text .*index 0"),
+bad = {'tokens':(lambda d: d.assign(src=d.src.str.split()), {}, r"column 'src' holds \['.* give the texts before they were cut, or df\['src'\].str.join\(' '\)"),
+       'missing target':(lambda d: d.assign(tgt=[None]+list(d.tgt[1:])), {}, "column 'tgt' has no text .*index 0"),
        'NaN source':(lambda d: d.assign(src=[*d.src[:-1],float('nan')]), {}, "column 'src' has no text .*index 59"),
        'numbers':(lambda d: d.assign(tgt=1), {}, "column 'tgt' holds 1 .int."), 'no column':(lambda d: d, dict(tgt_col='en'), "no columns are called 'en'"),
        'one column':(lambda d: d, dict(tgt_col='src'), 'name one column to read and another to write'), 'two columns':(lambda d: d, dict(src_col=['src','tgt']), 'name one column'),
@@ -561,6 +563,58 @@ def test_metrics_of_all_targets_leave_out_padding(make):
     guess = pred.argmax(-1)
     want = [(guess == targ).float().mean().item(), skm.balanced_accuracy_score(targ, guess), skm.f1_score(targ, guess, average='macro'), F.cross_entropy(pred, targ).item()]
     for row in rows: assert list(row) == pytest.approx(want, rel=1e-4)
+
+def test_fastai_bleu_leaves_out_padding(make):
+    "fastai's BLEU of the likeliest tokens, for all batch sizes that of the texts without padding"
+    learn = make(metrics=CorpusBLEUMetric())
+    learn.fit(4, 1e-2)
+    assert learn.metrics[0].name == CorpusBLEUMetric().name
+    rows = [learn.validate(dl=learn.dls.valid.new(bs=bs))[1] for bs in (1,5,12)]
+    want = CorpusBLEUMetric()
+    for src,tgt in learn.dls.valid.new(bs=1):
+        src,tgt = (o.as_subclass(torch.Tensor) for o in (src,tgt))
+        with torch.no_grad(): pred = learn.model.eval()(src, tgt[:,:-1])
+        want.accumulate(SimpleNamespace(training=False, pred=pred, y=tgt[:,1:]))
+    assert 0 < rows[0] and rows == pytest.approx([want.value]*3)
+
+weighings = dict(plain={}, smooth=dict(label_smoothing=0.2), sum=dict(reduction='sum'), each=dict(reduction='none'))
+
+@pytest.mark.parametrize('kind,zeros', [*((k,False) for k in weighings), *((k,True) for k in weighings if k != 'smooth')])
+def test_class_weights(make, kind, zeros):
+    "Loss and perplexity are the mean over all targets by their weights, for all batch sizes; a batch of weight 0 does not count"
+    vocab = make().dls.vocab[1]
+    w = torch.zeros(len(vocab)) if zeros else torch.linspace(0.1, 9, len(vocab))
+    w[vocab.index('f')] = 5.                                                # not in all targets
+    kw = dict(ignore_index=PAD_, weight=w, **weighings[kind])
+    learn = make(loss_func=CrossEntropyLossFlat(**kw), metrics=Perplexity())
+    rows = [learn.validate(dl=learn.dls.valid.new(bs=bs)) for bs in (1,5,12)]
+    total = count = 0
+    for src,tgt in learn.dls.valid:
+        src,tgt = (o.as_subclass(torch.Tensor) for o in (src,tgt))
+        with torch.no_grad(): logits,tgt = learn.model.eval()(src, tgt[:,:-1]).flatten(0, 1), tgt[:,1:].flatten()
+        total += F.cross_entropy(logits, tgt, **{**kw, 'reduction':'sum'}).item()
+        count += w[tgt[tgt != PAD_]].sum().item()
+    for row in rows: assert list(row) == pytest.approx([total/count, math.exp(total/count)], rel=1e-4)
+
+padded_losses = dict(
+    flat=(lambda: CrossEntropyLossFlat(), r'CrossEntropyLossFlat\(ignore_index=1\)'),
+    weighted=(lambda: CrossEntropyLossFlat(weight=torch.ones(20), label_smoothing=0.2), r'CrossEntropyLossFlat\(ignore_index=1, label_smoothing=0.2, weight=…\)'),
+    other=(lambda: CrossEntropyLossFlat(ignore_index=0), r'CrossEntropyLossFlat\(ignore_index=1\)'),
+    smooth=(lambda: LabelSmoothingCrossEntropyFlat(eps=0.3), r'CrossEntropyLossFlat\(ignore_index=1, label_smoothing=0.3\)'),
+    focal=(lambda: FocalLossFlat(), r'CrossEntropyLossFlat\(ignore_index=1\)'),
+    torch=(lambda: nn.CrossEntropyLoss(), r'CrossEntropyLossFlat\(ignore_index=1\)'))
+
+@pytest.mark.parametrize('kind', padded_losses)
+def test_losses_that_count_padding(make, kind):
+    "Are refused with the loss to take"
+    loss,remedy = padded_losses[kind]
+    with pytest.raises(ValueError, match=f'counts padding.*give {remedy}'): make(loss_func=loss())
+
+def own_loss(pred, targ): return F.cross_entropy(pred.flatten(0, 1), targ.flatten(), ignore_index=PAD_)
+
+def test_own_loss_trains(make):
+    "A loss that does not say what it ignores is left alone"
+    make(loss_func=own_loss).fit(1)
 
 def test_bleu(make, monkeypatch):
     "The metric is sacrebleu's on what the model writes"
@@ -782,6 +836,31 @@ def test_stream_text_of_one(make):
                                       (dict(num_beams=2, top_k=3), 'leave out top_k=3'), (dict(num_beams=2, n_samples=2), 'leave out n_samples=2'), (dict(num_beams=2, temperature=0.5), 'leave out temperature')])
 def test_predict_errors(make, kw, match):
     with pytest.raises(ValueError, match=match): make().predict('h', **kw)
+
+def test_seed_of_a_search(make):
+    "The error names the seed as it was given"
+    with pytest.raises(ValueError, match='leave out seed=3$'): make().predict('h', num_beams=2, seed=3)
+
+@pytest.mark.parametrize('src,error,match', [(torch.tensor([2,5,3]), ValueError, r'shape \(3,\)'), (torch.zeros(0, 3, dtype=torch.long), ValueError, r'shape \(0, 3\)'),
+                                             ([2,5,3], ValueError, r'shape \(3,\)')], ids=['one','none','list'])
+def test_write_errors(make, src, error, match):
+    with pytest.raises(error, match=f'{match}.*learn.codec.encode'): make().write(src)
+
+def test_write_takes_lists(make):
+    learn = make()
+    assert learn.write([[2,5,3]]) == learn.write(torch.tensor([[2,5,3]]))
+    with pytest.raises(TypeError, match='table'): learn.write([[2,5,3],[2,3]])
+
+@pytest.mark.parametrize('call', [text_logprobs, perplexity])
+def test_likelihood_needs_a_source(make, call):
+    with pytest.raises(TypeError, match='source.*get_preds'): call(make(), 'Ab cde')
+
+def test_predict_of_tokens(make, pdls):
+    "The loaders' own frame of tokens, a column, a row and a dictionary of it: as the texts"
+    learn,items = make(),pdls.valid_ds.items
+    want = learn.predict([*items.src])
+    assert learn.predict(items) == learn.predict(items, text_col='src') == learn.predict(items.src) == want
+    assert learn.predict(items[['tgt','src']].iloc[1]) == learn.predict(items.iloc[1].to_dict()) == want[1]
 
 def test_predict_types(make):
     learn = make()

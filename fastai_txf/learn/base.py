@@ -327,7 +327,9 @@ class TokenLearner(TransformerLearner):
         no meaning here, a ValueError without a batch."""
         if options:
             raise TypeError(f'get_preds of {type(self).__name__} has no {", ".join(options)}: '
-                            'it returns log-probabilities and targets')
+                            'it returns log-probabilities and targets (for Interpretation, which '
+                            'asks for more: of language models and pairs, learn.top_losses() '
+                            'shows the largest losses)')
         dl = self._loader(ds_idx, dl).new(shuffle=False, drop_last=False)
         if len(dl): return dl
         raise ValueError(f'there is not one batch in the loader ({ds_idx=}): '

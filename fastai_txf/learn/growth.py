@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/5_learn/00_growth.ipynb #70971d07
 import re, torch
 from contextlib import closing
-from ..base.checks import check_values
+from ..base.checks import check_values, whole_ids
 from ..base.plain import ifnone, listify
 from ..text.special import BOS, decode_specials, EOS
 from ..generate.decode import new_tokens
@@ -232,6 +232,11 @@ def write_options(
     check_values(n_tokens=n_tokens, num_beams=num_beams, length_penalty=length_penalty, **options)
     return options if num_beams == 1 else beam_options(num_beams, length_penalty, **options)
 
+def check_writing(no_unk=True, decoder=None, stop=None, **kwargs):
+    "The errors of `write_texts` for its options, before a text is read; `kwargs`: `write_options`."
+    write_options(**kwargs)
+    text_end(None, '', stop)
+
 def text_up_to_end(
     codec, # `TextCodec` or `PlainCodec`
     ids, # token ids, `(n_tokens,)`
@@ -241,8 +246,17 @@ def text_up_to_end(
     eos,ids = codec.vocab.index(EOS), torch.as_tensor(ids).tolist()
     return codec.decode(ids[:ids.index(eos)] if eos in ids else ids, decoder)
 
+def _as_sources(src):
+    "Ids as a batch; a TypeError or a ValueError for what is none."
+    src = whole_ids(src, 'src: id').long()
+    if src.ndim == 2 and len(src): return src
+    raise ValueError(f'src of shape {tuple(src.shape)}: give the ids of each source as a row, '
+                     '(bs, src_len), as learn.pad(learn.codec.encode(texts)) does, or the texts '
+                     'themselves to predict')
+
 def _from_sources(src, pad_idx, codec, ratio, n_tokens, no_unk):
     "The first ids of the texts, the most tokens of each, and options for all of them."
+    src = _as_sources(src)
     lens = (src != pad_idx).sum(1).tolist()
     limits = [ifnone(n_tokens, int(max(2, ratio)*n) + 20) for n in lens]
     (bos,eos),ends = map(codec.vocab.index, (BOS,EOS)), _ends(codec, no_unk)

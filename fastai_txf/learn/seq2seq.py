@@ -29,9 +29,9 @@ from ..text.loaders import shown_batch
 from ..text.pairs import check_pairs, pair_vocabs, show_pairs
 from ..generate.decode import as_generator, stream_tokens
 from ..train.losses import GatherLogProbs
+from ..train.targets import check_padding
 from .growth import (
-    stream_options, text_end, text_up_to_end, write_in_batches,
-    write_options, write_pieces, write_texts)
+    check_writing, stream_options, text_up_to_end, write_in_batches, write_pieces, write_texts)
 from .base import TokenLearner
 from .factory import HIDDEN, make_learner, split_options, start_config
 
@@ -140,6 +140,7 @@ class Seq2SeqLearner(TokenLearner):
         "What the model writes for `item`."
         check_values(bs=bs)
         check_spelling(Seq2SeqLearner.predict, kwargs)
+        check_writing(n_samples=n_samples, seed=seed, **kwargs)
         ids = self.codec.encode(item, text_col)
         seed = as_generator(seed, next(self.model.parameters()).device)
         write = partial(self.write, n_samples=n_samples, seed=seed, **kwargs)
@@ -258,7 +259,8 @@ def transformer_seq2seq_learner(
 ): # `Seq2SeqLearner`
     """A learner from texts to texts (Vaswani et al. 2017);
     `kwargs` are fields of the configuration and arguments of `Learner`.
-    A TypeError for an unknown option, a ValueError for loaders that hold no pairs."""
+    A TypeError for an unknown option, a ValueError for loaders that hold no pairs, or for a loss
+    that counts padding."""
     check_pairs(dls)
     check_values(label_smoothing=label_smoothing)
     config = start_config(config, pretrained, arch)
@@ -270,6 +272,7 @@ def transformer_seq2seq_learner(
         _check_shared(src_vocab, tgt_vocab)
     config_kw['tgt_vocab_sz'] = len(tgt_vocab)
     pad = pad_index(tgt_vocab)
+    check_padding(learner_kw.get('loss_func'), pad)
     loss = CrossEntropyLossFlat(ignore_index=pad, label_smoothing=label_smoothing)
     learn = make_learner(Seq2SeqLearner, dls, config, arch, seq2seq_splitter, pretrained, drop_mult,
                          compile, dict(block=block), config_kw, {'loss_func':loss, **learner_kw},
@@ -294,12 +297,10 @@ class SacreBLEU(Metric):
         **kwargs
     ):
         check_spelling(Seq2SeqLearner.write, kwargs)
-        options = {k:v for k,v in kwargs.items() if k not in ('no_unk','decoder','stop')}
-        if options.get('n_samples', 1) != 1:
-            raise ValueError(f"n_samples={options['n_samples']}: "
+        if kwargs.get('n_samples', 1) != 1:
+            raise ValueError(f"n_samples={kwargs['n_samples']}: "
                              'BLEU compares one text with its target')
-        write_options(**options)
-        text_end(None, '', kwargs.get('stop'))
+        check_writing(**kwargs)
         self.options = kwargs
         _sacrebleu()
     def __getstate__(self): return dict(options=self.options)

@@ -110,6 +110,9 @@ def text_logprobs(
 # %% ../../nbs/5_learn/06_writing.ipynb #6f3b19d4
 def _logprobs(model, text, ids, max_len=None):
     "The log-probabilities of the tokens `ids` of `text` after the first, `(n-1,)`."
+    if isinstance(model, Seq2SeqTransformer):
+        raise TypeError('how likely a text is depends on its source, with this learner: '
+                        '`learn.get_preds` gives log-probabilities of the targets of a loader')
     if len(ids) < 2:
         raise ValueError(f'{text!r} has {len(ids)} token: '
                          'there is nothing before which it could be likely or not')

@@ -17,7 +17,7 @@ from ..text.plain import kept, PlainCodec
 from ..text.special import decode_specials
 from ..generate.decode import as_generator, stream_tokens
 from ..learn.growth import (
-    by_prompt, continue_texts, grow_text, stream_options,
+    by_prompt, check_writing, continue_texts, grow_text, stream_options,
     write_in_batches, write_pieces, write_texts)
 from ..learn.scoring import fill_gaps, target_score, text_outputs
 from .text import Answers, GapAnswers, LabelAnswers
@@ -189,13 +189,15 @@ class PairPredictor(Predictor):
         "What the model writes for `item`, as the learner's `predict` does."
         check_values(bs=bs)
         check_spelling(self.predict, kwargs)
+        how = dict(n_tokens=n_tokens, num_beams=num_beams, length_penalty=length_penalty,
+                   temperature=temperature, n_samples=n_samples, stop=stop, **kwargs)
+        check_writing(seed=seed, **how)
         ids,pad = self.codec.encode(item, text_col), self.codec.pad_idx
         seed = as_generator(seed, 'cpu')
         def _padded(ids): return pad_sequence(ids, batch_first=True, padding_value=pad)
         def _write(src):
             return write_texts(self.model, src, pad, self.codecs[1], self.labels['ratio'],
-                               n_tokens, num_beams, length_penalty, temperature, n_samples,
-                               no_unk, decoder, stop, seed=seed, **kwargs)
+                               no_unk=no_unk, decoder=decoder, seed=seed, **how)
         return self._one(item, text_col, write_in_batches(_write, ids, _padded, bs, n_samples))
 
     @delegates(predict, but='item,text_col,bs,n_samples,num_beams,length_penalty')

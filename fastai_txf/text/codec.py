@@ -267,13 +267,21 @@ def texts(self:TextCodec,
         item = item.iloc[:,0]
     return self.check_marks(as_texts(item, text_col))
 
+def _holds_tokens(item):
+    return isinstance(item, (list,L,pd.Series)) and len(item) > 0 and all(map(is_listy, item))
+
 @patch
 def cut_already(self:TextCodec,
-    item, # as in `texts`; or lists of tokens, or a frame with them in its column of tokens
+    item, # as in `texts`; or lists of tokens, or rows with them in a column
+    text_col:str=None, # as in `texts`; default: the column of tokens, or the only one of texts
 )->list: # lists of tokens, or None where there are texts
     "The tokens in `item`, if it was cut before. A ValueError for a list around each text."
-    if isinstance(item, pd.DataFrame): item = list(item.get(self.token_col, ()))
-    is_cut = isinstance(item, (list,L)) and len(item) > 0 and all(map(is_listy, item))
+    cols = [self.token_col] + self.text_cols*(len(self.text_cols) == 1)
+    if text_col is not None: cols = [text_col]
+    item = given_frame(item, cols[-1:])
+    if isinstance(item, pd.DataFrame):
+        item = first(item[c] for c in cols if c in item and _holds_tokens(item[c]))
+    is_cut = _holds_tokens(item)
     return check_cut(list(item), self.vocab) if is_cut else None
 
 @patch
@@ -282,7 +290,7 @@ def tokens(self:TextCodec,
     text_col:str=None, # as in `texts`
 )->list: # a list of tokens for each text
     "Cut texts as those of training were."
-    toks = self.cut_already(item)
+    toks = self.cut_already(item, text_col)
     if toks is not None: return toks
     self.check_tokenizer()
     texts = self.texts(item, text_col)
@@ -330,8 +338,9 @@ def tokenize_like(
     if not isinstance(items, pd.DataFrame): items = list(items)
     if not len(items): raise ValueError(f'there are no texts in {items!r}: pass at least one')
     toks = None if codec.tok is None else codec.cut_already(items)
-    if codec.starts and toks is not None and isinstance(items, pd.DataFrame):
-        return _with_tokens(items, [*map(put_start, toks)], codec.token_col)
+    if toks is not None and isinstance(items, pd.DataFrame):
+        if codec.starts: toks = [*map(put_start, toks)]
+        return _with_tokens(items, toks, codec.token_col)
     if codec.tok is None or toks is not None: return items
     if isinstance(items, pd.DataFrame): return _tokenize_frame(items, codec)
     return codec.tokens(read_texts(items))

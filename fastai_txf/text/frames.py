@@ -75,8 +75,10 @@ def check_types(df, c, cls, why, remedy):
 def _check_strings(df, cols):
     "Only texts in `cols`"
     for c in cols:
-        check_types(df, c, str, 'a text is needed',
-                    f'name another column or convert it with df[{c!r}].astype(str)')
+        cut = df[c].map(is_listy).any()
+        how = (f"give the texts before they were cut, or df[{c!r}].str.join(' ')" if cut
+               else f'convert it with df[{c!r}].astype(str)')
+        check_types(df, c, str, 'a text is needed', f'name another column or {how}')
 
 def _check_unicode(df, cols):
     "No string in `cols` that holds half of a sign"

@@ -14,7 +14,7 @@ from fastai.callback.core import Callback
 from fastai.callback.tracker import TrackerCallback
 from fastai.data.core import Datasets
 from fastai.learner import AvgMetric
-from fastai.losses import BaseLoss
+from fastai.losses import BaseLoss, FocalLoss, LabelSmoothingCrossEntropy
 from fastai.metrics import (
     AccumMetric, accuracy, accuracy_multi, error_rate, top_k_accuracy)
 from fastai.torch_core import get_model, to_detach
@@ -208,7 +208,7 @@ def check_loss(
 
 # %% ../../nbs/4_train/16_targets.ipynb #7c41a0f2
 _wordless = {
-    'CrossEntropyLossFlat, which takes weight= and the other options, too':
+    'CrossEntropyLossFlat, which takes weight=, ignore_index= and the other options, too':
     (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss, F.cross_entropy, F.nll_loss),
     'BCEWithLogitsLossFlat, which takes weight= (with flatten=False) and the other options, too':
     (torch.nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits)}
@@ -222,6 +222,21 @@ def refuse_wordless(
     if remedy is None or hasattr(loss, 'decodes'): return
     name = f'nn.{type(f).__name__}' if isinstance(f, torch.nn.Module) else f'F.{f.__name__}'
     raise TypeError(f'loss_func is {name}, which turns no output into a prediction: give {remedy}')
+
+# %% ../../nbs/4_train/16_targets.ipynb #7c41a0fb
+def check_padding(
+    loss, # as a learner of padded targets is given it
+    pad_idx:int, # id of the padding
+):
+    "A ValueError for a loss of which it is known that padding counts."
+    func = getattr(loss, 'func', loss)
+    nothing = isinstance(func, (LabelSmoothingCrossEntropy, FocalLoss))
+    if getattr(func, 'ignore_index', None if nothing else pad_idx) == pad_idx: return
+    smoothing = getattr(func, 'label_smoothing', getattr(func, 'eps', 0))
+    options = f'ignore_index={pad_idx}' + f', label_smoothing={smoothing}'*(smoothing > 0)
+    if getattr(func, 'weight', None) is not None: options += ', weight=…'
+    raise ValueError(f'loss_func={type(loss).__name__} counts padding, token number {pad_idx}, as '
+                     f'a target: give CrossEntropyLossFlat({options})')
 
 # %% ../../nbs/4_train/16_targets.ipynb #7c41a0e7
 def has_head(

@@ -7,20 +7,34 @@ __all__ = []
 
 # %% ../../nbs/4_train/13_token_metrics.ipynb #5e1a0c03
 import torch
+from types import SimpleNamespace
 from fastai.learner import AvgLoss, AvgMetric
-from fastai.metrics import AccumMetric, Perplexity
+from fastai.metrics import AccumMetric, CorpusBLEUMetric, Perplexity
+from torch import nn
 
 # %% ../../nbs/4_train/13_token_metrics.ipynb #5e1a0c06
+_by_weight = nn.CrossEntropyLoss, nn.NLLLoss
+
+def _inner(loss): return getattr(loss, 'func', loss)
+
 def _counted(learn):
     "Which targets of the batch count, boolean, in their shape."
-    loss = learn.loss_func
-    return learn.y != getattr(getattr(loss, 'func', loss), 'ignore_index', -100)
+    return learn.y != getattr(_inner(learn.loss_func), 'ignore_index', -100)
+
+def _total_weight(learn):
+    "What the targets of the batch count for: each for one, or for its weight, `()`."
+    loss,real = _inner(learn.loss_func), _counted(learn)
+    weight = loss.weight if isinstance(loss, _by_weight) else None
+    return (real if weight is None else weight[learn.y[real]]).sum().float()
 
 class TokenLoss(AvgLoss):
-    "The mean loss of all tokens that count."
+    "The mean loss of all tokens that count, by their weights."
     def accumulate(self, learn):
-        n = _counted(learn).sum().float() # several processes gather by a mean
-        self.total += learn.to_detach(learn.loss.mean()*n).double()
+        n = _total_weight(learn) # several processes gather by a mean
+        is_mean = getattr(_inner(learn.loss_func), 'reduction', 'mean') == 'mean'
+        total = learn.loss.mean()*n if is_mean else learn.loss.sum()
+        total = torch.where(n > 0, total, 0.) # a mean of no target is nan
+        self.total += learn.to_detach(total).double()
         self.count += learn.to_detach(n).double()
 
 class TokenPerplexity(Perplexity):
@@ -56,10 +70,21 @@ class TokenAccum(AccumMetric):
             preds,targs = (o[_counted(learn)] for o in (preds,targs))
         super().accum_values(preds, targs, learn)
 
+class TokenBLEU(CorpusBLEUMetric):
+    "fastai's BLEU, of texts without padding."
+    def __init__(self, metric): vars(self).update(vars(metric))
+    def accumulate(self, learn):
+        for pred,targ in _texts(learn):
+            text = SimpleNamespace(training=learn.training, pred=pred, y=targ)
+            super().accumulate(text)
+    @property
+    def name(self): return CorpusBLEUMetric().name # that of the class
+
 def by_token(
     metric, # fastai's
 ): # a metric
     "`metric` of tokens, if it is one of fastai's that count rows or look at all targets."
     if type(metric) is AvgMetric: return TokenMetric(metric.func)
     if type(metric) is AccumMetric: return TokenAccum(metric)
+    if type(metric) is CorpusBLEUMetric: return TokenBLEU(metric)
     return TokenPerplexity() if type(metric) is Perplexity else metric
