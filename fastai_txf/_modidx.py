@@ -2711,6 +2711,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'fastai_txf.text.target.Target.of': ('2_text/target.html#target.of', 'fastai_txf/text/target.py'),
                                         'fastai_txf.text.target.Target.score': ( '2_text/target.html#target.score',
                                                                                  'fastai_txf/text/target.py'),
+                                        'fastai_txf.text.target._each': ('2_text/target.html#_each', 'fastai_txf/text/target.py'),
                                         'fastai_txf.text.target._to_numbers': ( '2_text/target.html#_to_numbers',
                                                                                 'fastai_txf/text/target.py'),
                                         'fastai_txf.text.target._width': ('2_text/target.html#_width', 'fastai_txf/text/target.py'),

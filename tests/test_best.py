@@ -2,9 +2,11 @@
 from types import SimpleNamespace
 import numpy as np, pandas as pd, pytest, torch, unicodedata
 from fastai.learner import load_learner
+from fastai.text.core import SpacyTokenizer
 from fastai_txf.recipes.best import best_classifier
 from fastai_txf.recipes.pretrain import self_pretrain
 from fastai_txf.recipes.heldout import check_rows, choose_shares, choose_strength, clearly_better, interval, learning_curve, more_labels, no_better, standard_error, text_folds, unscored
+from fastai_txf.text.words import FastSpacyTokenizer
 from fastai_txf.train.counting import count_features
 import fastai_txf.recipes.best as best
 import fastai_txf.recipes.guesses as guesses
@@ -355,6 +357,21 @@ def test_letters_where_names_decide():
     learn = quick(df)
     assert learn.report.results.candidate[1] == 'pieces and letters, counted' and learn.model.wide.letters is not None
     assert [learn.predict(t)[0] for t in ('Grigorescu','Andersson')] == ['ro','sv']
+
+def test_words_are_cut_once(monkeypatch):
+    "The words of fastai's tokenizer, and what was cut is known to all loaders that follow"
+    df = frame(60).assign(text=lambda d: d.text + [f" It's 😀 No. {i}!" for i in range(60)])
+    options = dict(text_col='text', label_col='label', label_delim=None)
+    want = reading.LabelledText('words', df, {**options, 'min_freq':1}).count()
+    text = reading._ways(df, options, 1000)[0].count()
+    assert text.vocab == want.vocab and all(map(torch.equal, text.ids, want.ids)) and text.y.equal(want.y)
+    assert text.fields == want.fields and (text.x != want.x).nnz == 0
+    def refuse(*args): raise AssertionError('a text is cut again')
+    monkeypatch.setattr(FastSpacyTokenizer, '_run', refuse)
+    monkeypatch.setattr(FastSpacyTokenizer, '_stretch', refuse)
+    monkeypatch.setattr(SpacyTokenizer, '__call__', refuse)
+    dls = text.loaders(np.arange(60) % 4 == 0, bs=4)
+    assert all(a.equal(torch.Tensor(b).long()) for a,b in zip(text.some(range(1, 4)), dls.train_ds.tls[0]))
 
 def test_speeches_long_and_short():
     "A few telling words in texts of very different lengths: vectors of length 1, in the model as in the choice"

@@ -132,6 +132,9 @@ def test_copy_shell(hook):
     new.weight = nn.Parameter(torch.zeros(2, 2))
     assert not compat.is_hooked(m) and m.weight.any()
     assert compat.copy_shell(m, {}, follow=True)._parameters is m._parameters
+    for follow in (False,True):
+        new = compat.copy_shell(m, {}, follow, frozen=True)
+        assert not new.weight.requires_grad and new.weight.data_ptr() == m.weight.data_ptr() and m.weight.requires_grad
 
 def test_module_attributes():
     "nn.Module.__init__: a new dictionary of its own would be shared between a module and its shadow"

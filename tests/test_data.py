@@ -8,7 +8,7 @@ import numpy as np, pandas as pd, pytest, torch
 from torch import nn
 from fastai.text.all import (BOS, PAD, SGD, UNK, BaseTokenizer, BCEWithLogitsLossFlat, CategoryBlock, ClassificationInterpretation, ColReader, ColSplitter,
     DataBlock, DataLoaders, L, Learner, Module, MSELossFlat, MultiCategoryBlock, Path, RandomSplitter, RegressionBlock, SortedDL,
-    TensorCategory, TensorMultiCategory, TextBlock, TextDataLoaders, Tokenizer, TransformBlock, get_text_files, ifnone, load_learner)
+    Numericalize, Pipeline, TensorCategory, TensorMultiCategory, TensorText, TextBlock, TextDataLoaders, Tokenizer, TransformBlock, get_text_files, ifnone, load_learner)
 
 from fastai_txf.all import *
 from fixtures import SMALL, make_dls, quiet, texts_df
@@ -18,6 +18,7 @@ from fastai_txf.text.loaders import _some_ids
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
 from fastai_txf.recipes.pretrain import self_pretrain
 from fastai_txf.text.stream import LMDataLoaders
+from fastai_txf.text.target import labelled_ids
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 
 FAST = dict(tok_tfm=BaseTokenizer(), n_workers=0, min_freq=1, bs=4)
@@ -1076,6 +1077,70 @@ def test_decimal_targets():
     def make(df): return TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='is_valid', y_block=RegressionBlock(), **FAST)
     with pytest.raises(ValueError, match=r"Decimal.*df\['label'\].astype\(float\)"): make(df)
     assert make(df.assign(label=df['label'].astype(float))).c == 1
+
+
+# ---------------------------------------------------------------- all texts of a set
+
+class Upper(ColReader):
+    "A reader that looks at the whole row"
+    def __call__(self, r, **kwargs): return r['label'].upper() + str(r.name % 2)
+
+def odd_rows():
+    "Targets of all kinds, an empty text, and words that no vocabulary has"
+    n = 20
+    return frame(n, text=['' if i == 3 else f'a {"good" if i%2 else "bad"} film number {i//4} {i}' for i in range(n)], tags=[';'.join(['x','y'][:1+i%2]) for i in range(n)],
+        lists=[['x','y'][:1+i%2] for i in range(n)], tuples=[('x','y')[:1+i%2] for i in range(n)], arrays=[np.array(['x','y'][:1+i%2]) for i in range(n)],
+        a=[i%2 == 0 for i in range(n)], b=[i%3 == 0 for i in range(n)], whole=[i%3 for i in range(n)], price=np.linspace(0.1, 7e5, n), small=np.linspace(0.1, 2, n).astype(np.float32), kind=pd.Categorical(['u','v']*(n//2)))
+
+TARGETS = dict(label={}, whole={}, kind={}, a={}, tags=dict(label_delim=';'), lists={}, tuples={}, arrays={}, price={}, small={})
+
+@pytest.mark.parametrize('col,kw', [*TARGETS.items(), (['a','b'], {}), (['price','small'], {}), (1, {})], ids=str)
+@pytest.mark.parametrize('index', [False,True], ids=['plain','named'])
+def test_all_ids_are_those_of_a_loop(col, kw, index, monkeypatch):
+    "Texts and targets, item by item; rows of the frame are not made for it"
+    df = odd_rows()
+    if index: df.index = [f'r{i}' for i in range(len(df))]
+    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col=col, valid_col='is_valid', num_workers=0, **kw, **{**FAST, 'min_freq':3})
+    for ds in (dls.train_ds, dls.valid_ds): same_as_a_loop(ds)
+    ds = dls.train_ds
+    get = L._get
+    monkeypatch.setattr(L, '_get', lambda self, i: pytest.fail('a row is made') if isinstance(self.items, pd.DataFrame) else get(self, i))
+    assert len(labelled_ids(ds)[0]) == 16
+
+def same_as_a_loop(ds):
+    "Equal numbers of equal types"
+    ids,y = labelled_ids(ds)
+    vocab = ds.tls[0].tfms.fs[-1]
+    want = [ds[i] for i in range(len(ds))]
+    assert len(ids) == len(want) and all(a.dtype == np.int64 and a.tolist() == b.tolist() for a,(b,_) in zip(ids, want))
+    assert all(type(b) is TensorText and b.dtype == torch.int64 for b,_ in want)
+    if not isinstance(ds.tls[0].items, pd.DataFrame): return
+    assert [a.tolist() for a in ids] == [Numericalize.encodes(vocab, toks).long().tolist() for toks in ds.tls[0].items.text]
+    by_row = torch.stack([torch.as_tensor(t).as_subclass(torch.Tensor) for _,t in want]).numpy()
+    assert y.dtype == by_row.dtype and np.array_equal(y, by_row)
+
+@pytest.mark.parametrize('kw', [dict(label_col='label'), dict(label_col=1), dict(text_col=0, label_col='tags', label_delim=';', y_block=MultiCategoryBlock), dict(label_col='price', y_block=RegressionBlock)], ids=['name','position','positions','number'])
+def test_all_ids_of_fastais_loaders(kw):
+    "With names and with positions of columns"
+    df = odd_rows()[['text','label','is_valid','tags','price']]
+    df['text'] = df.text.where(df.text != '', 'a film')
+    dls = TextDataLoaders.from_df(df, valid_col='is_valid', num_workers=0, **{'text_col':'text', **kw, **{k:v for k,v in FAST.items() if k != 'min_freq'}})
+    for ds in (dls.train_ds, dls.valid_ds): same_as_a_loop(ds)
+
+@pytest.mark.parametrize('get_y', [Upper('label'), ColReader('label', pref='is ', suff='.'), lambda r: r.label[:1], Pipeline([ColReader('label'), str.upper])], ids=['own','affixes','function','two'])
+def test_all_ids_by_ones_own_reader(get_y):
+    "What looks at a row gets one"
+    block = DataBlock((TextBlock.from_df('text', tok=BaseTokenizer(), n_workers=0), CategoryBlock), get_x=ColReader('text'), get_y=get_y, splitter=ColSplitter())
+    df = odd_rows()
+    dls = block.dataloaders(df.assign(text=df.text.where(df.text != '', 'a film')), bs=4, num_workers=0)
+    for ds in (dls.train_ds, dls.valid_ds): same_as_a_loop(ds)
+
+def test_all_ids_of_two_columns_of_one_name():
+    "The labels of both"
+    df = odd_rows()[['text','label','is_valid','kind']].rename(columns=dict(kind='label'))
+    df['text'] = df.text.where(df.text != '', 'a film')
+    dls = TextDataLoaders.from_df(df, text_col='text', label_col='label', y_block=MultiCategoryBlock, valid_col='is_valid', num_workers=0, tok_tfm=BaseTokenizer(), n_workers=0, bs=4)
+    same_as_a_loop(dls.train_ds)
 
 
 # ---------------------------------------------------------------- said in time

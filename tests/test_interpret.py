@@ -4,6 +4,8 @@ import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch, torch
 from types import SimpleNamespace
 from fastai.text.all import BaseTokenizer, Learner, SentencePieceTokenizer, load_learner
 from hypothesis import given, settings, strategies as st
+from fastai_txf.base.shadow import shadow
+import fastai_txf.explain.attribution as attribution
 from fastai_txf.model.attention import record_attention, SelfAttention
 from fastai_txf.generate.cache import KVCache
 from fastai_txf.text.special import text_vocab
@@ -350,6 +352,59 @@ def test_gradient_by_differences():
             want[i] += float(m.of(at+step) - m.of(at-step))/(2*eps*n)
     close(got, want, 1e-5)
     assert read.tolist() == [3,5,7] and abs(low-float(m.of(base.expand_as(e)))) < 1e-9 and abs(high-float(m(ids))) < 1e-9
+
+class Asked(torch.autograd.Function):
+    "`F.linear`, which notes whether the gradient of its weights is asked for"
+    @staticmethod
+    def forward(ctx, x, w, seen):
+        ctx.save_for_backward(x, w)
+        ctx.seen = seen
+        return x @ w.T
+    @staticmethod
+    def backward(ctx, g):
+        x,w = ctx.saved_tensors
+        ctx.seen.append(ctx.needs_input_grad[1])
+        return g @ w, g.flatten(0, -2).T @ x.flatten(0, -2), None
+
+def test_gradients_of_embeddings_alone():
+    "Those of the weights would be thrown away; the model that is explained keeps its own"
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = TransformerEncoder(vocab_sz=9, d_model=4, n_heads=2, n_layers=1)
+            self.lin,self.seen = nn.Linear(4, 2, bias=False), []
+        def forward(self, x): return Asked.apply(self.encoder.emb(x), self.lin.weight, self.seen).tanh().sum(1)
+    m = Sum()
+    integrated_gradients(m, torch.tensor([[3,5,7]]), lambda o: o[:,0], torch.zeros(4), steps=4)
+    assert m.seen and not any(m.seen)
+    assert isinstance(m.lin.weight, nn.Parameter) and all(p.requires_grad and p.grad is None for p in m.parameters())
+
+def _tied(learn): learn.model.head.own = learn.model.encoder.emb; learn.model.encoder.blocks[-1] = learn.model.encoder.blocks[0]
+def _parametrized(learn): nn.utils.parametrizations.weight_norm(learn.model.head)
+def _normed(learn): nn.utils.weight_norm(learn.model.head)
+def _hooked(learn): learn.model.head.register_forward_hook(lambda m, args, out: out + m.weight.sum())
+def _frozen(learn): learn.freeze()
+def _listed(learn):
+    "Weights under second names"
+    w = learn.model.head
+    w.again,w.ps = w.weight, nn.ParameterList([w.weight, w.bias])
+    w.register_parameter('none', None)
+
+@pytest.mark.filterwarnings('ignore:.*weight_norm.*:FutureWarning')
+@pytest.mark.parametrize('change', [id, _tied, _parametrized, _normed, _hooked, _frozen, _listed])
+@pytest.mark.parametrize('kw', [{}, dict(config='auto', members=2)], ids=['plain','members_and_words'])
+def test_shares_as_with_gradients_of_weights(dls, change, kw, monkeypatch):
+    "To the bit, and nothing happens to the model"
+    learn = trained(transformer_classifier_learner(dls, **{**SMALL, **kw}))
+    change(learn)
+    before = {k:(p, p.requires_grad, p.detach().clone()) for k,p in learn.model.named_parameters()}
+    e = learn.explain(TEXT)
+    after = dict(learn.model.named_parameters())
+    assert after.keys() == before.keys()
+    assert all(after[k] is p and p.requires_grad == asks and p.equal(v) for k,(p,asks,v) in before.items())
+    monkeypatch.setattr(attribution, 'shadow', lambda m, **kw: shadow(m))
+    want = learn.explain(TEXT)
+    assert e.attributions.equal(want.attributions) and (e.score,e.base) == (want.score,want.base)
 
 def test_words_that_decide(clf):
     "The words that make a text positive get the largest shares, and speak against the other label"

@@ -1,5 +1,8 @@
 "The wide path: hashed words and pairs beside the transformer, counted, joined, explained; and what is chosen where nothing is asked"
 import dataclasses, math, numpy as np, pandas as pd, pytest, torch
+from fastai.data.core import DataLoaders
+from fastai.data.load import DataLoader
+from fastai.data.transforms import Categorize
 from fastai.learner import load_learner
 from fastai.losses import BaseLoss, BCEWithLogitsLossFlat, CrossEntropyLossFlat, L1LossFlat
 from fastai.metrics import accuracy
@@ -247,6 +250,17 @@ def test_auto_is_for_those_who_ask_nothing():
     assert (mine.d_model,mine.p,mine.wide,mine.n_layers) == (32,0.2,2**14,1)
     assert transformer_classifier_learner(dls, 'default').model.wide is None
     assert transformer_classifier_learner(dls, 'auto', wide=None).model.wide is None
+
+def test_fields_ask_no_target(monkeypatch):
+    "The texts alone say how long they are; so does a set that is no `Datasets`"
+    dls = loaders()
+    want = auto_fields(dls)
+    plain = DataLoaders(DataLoader([*dls.train_ds], bs=4), dls.valid)
+    plain.vocab = dls.vocab
+    assert auto_fields(plain) == want
+    def refuse(*args, **kwargs): raise AssertionError('a target')
+    monkeypatch.setattr(Categorize, '__call__', refuse)
+    assert auto_fields(dls) == want
 
 @pytest.mark.parametrize('kind', ['category','multi','number'])
 def test_counts_before_the_first_fit(kind, tmp_path):

@@ -89,11 +89,14 @@ def copy_shell(
     m, # a module
     parts:dict, # name to module: its parts in the copy
     follow:bool=False, # share the dictionaries of weights too: a weight set on one is set on both
+    frozen:bool=False, # the copy's weights ask for no gradients
 ): # a module of the same class
     "A copy of `m` in evaluation mode with other `parts`; weights are shared, compiled calls not."
     new,own = object.__new__(type(m)), (*HOOKS, *(() if follow else ('_parameters','_buffers')))
     state = {k:type(v)(v) if k in own else v for k,v in vars(m).items() if k != COMPILED}
     vars(new).update(state, _modules=parts, training=False)
+    if frozen: vars(new)['_parameters'] = {
+        k:p if p is None else p.detach() for k,p in m._parameters.items()}
     return new
 
 # %% ../../nbs/0_base/00_compat.ipynb #93c5c602

@@ -89,6 +89,7 @@ def _moved_attributes(m, made):
 def shadow(
     model, # a module
     follow:bool=False, # a weight that is replaced in one is replaced in both: for reading only
+    frozen:bool=False, # its weights ask for no gradients
 ): # a module that computes the same, in evaluation mode
     "A copy of the modules of `model` that shares its weights; what is set on it stays with it."
     if isinstance(model, torch.jit.ScriptModule): return copy.deepcopy(model).eval()
@@ -96,7 +97,7 @@ def shadow(
     def _copy(m):
         if m is None: return None
         if id(m) not in made:
-            made[id(m)] = new = copy_shell(m, {}, follow)
+            made[id(m)] = new = copy_shell(m, {}, follow, frozen)
             parts_of(new).update({k:_copy(o) for k,o in parts_of(m).items()})
         return made[id(m)]
     top = _copy(model)

@@ -103,7 +103,7 @@ def integrated_gradients(
     max_tokens:int=8192, # tokens in a batch at most
 ): # shares `(n_tokens,)` of the tokens that are read, their ids, the scores of baseline and text
     "Shares of the tokens in the score (Sundararajan et al. 2017, eq. 1)."
-    model = shadow(model)                                # its embeddings are scaled, nobody else's
+    model = shadow(model, frozen=True)                   # its embeddings are scaled, nobody else's
     bases,base = (base, base[0]) if isinstance(base, list) else ([base], base)
     rule = np.polynomial.legendre.leggauss(steps)
     x,w = (torch.tensor(o, dtype=base.dtype, device=base.device)/2 for o in rule)

@@ -8,6 +8,7 @@ __all__ = []
 # %% ../../nbs/5_learn/07_counted.ipynb #c3ebd524
 import math, numpy as np, torch
 from fastai.callback.core import Callback
+from fastai.data.core import Datasets
 from ..base.ids import evenly_drawn
 from ..model.config import PRESETS
 from ..model.wide import token_letters
@@ -22,7 +23,8 @@ _max_cells = 2**24 # numbers in the table
 
 def _lengths(ds):
     "The numbers of tokens of a sample of the texts."
-    return [len(ds[i][0]) for i in evenly_drawn(len(ds))]
+    def text(i): return ds.tls[0][i] if isinstance(ds, Datasets) else ds[i][0]
+    return [len(text(i)) for i in evenly_drawn(len(ds))]
 
 def wide_fields(
     dls, # `DataLoaders` of texts with labels, several labels or numbers

@@ -17,6 +17,7 @@ from ..text.tokens import BPETokenizer
 from ..text.frames import label_kind
 from ..text.target import labelled_ids, Target
 from ..text.loaders import TransformerDataLoaders
+from ..text.words import FastSpacyTokenizer
 from ..train.counting import (
     feature_matrix, fit_linear, is_by_length, set_weights, unit_rows)
 from ..learn.counted import auto_fields, read_vocab
@@ -187,7 +188,8 @@ def least_freq(
 
 def _ways(df, options, chars):
     "Readings of the same rows."
-    res = [LabelledText('words', df, {**options, 'min_freq':least_freq(chars)})]
+    words = {'tok_tfm':FastSpacyTokenizer(), **options, 'min_freq':least_freq(chars)}
+    res = [LabelledText('words', df, words)]
     try: tok = BPETokenizer(8000 if chars > MANY else 2000)
     except ImportError: return res # without the package tokenizers, words alone
     options = {**options, 'tok_tfm':tok, 'rules':[leading_space]}

@@ -6,7 +6,7 @@
 __all__ = ['check_dls', 'TransformerDataLoaders']
 
 # %% ../../nbs/2_text/07_loaders.ipynb #d1107864
-import csv, difflib, inspect, numpy as np, pandas as pd, warnings
+import csv, difflib, inspect, numpy as np, pandas as pd, torch, warnings
 from functools import partial
 from pathlib import Path
 from fastai.data.block import CategoryBlock, DataBlock, MultiCategoryBlock, RegressionBlock
@@ -16,7 +16,7 @@ from fastai.data.transforms import (
     IndexSplitter, MultiCategorize, parent_label, RandomSplitter, RegressionSetup)
 from fastai.text.core import BOS, defaults, PAD, WordTokenizer
 from fastai.text.data import (
-    LMDataLoader, Numericalize, Pad_Chunk, SortedDL, TextBlock, TextDataLoaders)
+    LMDataLoader, Numericalize, Pad_Chunk, SortedDL, TensorText, TextBlock, TextDataLoaders)
 from fastai.torch_core import to_device
 from fastcore.basics import first, ifnone, patch
 from fastcore.foundation import L
@@ -173,7 +173,8 @@ def _y_block(df, label_col, label_delim, valid):
 # %% ../../nbs/2_text/07_loaders.ipynb #b89b371a
 class _Numericalize(Numericalize):
     "fastai's `Numericalize`, with integers for an empty text, too"
-    def encodes(self, o): return super().encodes(o).long()
+    def encodes(self, o):
+        return TensorText(torch.tensor([self.o2i[t] for t in o], dtype=torch.long))
 
 def _text_block(tok, vocab, is_lm, seq_len, min_freq, max_vocab, **kwargs):
     """A `TextBlock` around `tok`, which may have a vocabulary of its own,

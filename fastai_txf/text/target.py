@@ -10,11 +10,12 @@ import numpy as np, pandas as pd, re, torch, warnings
 from dataclasses import dataclass
 from fastai.data.core import TfmdLists
 from fastai.data.transforms import (
-    Categorize, EncodedMultiCategorize, get_c, MultiCategorize, RegressionSetup)
+    Categorize, ColReader, EncodedMultiCategorize, get_c, MultiCategorize, RegressionSetup)
 from fastai.metrics import accuracy, accuracy_multi, mse
 from fastcore.basics import first
 from numbers import Number, Real
 from ..base.ids import evenly_drawn
+from ..base.shadow import is_ours
 from .frames import check_missing, check_types, each_label, holds_several, shown_rows
 
 # %% ../../nbs/2_text/05_target.ipynb #f7ff243f
@@ -77,12 +78,20 @@ def _width(setup, dls):
     return int(get_c(dls) if setup is None or setup.c is None else setup.c)
 
 # %% ../../nbs/2_text/05_target.ipynb #b2a40007
+def _each(tl):
+    "The items of `tl`. What reads columns is given these alone: a whole row takes long to make."
+    df,reader = tl.items, first(tl.tfms.fs)
+    known = type(reader) is ColReader or is_ours(type(reader))
+    if not (known and isinstance(df, pd.DataFrame) and df.columns.is_unique): return tl
+    cols = [df.iloc[:,c] if isinstance(c, int) else df[c] for c in reader.cols]
+    return (tl(dict(zip(reader.cols, o))) for o in zip(*cols))
+
 def labelled_ids(
     ds, # `Datasets` of texts with targets
 ): # list of arrays of token ids, and targets as an array
     "The token ids of each text of `ds`, and the targets."
-    ids = [np.asarray(o) for o in ds.tls[0]]
-    targets = [torch.as_tensor(o).as_subclass(torch.Tensor) for o in ds.tls[1]]
+    ids = [np.asarray(o) for o in _each(ds.tls[0])]
+    targets = [torch.as_tensor(o).as_subclass(torch.Tensor) for o in _each(ds.tls[1])]
     return ids, torch.stack(targets).numpy()
 
 _most_outside = 0.05 # of the targets
