@@ -74,6 +74,7 @@ def auto_fields(
     more:int=0, # tokens of other texts whose words are to be weighed
 )->dict: # fields of a `TransformerConfig`
     "What suits these texts: the preset `reviews`, windows of their length, and a wide path."
+    check_training_texts(dls)
     lens = _lengths(dls.train_ds)
     longest = max(1, np.quantile(lens, 0.95))
     max_len = min(256, 32*math.ceil(longest/32))
@@ -340,7 +341,6 @@ def transformer_classifier_learner(
     own = arch if arch is not TransformerClassifier else None
     automatic = _is_automatic(dls, config, config_kw, pretrained=pretrained, own=own, block=block)
     if automatic:
-        check_training_texts(dls)
         fields = auto_fields(dls, bool(config_kw.get('wide_letters')))
         config,config_kw = None, {**fields, **config_kw}
         learner_kw.setdefault('lr', width_lr(make_config(**config_kw).d_model))
