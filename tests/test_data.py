@@ -213,6 +213,20 @@ def test_bad_valid_col(value, shown):
     with pytest.raises(ValueError, match=rf"'is_valid' must be True/False or 1/0.*{shown}.*index 5\): .*valid_col=df\['is_valid'\]"): check(df)
 
 
+masks = dict(tensor=torch.tensor, boolean=lambda o: pd.array(o, dtype='boolean'), index=pd.Index, categories=pd.Categorical, tuple=tuple, numbers=lambda o: torch.tensor(o).long())
+
+@pytest.mark.parametrize('kind', masks)
+def test_masks_of_other_kinds(kind):
+    df = frame()
+    mask = masks[kind](df.is_valid.tolist())
+    check(df, valid=mask)
+    dls = TransformerDataLoaders.from_df(df, label_col='label', valid_col=mask, **FAST)
+    assert len(dls.valid_ds) == df.is_valid.sum()
+    with pytest.raises(ValueError, match='valid_col has 20 values for 19 rows'): check(df[:19], valid=mask)
+
+@pytest.mark.parametrize('name', [np.str_('is_valid'), 2], ids=['name','position'])
+def test_names_of_the_valid_column(name): check(frame(), valid=name)
+
 def test_bad_valid_mask():
     "A mask is checked as a column is, and never taken by position where its index says something else"
     df = frame()
@@ -1196,3 +1210,24 @@ def test_copies_across_the_split(kind):
     df.loc[valid[:2], 'label'] = df.label[train[0]]
     with pytest.warns(UserWarning, match=rf'2 of {len(valid)} validation texts are in the training set.*drop_duplicates') as said: loaders_of[kind](df)
     assert len(said) == 1
+
+@pytest.mark.parametrize('items', [['a good film'], pd.Series(['a good film']), 'a good film', [['a', 'film']]], ids=['list', 'series', 'text', 'tokens'])
+def test_labels_need_a_frame(items):
+    dls = TransformerDataLoaders.from_df(frame(), label_col='label', valid_col='is_valid', **FAST)
+    with pytest.raises(ValueError, match=r"labels \(with_labels=True\).*frame.*'label'"): dls.test_dl(items, with_labels=True)
+    for row in (frame()[:1], frame().iloc[0], frame().iloc[0].to_dict()): assert len(dls.test_dl(row, with_labels=True).one_batch()) == 2
+
+
+@pytest.mark.parametrize('item', [None, 3, 2.5])
+def test_test_dl_of_no_text(item):
+    dls = TransformerDataLoaders.from_df(frame(), label_col='label', valid_col='is_valid', **FAST)
+    with pytest.raises(TypeError, match=rf'^{item} is a {type(item).__name__}: give a text, a list of texts or a data frame'): dls.test_dl(item)
+
+@pytest.mark.parametrize('loaders', [TextDataLoaders, TransformerDataLoaders])
+def test_one_column_of_0_and_1_is_one_label(loaders):
+    "A block of several labels gets them as a list: a single number would have no place in it"
+    df = frame().assign(good=[i%2 for i in range(20)])
+    with pytest.raises(ValueError, match=r"encoded=True.*\['good'\].*leave y_block out"):
+        dls = loaders.from_df(df, text_col='text', label_col=['good'], valid_col='is_valid', y_block=MultiCategoryBlock(encoded=True, vocab=['good']), tok_tfm=BaseTokenizer(), bs=4, num_workers=0)
+        transformer_classifier_learner(dls, **SMALL)
+    assert TransformerDataLoaders.from_df(df, label_col=['good'], valid_col='is_valid', **FAST).c == 2

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from sklearn.metrics import f1_score
 from torch import nn
 from fastai.text.all import (AccumMetric, AvgMetric, BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, CategoryBlock,
-                             ClassificationInterpretation, CSVLogger, DataBlock, EarlyStoppingCallback, F1Score, F1ScoreMulti, GradientClip,
-                             GrandparentSplitter, L, L1LossFlat, Learner, Metric, Module, MSELossFlat, PearsonCorrCoef, Perplexity, R2Score,
+                             ClassificationInterpretation, CrossEntropyLossFlat, CSVLogger, DataBlock, EarlyStoppingCallback, F1Score, FocalLoss, FocalLossFlat, F1ScoreMulti, GradientClip,
+                             GrandparentSplitter, L, L1LossFlat, LabelSmoothingCrossEntropyFlat, Learner, Metric, Module, MSELossFlat, PearsonCorrCoef, Perplexity, R2Score,
                              ReduceLROnPlateau, RegressionBlock, RMSProp, RocAuc, RocAucBinary, RocAucMulti, SaveModelCallback, SGD, TextBlock,
                              TextDataLoaders, ValueMetric, accuracy, accuracy_multi, get_text_files, load_learner, mae, parent_label, rmse, set_seed,
                              tokenize_folder, top_k_accuracy)
@@ -472,6 +472,20 @@ def test_numbers_in_any_unit(make, df, config, loss):
     close(price, one, 2e-2); close(prices, out, 2e-2)
     close(share, one, 2e-2); close(shares, out, 2e-2)
     assert one.item() < 0.8
+
+@pytest.mark.parametrize('loaders', [TextDataLoaders, TransformerDataLoaders])
+@pytest.mark.parametrize('offset,spread,warns', [(1.7e9,60,True), (2.**40,60,True), (-1.7e9,60,True), (1e5,10,False), (1.7e9,1e5,False), (0,1e-9,False)], ids=str)
+def test_numbers_that_float32_does_not_tell_apart(df, loaders, offset, spread, warns):
+    "A large number is added to all targets: a warning with the remedy, where they lie within a few steps of float32"
+    df = df.assign(ts=offset + np.linspace(0, spread, len(df)), score=df.score)
+    dls = loaders.from_df(df, text_col='text', label_col=['score','ts'], y_block=RegressionBlock(), valid_col='is_valid', tok_tfm=BaseTokenizer(), num_workers=0, bs=8)
+    for loss in (None, L1LossFlat()):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter('always')
+            transformer_classifier_learner(dls, **SMALL, loss_func=loss)
+        said = [str(w.message) for w in seen if 'float32' in str(w.message)]
+        assert len(said) == warns
+        if warns: assert f'around {offset:g} have a spread of' in said[0] and 'subtract their mean' in said[0]
 
 def test_columns_of_any_size(make, df):
     "A small number beside a large one is learned as it is beside one of its size"
@@ -1157,3 +1171,40 @@ def test_remap_rows_keeps_the_mask(n, m):
     old,new = ['a',*['xxfake']*n], [*['xxfake']*m,'a']
     out,_ = remap_rows(torch.arange(n+1.), old, new)
     assert out[m-1] == n and out[m] == 0
+
+@pytest.mark.parametrize('kind', ['clf','multi','reg'])
+@pytest.mark.parametrize('with_input', [False, True])
+def test_targets_alone(make, kind, with_input):
+    "Without predictions there is none to decode"
+    learn = make(kind)
+    res = learn.get_preds(with_preds=False, with_decoded=True, with_input=with_input)
+    assert res[with_input] is None and res[1+with_input].equal(learn.get_preds()[1])
+
+# Weights of classes in a loss
+
+class Weighted(nn.CrossEntropyLoss):
+    "A loss of one's own, with what fastai asks for"
+    def decodes(self, x): return x.argmax(-1)
+    def activation(self, x): return x.softmax(-1)
+
+with_weights = dict(cross=lambda w: CrossEntropyLossFlat(weight=w), focal=lambda w: FocalLossFlat(weight=w), bare=lambda w: FocalLoss(weight=w),
+                    smooth=lambda w: LabelSmoothingCrossEntropyFlat(weight=w), own=lambda w: Weighted(weight=w), several=lambda w: BCEWithLogitsLossFlat(pos_weight=w))
+bad_weights = dict(double=(torch.ones(2).double(), r'weight is of torch.float64, outputs of torch.float32: give weight.to\(torch.float32\)'), whole=(torch.ones(2).long(), r'weight is of torch.int64, outputs of torch.float32: give weight.to\(torch.float32\)'), half=(torch.ones(2).half(), r'weight is of torch.float16, outputs of torch.float32: give weight.to\(torch.float32\)'),
+                   long=(torch.ones(4), r'weight has the shape \(4,\): give one for each of [23] labels'), nan=(torch.tensor([1.,float('nan')]), 'weight=.*finite numbers'),
+                   inf=(torch.tensor([1.,float('inf')]), 'weight=.*finite numbers'), negative=(torch.tensor([1.,-1.]), 'weight=.*of 0 or more'), zero=(torch.zeros(2), 'weight=.*one of them above 0'))
+
+@pytest.mark.parametrize('loss,bad', [(l, b) for l in with_weights for b in bad_weights if l != 'several' or b not in ('double','whole','half')])
+def test_weights_of_classes_are_checked(make, loss, bad):
+    "When the learner is made, and not after the words are counted; a loss of several labels multiplies by weights of any type"
+    w,match = bad_weights[bad]
+    kind = 'multi' if loss == 'several' else 'clf'
+    if loss == 'several' and len(w) == 2: w = w[[0,1,1]]
+    with pytest.raises(ValueError, match=match): make(kind, loss_func=with_weights[loss](w))
+
+@pytest.mark.parametrize('loss', with_weights)
+def test_weights_of_classes_train(make, loss):
+    kind = 'multi' if loss == 'several' else 'clf'
+    make(kind, loss_func=with_weights[loss](torch.tensor([0.,2.,1.][:3 if kind == 'multi' else 2]))).fit(1)
+
+def test_weights_of_an_array(make):
+    with pytest.raises(TypeError, match=r'weight is a ndarray.*torch.tensor\(weight\).float\(\)'): make(loss_func=FocalLossFlat(weight=np.ones(2)))

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from hypothesis import given, HealthCheck, settings, strategies as st
-from fastai.text.all import accuracy, BalancedAccuracy, BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, CategoryBlock, CrossEntropyLossFlat, defaults, load_learner, lowercase
+from fastai.text.all import accuracy, BalancedAccuracy, BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, CategoryBlock, CrossEntropyLossFlat, defaults, FocalLoss, load_learner, lowercase
 import fastai.text.core as core
 from fastai_txf.all import (
     baseline, BPETokenizer, CharTokenizer, FastSpacyTokenizer, learner_from, LMDataLoaders, load_published, OnnxPredictor, PredictorPool, PRESETS,
@@ -486,6 +486,15 @@ def test_refused(tmp_path, part):
     "What only code can describe is named, and nothing is written"
     with pytest.raises((ValueError,TypeError), match=words[part]): refused[part]().publish(tmp_path/'b', trained=True)
     assert not list(tmp_path.iterdir())
+
+def own_labels(pred, targ): return torch.nn.functional.binary_cross_entropy_with_logits(pred, targ.float())
+def own_numbers(pred, targ): return torch.nn.functional.mse_loss(pred.view(-1), targ.view(-1))
+
+@pytest.mark.parametrize('task,loss', [('one',FocalLoss()), ('many',own_labels), ('numbers',own_numbers)], ids=['one','many','numbers'])
+def test_loss_without_activation(tmp_path, task, loss):
+    "A loss that says nothing of probabilities and labels: a published model answers as the learner does"
+    learn = stirred(tasks[task](loss_func=loss))
+    same_logits(learn, load_published(learn.publish(tmp_path/'b', trained=True)), list(DF.text))
 
 class Shift(torch.nn.Module):
     "A feed-forward that looks at the token before"

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from hypothesis import given, strategies as st
 from fastai.text.all import BaseTokenizer, Callback, Learner, set_seed, tokenize_texts
 from fastai_txf.text.special import text_vocab
+from fastai_txf.text.target import Target
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
-from fastai_txf.recipes.baseline import baseline, ngram_matrix, ngrams
+from fastai_txf.recipes.baseline import _predict_majority, _score, baseline, ngram_matrix, ngrams
 from fastai_txf.train.counting import nb_weights
 from fastai_txf.recipes.suggest import SIZES, suggest_config
 from fastai_txf.recipes.vectors import count_vectors
@@ -95,6 +96,12 @@ def test_baseline_many_labels(dls_multi):
     want = np.stack([nb_svm(x, y[:,i]==1, x_valid) > 0 for i in range(y.shape[1])], 1)
     res = baseline(dls_multi)
     assert res.accuracy[1] == pytest.approx((want == y_valid).mean()) and res.accuracy[0] == pytest.approx(((y.mean(0) > 0.5) == y_valid).mean())
+
+def test_mean_of_large_numbers():
+    "The mean lies between two numbers of float32, and the error is that from there"
+    y = np.float32([2**24, 2**24+2])
+    mean = _predict_majority(y, 2, 'regression')
+    assert mean.tolist() == [2**24+1]*2 and _score(mean, y, Target('regression', None, 1)) == 1
 
 def test_baseline_numbers(dls_reg):
     from sklearn.linear_model import RidgeCV

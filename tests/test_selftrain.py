@@ -1,7 +1,8 @@
 "Self-training: probabilities as targets, guesses of several classifiers, and loaders that hold labels and guesses"
 import numpy as np, pandas as pd, pytest, torch, torch.nn.functional as F
+from torch import nn
 from hypothesis import given, strategies as st
-from fastai.text.all import (BaseTokenizer, CrossEntropyLossFlat, F1Score, FocalLossFlat, LabelSmoothingCrossEntropyFlat, MultiCategoryBlock, RegressionBlock, accuracy,
+from fastai.text.all import (BaseTokenizer, CrossEntropyLossFlat, F1Score, FocalLoss, FocalLossFlat, LabelSmoothingCrossEntropyFlat, MultiCategoryBlock, RegressionBlock, accuracy,
                              load_learner, set_seed)
 import fastai_txf.explain.losses # it gives learners their `top_losses`
 from fastai_txf.text.loaders import TransformerDataLoaders
@@ -9,6 +10,7 @@ from fastai_txf.learn.classifier import transformer_classifier_learner
 from fastai_txf.recipes.baseline import baseline
 from fastai_txf.train.losses import SoftCrossEntropy
 from fastai_txf.recipes.selftrain import add_pseudo_labels, pseudo_labels
+from fastai_txf.recipes.suggest import suggest_config
 from fixtures import *
 
 NEW = ['a warm film', 'dull', 'the story was cold and poor and weak', 'it was lovely'] # texts without labels, of different lengths
@@ -36,6 +38,20 @@ def test_guesses_are_the_mean_of_the_predictions(make, kind):
     want = torch.stack([torch.stack([learn.predict(t)[2] for learn in learners]).mean(0) for t in NEW])
     assert type(got) is torch.Tensor and torch.allclose(got, want.as_subclass(torch.Tensor), atol=1e-5)
     assert torch.allclose(pseudo_labels(learners[0], pd.DataFrame(dict(text=NEW)), bs=1), learners[0].predict(NEW)[2].as_subclass(torch.Tensor), atol=1e-5)
+
+class OwnLabels(nn.Module):
+    "A loss that says nothing of probabilities"
+    def forward(self, pred, targ): return F.binary_cross_entropy_with_logits(pred, targ.float())
+
+def own_numbers(pred, targ): return F.mse_loss(pred.view(-1), targ.view(-1))
+
+@pytest.mark.parametrize('kind,loss', [('clf',FocalLoss()), ('multi',OwnLabels()), ('reg',own_numbers)], ids=['clf','multi','reg'])
+def test_guesses_with_a_loss_without_activation(make, kind, loss):
+    "They are what `predict` says, and their mean with a learner that has fastai's loss is one of probabilities"
+    own,usual = make(kind, loss_func=loss), make(kind)
+    own.model.load_state_dict(usual.model.state_dict())
+    want = usual.predict(NEW)[2].as_subclass(torch.Tensor)
+    for learners in (own, [own,usual]): assert torch.allclose(pseudo_labels(learners, NEW), want, atol=1e-6)
 
 def test_teachers_from_files(make, tmp_path):
     learn = make()
@@ -161,3 +177,16 @@ def test_loss_of_labels(make, dls, loss):
     learn.fit(1)
     assert np.isfinite(learn.recorder.losses).all() and np.isfinite(learn.validate(0)[0])
     make(loss_func=loss).fit(1)                                             # labels alone
+
+@pytest.mark.parametrize('cast', [lambda p: pd.DataFrame(p, index=[7,8,9,10]), np.asarray, lambda p: p.tolist(), torch.as_tensor], ids=['frame','array','lists','tensor'])
+def test_guesses_in_a_frame(dls, cast):
+    new = add_pseudo_labels(dls, NEW, cast(probs.numpy()))
+    assert torch.equal(torch.stack([new.train_ds[len(dls.train_ds)+i][1] for i in range(4)]), probs)
+
+def test_no_texts_to_train_on(make, tmp_path):
+    "An exported learner takes no texts along: what needs some says so"
+    make().export('l.pkl')
+    dls = load_learner(tmp_path/'l.pkl').dls
+    for f in (suggest_config, transformer_classifier_learner, lambda o: add_pseudo_labels(o, NEW, probs)):
+        with pytest.raises(ValueError, match='there are no training texts.*an exported learner takes none along'): f(dls)
+    assert transformer_classifier_learner(dls, **SMALL).predict(NEW[0])

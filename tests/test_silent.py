@@ -10,7 +10,7 @@ from fastai.text.all import (BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, Cal
                              load_learner, mse)
 from fastai_txf.all import (
     CharTokenizer, KVCache, LMDataLoaders, LearnedPositions, Seq2SeqDataLoaders, Seq2SeqTransformer,
-    SoftCrossEntropy, TransformerBlock, TransformerDataLoaders, TransformerLM, beam_search,
+    SoftCrossEntropy, TransformerBlock, TransformerDataLoaders, TransformerLM, beam_search, load_published,
     chunked_cross_entropy, compile_for_training, from_hf, generate, predict, text_vocab,
     transformer_classifier_learner, transformer_lm_learner, transformer_mlm_learner,
     transformer_seq2seq_learner)
@@ -823,6 +823,37 @@ def test_another_column_is_not_read(df):
     assert len(learn.predict(cut)[1]) == 3 and len(dls.test_dl(cut).one_batch()[0]) == 3
     assert learn.predict(without, text_col='text')[1].shape == (4,)
     assert len(learn.predict(pd.Series(['warm film', 'dull'], index=['x','y']))[1]) == 2
+
+@pytest.mark.parametrize('loaders', [TextDataLoaders, TransformerDataLoaders])
+def test_column_that_is_named_twice(df, loaders, tmp_path):
+    "It is read as often as in training, by learners, masked ones and published ones"
+    df = df.assign(title=[f'{"warm" if i%2 else "cold"} music' for i in range(len(df))])
+    dls = loaders.from_df(df, text_col=['title','title','text'], label_col='label', valid_col='is_valid', bs=8, tok_tfm=BaseTokenizer(), num_workers=0)
+    learn,mlm = quiet(transformer_classifier_learner(dls, **SMALL)), quiet(transformer_mlm_learner(dls, **SMALL))
+    row = df[df.is_valid][:1]
+    want = dls.valid_ds[0][0].tolist()
+    for item in (row, row.iloc[0], row.to_dict('records')):
+        assert learn.codec.encode(item)[0].tolist() == want
+    assert mlm.fill(row.assign(text='a ___ film'), n=1)[0].text[0].count('music') == 2
+    assert load_published(learn.publish(tmp_path/'b', trained=True)).codec.encode(row)[0].tolist() == want
+
+@pytest.mark.parametrize('cols', ['body', ['body','text']], ids=str)
+def test_loader_of_another_column(df, cols):
+    "fastai's `test_dl` reads the column `text`, and where training read others that are there, too, its loader is refused; ours reads those of training"
+    df = df.rename(columns=dict(text='body')).assign(text='dull weak')
+    kw = dict(text_col=cols, label_col='label', valid_col='is_valid', bs=8, tok_tfm=BaseTokenizer(), num_workers=0)
+    dls = TextDataLoaders.from_df(df, **kw)
+    learn = quiet(transformer_classifier_learner(dls, **SMALL))
+    for frame in (df[df.is_valid], df[['text','body','label']]):
+        for f in (learn.validate, learn.get_preds, learn.show_results):
+            with pytest.raises(ValueError, match="fastai's test_dl reads 'text' alone.*TransformerDataLoaders"): f(dl=dls.test_dl(frame, with_labels=True))
+    learn.validate()
+    if cols == 'body': # as fastai asks for it
+        as_text = df.drop(columns='text').rename(columns=dict(body='text'))
+        assert learn.validate(dl=dls.test_dl(as_text[as_text.is_valid], with_labels=True)) == learn.validate()
+    ours = TransformerDataLoaders.from_df(df, **kw)
+    again = quiet(transformer_classifier_learner(ours, **SMALL))
+    assert again.validate(dl=ours.test_dl(df[df.is_valid], with_labels=True)) == again.validate()
 
 def test_interpretation_without_texts(df, make):
     "A learner that has learnt all texts (as `best_classifier` does) has none to be judged on: the error says what to give"

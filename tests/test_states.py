@@ -55,7 +55,7 @@ def test_exported_before_a_fit(dls, df, tmp_path):
     loaded = quiet(load_learner(tmp_path/'u.pkl'))
     preds,_ = loaded.get_preds(dl=loaded.dls.test_dl(df[:5]))
     torch.testing.assert_close(preds, loaded.predict(df.text[:5].tolist())[2])
-    with pytest.raises(ValueError, match='no texts to count in.*learn.dls = dls'): loaded.count_wide()
+    with pytest.raises(ValueError, match='no training texts.*learn.dls = dls'): loaded.count_wide()
 
 @both
 def test_a_validation_that_cannot_begin(make, kind):

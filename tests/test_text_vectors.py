@@ -88,6 +88,11 @@ def test_marks_and_unknown_words():
 def test_refuses(kw, match):
     with pytest.raises(ValueError, match=match): fit(make_texts()[0], **kw)
 
+def test_texts_that_are_read_once():
+    texts,_ = make_texts()
+    vectors = fit(iter(texts))
+    assert vectors(iter(texts[:3])).equal(vectors(texts[:3]))
+
 def test_refuses_other_texts():
     with pytest.raises(ValueError, match='no texts'): fit([])
     with pytest.raises(ValueError, match='44 tokens'): fit([[2,99]])

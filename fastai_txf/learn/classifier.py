@@ -31,12 +31,13 @@ from ..generate.sampling import DIVERGED
 from ..train.counting import count_features, loss_weights, set_shares, usual_shares
 from ..train.rates import width_lr
 from ..train.targets import (
-    check_loss, check_metrics, check_outputs, has_head, has_numbers, InSpreads, OneClass, start_numbers,
-    try_metrics, without_outliers)
+    check_loss, check_metrics, check_outputs, check_weights, has_head, has_numbers, InSpreads,
+    OneClass, start_numbers, try_metrics, without_outliers)
 from .scoring import text_outputs
 from .transfer import DERIVED_FIELDS, SHAPE_FIELDS
 from .base import TransformerLearner
-from .factory import check_kind, HIDDEN, make_learner, split_options, start_config
+from .factory import (
+    check_kind, check_training_texts, HIDDEN, make_learner, split_options, start_config)
 from .counted import auto_fields, CountWords, read_vocab, wide_path
 
 # %% ../../nbs/5_learn/08_classifier.ipynb #5b1e7a05
@@ -83,9 +84,7 @@ class TransformerClassifierLearner(TransformerLearner):
         if wide is None:
             raise ValueError('this model has no wide path: make the learner with config="auto", '
                              'or with the number of its rows, wide=2**18')
-        if not len(self.dls.train_ds):
-            raise ValueError('there are no texts to count in (an exported learner takes none '
-                             'along): give loaders of the same vocabulary, learn.dls = dls')
+        check_training_texts(self.dls)
         kind,(texts,targets) = Target.of(self.dls).kind, labelled_ids(self.dls.train_ds)
         self.own_share = share is not None
         if share is None and self.has_read: share = usual_shares(kind)
@@ -157,19 +156,20 @@ class TransformerClassifierLearner(TransformerLearner):
         **kwargs
     ): # predictions and targets
         "As in `TransformerLearner`. A TypeError `with_loss` that cannot be that of each text."
-        dl,(act,decodes) = self._scored_loader(ds_idx, dl), self._readings()
+        dl,(act,decodes) = self._scored_loader(ds_idx, dl), self.readings()
         if kwargs.get('with_loss'): _check_each(self.loss_func)
         if kwargs.get('act') is None: kwargs['act'] = act
         res = list(super().get_preds(ds_idx, dl, with_input=with_input, **kwargs))
         preds = res[with_input]
-        if with_decoded and preds is not None: res.insert(with_input+2, decodes(preds))
+        with_decoded = with_decoded and preds is not None
+        if with_decoded and preds.isnan().any(): raise ValueError(DIVERGED)
+        if with_decoded: res.insert(with_input+2, decodes(preds))
         labels = getattr(getattr(dl, 'dataset', None), 'labels', None)
         i = 1 + with_input
-        if with_decoded and res[with_input].isnan().any(): raise ValueError(DIVERGED)
         if with_decoded and labels and res[i] is not None: res[i] = labels(res[i])
         return tuple(res)
 
-    def _readings(self):
+    def readings(self): # two functions
         "What makes probabilities of outputs, and labels of these: the loss, or what is usual."
         own = [_says(self.loss_func, k) for k in ('activation','decodes')]
         ds,usual = self.dls.valid_ds, (noop,noop)
@@ -206,7 +206,7 @@ class TransformerClassifierLearner(TransformerLearner):
         check_values(bs=bs)
         ids = self.codec.encode(item, text_col)
         out = self.outputs(ids, ifnone(bs, self.dls.valid.bs))
-        act,decodes = self._readings()
+        act,decodes = self.readings()
         preds = act(out)
         dec = decodes(preds)
         res = [self.label_of(d) for d in dec], dec, preds
@@ -227,7 +227,7 @@ class TransformerClassifierLearner(TransformerLearner):
         check_values(max_n=max_n, trunc_at=kwargs.get('trunc_at'))
         b = shown_batch(dl, max_n, shuffle)
         ids = [x[x != self.codec.pad_idx].as_subclass(torch.Tensor).cpu() for x in b[0][:max_n]]
-        act,decodes = self._readings()
+        act,decodes = self.readings()
         guess = [self.label_of(d) for d in decodes(act(self.outputs(ids)))]
         texts = [self.codec.decode(o[:kwargs.get('trunc_at', 150)]) for o in ids]
         show_pairs(dict(text=texts, prediction=guess))
@@ -269,6 +269,7 @@ def transformer_classifier_learner(
                          dict(block=block, y_range=y_range, scaled=scaled or None),
                          {**config_kw, 'n_out':n_out}, learner_kw)
     check_metrics(learn)
+    check_weights(learn)
     if own is None: start_numbers(learn, keep=has_head(pretrained, learn.model))
     learn.automatic,wide = automatic,wide_path(learn.model)
     if wide is not None: read_vocab(wide, text_vocab(dls))

@@ -15,6 +15,7 @@ from ..model.wide import token_letters
 from ..text.special import text_vocab, UNK
 from ..text.target import Target
 from ..train.counting import deep_outputs, fitting_scale
+from .factory import check_training_texts
 
 # %% ../../nbs/5_learn/07_counted.ipynb #5b1e7a02
 _word_starts = 'Ġ','▁','xx' # byte pairs, sentencepiece and characters; special tokens
@@ -45,6 +46,7 @@ def auto_fields(
     more:int=0, # tokens of other texts whose words are to be weighed
 )->dict: # fields of a `TransformerConfig`
     "What suits these texts: the preset `reviews`, windows of their length, and a wide path."
+    check_training_texts(dls)
     lens = _lengths(dls.train_ds)
     longest = max(1, np.quantile(lens, 0.95))
     max_len = min(256, 32*math.ceil(longest/32))

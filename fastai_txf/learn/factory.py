@@ -54,6 +54,12 @@ def check_kind(dls, is_lm):
         raise ValueError('these `dls` have no targets, but the next tokens (is_lm=True): '
                          'make them with labels, or use transformer_lm_learner')
 
+def check_training_texts(dls):
+    "A ValueError where there are none."
+    if len(dls.train_ds): return
+    raise ValueError('there are no training texts (an exported learner takes none along): '
+                     'make loaders with some; a learner takes them by learn.dls = dls')
+
 # %% ../../nbs/5_learn/05_factory.ipynb #f0e229e3
 def _refuse_architecture(**options):
     "A TypeError for an architecture of fastai's, which its own learners take here."

@@ -14,13 +14,13 @@ from fastai.losses import CrossEntropyLossFlat
 from fastcore.basics import store_attr
 from fastcore.meta import delegates
 from ..base.checks import check_values
+from ..base.compat import join_texts
 from ..base.shadow import kept_shadow
 from ..model.windows import compact
 from ..model.config import TransformerConfig
 from ..model.models import mlm_splitter, TransformerMLM
 from ..text.special import mask_index, ordinary_tokens, pad_index
 from ..text.plain import check_guesses, kept
-from ..text.codec import join_columns
 from ..text.loaders import check_dls, shown_batch
 from ..text.pairs import PairDL, show_pairs
 from ..generate.sampling import checked_logits
@@ -125,7 +125,7 @@ class TransformerMLMLearner(TokenLearner):
         codec,hide = self.codec, self.mask_tokens
         text = kept(text)
         texts = codec.texts(text, text_col)
-        if isinstance(texts, pd.DataFrame): texts = join_columns(texts, [*texts], codec.marked)
+        if isinstance(texts, pd.DataFrame): texts = join_texts(texts, codec.marked)
         res = [pd.DataFrame(fill_gaps(self.model, codec, hide.ordinary, hide.mask_idx, t, n))
                for t in texts]
         return res[0] if self.codec.is_one(text, text_col) else res

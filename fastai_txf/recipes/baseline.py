@@ -50,7 +50,7 @@ def ngram_matrix(
 # %% ../../nbs/7_recipes/00_baseline.ipynb #6601c356
 def _predict_majority(y, n, kind):
     "The most frequent class of `y`, each label if most have it, or the mean: `n` times."
-    top = y.mean(0)
+    top = y.mean(0, dtype=float)
     if kind == 'category': top = np.bincount(y).argmax()
     if kind == 'multi': top = top > 0.5
     return np.repeat(np.asarray(top)[None], n, 0)

@@ -11,7 +11,7 @@ from fastai.data.core import DataLoaders
 from fastai.losses import CrossEntropyLossFlat, FocalLossFlat, LabelSmoothingCrossEntropyFlat
 from fastai.text.data import SortedDL, TensorText
 from fastai.torch_core import TensorCategory
-from fastcore.basics import GetAttr, getcallable, ifnone, store_attr
+from fastcore.basics import GetAttr, ifnone, store_attr
 from fastcore.foundation import L
 from ..base.checks import check_values
 from ..text.plain import kept
@@ -19,7 +19,7 @@ from ..text.codec import TextCodec
 from ..text.target import Target
 from ..text.loaders import check_dls
 from ..train.losses import SoftCrossEntropy
-from ..learn.factory import check_kind
+from ..learn.factory import check_kind, check_training_texts
 from ..learn.classifier import TransformerClassifierLearner
 
 # %% ../../nbs/7_recipes/04_selftrain.ipynb #9b13eca4
@@ -45,7 +45,7 @@ def _check_teachers(learners):
 def _probabilities(learn, ids, bs):
     "What `learn` predicts for each of the texts `ids`."
     out = learn.outputs(ids, ifnone(bs, learn.dls.valid.bs))
-    return getcallable(learn.loss_func, 'activation')(out).as_subclass(torch.Tensor)
+    return learn.readings()[0](out).as_subclass(torch.Tensor)
 
 def pseudo_labels(
     learners, # a `TransformerClassifierLearner`, or several with the same labels
@@ -146,6 +146,7 @@ def with_guesses(
 )->DataLoaders:
     "`dls` with other texts among those for training."
     train,target = dls.train, Target.of(dls)
+    if isinstance(targets, pd.DataFrame): targets = targets.to_numpy()
     ids,targets = [*map(TensorText, ids)], torch.as_tensor(targets).float()
     shape = len(ids), *_soft(dls.train_ds[0][1], target).shape
     if targets.shape == (*shape,1): targets = targets[...,0]    # of one number for each text
@@ -166,4 +167,5 @@ def add_pseudo_labels(
     itself takes probabilities (Scudder 1965). A ValueError for pseudo-labels that do not fit."""
     check_dls(dls)
     check_kind(dls, is_lm=False)
+    check_training_texts(dls)
     return with_guesses(dls, _cut(TextCodec(dls), texts, text_col), targets)

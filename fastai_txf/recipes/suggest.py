@@ -14,7 +14,7 @@ from ..base.ids import evenly_drawn
 from ..text.special import text_vocab
 from ..text.loaders import check_dls
 from ..train.rates import width_lr
-from ..learn.factory import check_kind
+from ..learn.factory import check_kind, check_training_texts
 from ..learn.classifier import transformer_classifier_learner
 from ..learn.lm import transformer_lm_learner
 
@@ -160,6 +160,7 @@ def suggest_config(
     check_dls(dls)
     check_values(minutes=minutes)
     check_kind(dls, hasattr(dls.train, 'seq_len'))
+    check_training_texts(dls)
     data = _Data.read(dls)
     speeds,best = _try_sizes(dls, data, minutes)
     size = ifnone(best, data.sizes()[0])

@@ -221,5 +221,6 @@ class TextVectors(FeatureVectors):
         texts, # token ids of each text
     )->torch.Tensor: # `(n_texts, d)`, rows of length 1; 0 for a text of unknown features alone
         "The vector of each text, the same whatever texts are beside it."
-        x,some = self._columns(texts), range(0, len(texts), _some)
+        x = self._columns(texts)
+        some = range(0, x.shape[0], _some)
         return torch.cat([self._place(_Batch(x[i:i+_some], self.v)) for i in some])

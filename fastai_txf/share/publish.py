@@ -13,7 +13,7 @@ from fastai.data.transforms import ColReader
 from fastai.text.core import Tokenizer
 from fastai.text.data import Numericalize
 from fastai.torch_core import rank_distrib
-from fastcore.basics import getcallable, patch
+from fastcore.basics import patch
 import fastai_txf
 from ..base.shadow import shadow
 from ..model.config import INITS
@@ -157,14 +157,13 @@ def threshold_of(
 )->dict: # `threshold`, where there are several labels
     "From where on a label is given. A ValueError for a loss that answers otherwise than usual."
     draw,loss = torch.Generator().manual_seed(0), learn.loss_func
+    act,decodes = learn.readings()
     x = torch.randn(99, learn.model.config.n_out, generator=draw)
     x *= torch.linspace(0.1, 9, 99)[:,None]
     probs,thresh = ACTIVATIONS[kind](x), float(getattr(loss, 'thresh', 0.5))
     usual = dict(category=probs.argmax(-1), multi=probs > thresh, regression=probs)[kind]
-    mine = getcallable(loss, 'activation')(x)
-    if not torch.allclose(mine, probs, atol=1e-6): what = 'makes other probabilities of outputs'
-    elif not torch.equal(getcallable(loss, 'decodes')(probs), usual):
-        what = 'decodes activations otherwise'
+    if not torch.allclose(act(x), probs, atol=1e-6): what = 'makes other probabilities of outputs'
+    elif not torch.equal(decodes(probs), usual): what = 'decodes activations otherwise'
     else: return dict(threshold=thresh) if kind == 'multi' else {}
     _refuse(f'{loss} {what} than usual', "train with fastai's loss for these targets")
 

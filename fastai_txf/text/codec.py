@@ -294,7 +294,7 @@ def tokens(self:TextCodec,
     if toks is not None: return toks
     self.check_tokenizer()
     texts = self.texts(item, text_col)
-    if isinstance(texts, pd.DataFrame): texts = join_columns(texts, [*texts], self.marked)
+    if isinstance(texts, pd.DataFrame): texts = join_texts(texts, self.marked)
     return list(token_lists(texts, self.tok, self.rules))
 
 
@@ -309,19 +309,31 @@ def number(self:TextCodec,
     return [to_ids(list(ts)).as_subclass(torch.Tensor).long() for ts in tokens]
 
 # %% ../../nbs/2_text/04_codec.ipynb #b2a30005
+def _lacks_marks(codec, ds):
+    """Whether each text of training said where its columns begin, and the first of `ds` does not;
+    a tokenizer that cuts the marks to pieces is not asked."""
+    if not codec.marked or FLD not in codec.vocab: return False
+    fld,marks = codec.vocab.index(FLD), mark_columns(['']*len(codec.text_cols))
+    return fld in codec.encode(marks)[0] and fld not in ds[0][0]
+
+def _reads_another(codec, items):
+    "Whether a frame has the columns of training, and beside them texts where its tokens should be."
+    own,cols = codec.token_col, codec.text_cols
+    if not isinstance(items, pd.DataFrame) or cols == [own] or not {own, *cols} <= {*items}:
+        return False
+    return isinstance(items[own].iloc[0], str)
+
 @patch
 def check_loader(self:TextCodec,
     dl, # a loader of texts with transforms
 ):
-    """A ValueError where each text of training said where its columns begin, and the first of `dl`
-    does not; a tokenizer that cuts the marks to pieces is not asked."""
-    if not self.marked or self.tok is None or FLD not in self.vocab or not len(dl.dataset): return
-    fld = self.vocab.index(FLD)
-    marks = mark_columns(['']*len(self.text_cols))
-    if fld not in self.encode(marks)[0] or fld in dl.dataset[0][0]: return
-    raise ValueError(f'the texts of this loader do not say where the columns {self.text_cols} '
-                     "begin, as each text of training did: fastai's test_dl reads one column. "
-                     'Make the loaders with TransformerDataLoaders, whose test_dl reads all, '
+    "A ValueError where fastai's `test_dl` reads other columns than those of training."
+    ds = dl.dataset
+    if self.tok is None or not len(ds): return
+    if not _lacks_marks(self, ds) and not _reads_another(self, ds.items): return
+    raise ValueError(f'training had its texts in {self.text_cols}, and this loader does not: '
+                     f"fastai's test_dl reads {self.token_col!r} alone. Make the loaders with "
+                     'TransformerDataLoaders, whose test_dl reads the columns of training, '
                      'or give predict the frame')
 
 # %% ../../nbs/2_text/04_codec.ipynb #b2a30007
@@ -332,8 +344,8 @@ def tokenize_like(
 ): # for `dls.test_dl`
     "Tokenize `items` as the training texts of `dls` were; ValueError if there are none."
     codec = TextCodec(dls, side=side)
-    check_ordered(items)
     if isinstance(items, (str, Path)): items = [items]
+    check_ordered(items)
     items = given_frame(items, codec.columns(items))
     if not isinstance(items, pd.DataFrame): items = list(items)
     if not len(items): raise ValueError(f'there are no texts in {items!r}: pass at least one')

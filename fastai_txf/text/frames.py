@@ -103,7 +103,7 @@ def _mask_series(df, mask):
 
 def valid_mask(df, valid_col):
     "`valid_col` (a name, a position or a mask) as a boolean array, checked"
-    if is_listy(valid_col) or isinstance(valid_col, (np.ndarray, pd.Series)):
+    if np.ndim(valid_col):
         col = _mask_series(df, valid_col)
         what,code = 'valid_col', 'pd.Series(valid_col, index=df.index)'
     else:
@@ -373,10 +373,7 @@ def as_texts(
     check_ordered(item)
     item = given_frame(item, [text_col])
     if isinstance(item, pd.DataFrame): item = _column(item, str(text_col))
-    try: texts = [item] if isinstance(item, str) else list(item)
-    except TypeError as e:
-        raise TypeError(f'{item!r} is a {type(item).__name__}: '
-                        'give a text, a list of texts or a data frame') from e
+    texts = [item] if isinstance(item, str) else list(item)
     if not texts: raise ValueError('there is no text to predict: the list or data frame is empty')
     for i,t in enumerate(texts):
         if not isinstance(t, str):

@@ -32,7 +32,7 @@ from .frames import (
     as_frame, check_columns, check_df, column_names, each_label, label_kind, random_mask,
     read_texts, valid_mask, warn_of_copies)
 from .codec import join_columns, TextStart, TextTokenizer, tokenize_like
-from .target import check_known, check_numbers
+from .target import check_encoded, check_known, check_labelled, check_numbers
 from .folders import FolderTokenizer
 
 # %% ../../nbs/2_text/07_loaders.ipynb #e379e308
@@ -117,6 +117,7 @@ def _check_vocab_labels(dls, max_n):
     for name,ds in (('training', dls.train_ds), ('validation', dls.valid_ds)):
         for tl in getattr(ds, 'tls', [])[getattr(ds, 'n_inp', 1):]:
             cat = _numbers_labels(tl)
+            check_encoded(tl)
             if cat is None or not len(ds): continue
             bad,why = _odd_labels(_raw_labels(tl, cat, max_n), cat)
             if len(bad):
@@ -380,7 +381,9 @@ def test_dl(self:TransformerDataLoaders,
         _check_labels(test_items.rename(columns=str), self.valid_ds.tls[1:])
     # the folders of files are their labels
     files = with_labels and is_listy(test_items) and isinstance(first(test_items), Path)
-    if rm_type_tfms is None and not files: test_items = tokenize_like(self, test_items)
+    if rm_type_tfms is None and not files:
+        test_items = tokenize_like(self, test_items)
+        if with_labels: check_labelled(test_items, self.valid_ds.tls[1:])
     return super(TransformerDataLoaders, self).test_dl(
         test_items, rm_type_tfms=rm_type_tfms, with_labels=with_labels, **kwargs)
 

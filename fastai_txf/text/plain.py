@@ -58,11 +58,7 @@ def _records(item, cols):
     if is_pandas(item, 'Series') and has_columns(item, cols): return [item.to_dict()]
     if isinstance(item, (str,dict)): return [item]
     check_ordered(item)
-    try: items = list(item)
-    except TypeError as e:
-        raise TypeError(f'{item!r} is a {type(item).__name__}: '
-                        'give a text, a list of texts or a data frame') from e
-    return [o.to_dict() if is_pandas(o, 'Series') else o for o in items]
+    return [o.to_dict() if is_pandas(o, 'Series') else o for o in item]
 
 def has_columns(row, cols):
     "Whether `row` is a dictionary, or a series with the columns `cols`."

@@ -220,7 +220,11 @@ def is_unicode(
 def check_ordered(
     items, # what is given for many texts
 ):
-    "A TypeError for a set: nobody could tell which answer belongs to which of its texts."
+    "A TypeError for what holds no texts, and for a set: which answer would be that of which text?"
+    try: iter(items)
+    except TypeError as e:
+        raise TypeError(f'{items!r} is a {type(items).__name__}: '
+                        'give a text, a list of texts or a data frame') from e
     if not isinstance(items, (set,frozenset)): return
     raise TypeError(f'a {type(items).__name__} has no order, so no answer could be told from '
                     'another: give a list, sorted(texts)')

@@ -16,7 +16,8 @@ from fastcore.basics import first
 from numbers import Number, Real
 from ..base.ids import evenly_drawn
 from ..base.shadow import is_ours
-from .frames import check_missing, check_types, each_label, holds_several, shown_rows
+from .frames import (
+    check_missing, check_types, each_label, holds_several, read_columns, shown_rows)
 
 # %% ../../nbs/2_text/05_target.ipynb #f7ff243f
 _metrics = dict(category=accuracy, multi=accuracy_multi, regression=mse)
@@ -117,6 +118,20 @@ def check_range(
     if out > _most_outside: raise ValueError(f'{what}. Give a range that holds all of them')
     warnings.warn(f'{what}. No prediction will reach those')
 
+_least_steps = 100 # of float32, in the spread of targets
+
+def check_steps(
+    y, # numbers that are to be learned, `(n, n_out)`
+):
+    "A warning for numbers that lie so near to each other that float32 hardly tells them apart."
+    means,spreads = y.double().mean(0), y.double().std(0, correction=0)
+    for mean,spread in zip(means.tolist(), spreads.tolist()):
+        step = abs(mean)*torch.finfo(torch.float32).eps
+        if spread >= _least_steps*step: continue
+        warnings.warn(f'the training targets around {mean:g} have a spread of {spread:g}, and '
+                      f'float32, in which models count, has steps of about {step:.1g} there: '
+                      'subtract their mean, df[c] - df[c].mean(), and add it to predictions')
+
 # %% ../../nbs/2_text/05_target.ipynb #b2a40011
 def check_numbers(
     df, # a row for each text
@@ -139,6 +154,25 @@ def _to_numbers(col, name):
     elif all_like(r'[+-]?\d*(,\d+|\d)'): point = '.'
     else: return f"convert it with pd.to_numeric({name}, errors='coerce') and drop what is missing"
     return f"convert it with pd.to_numeric({name}.str.replace(',', {point!r}))"
+
+def check_labelled(
+    items, # as loaders read them
+    tls, # lists of labels
+):
+    "A ValueError for texts alone."
+    if isinstance(items, pd.DataFrame): return
+    raise ValueError('texts alone have no labels (with_labels=True): give a frame with the '
+                     f'columns {read_columns(tls)}, or leave with_labels out')
+
+def check_encoded(
+    tl, # a list of labels
+):
+    "A ValueError for one number where there should be a list of 0 and 1."
+    cat = first(f for f in tl.tfms.fs if isinstance(f, EncodedMultiCategorize))
+    if cat is None or not len(tl) or np.ndim(tl[0]): return
+    raise ValueError('MultiCategoryBlock(encoded=True) is for a list of 0 and 1 for each text, '
+                     f'and these have one number, for {list(cat.vocab)}: leave y_block out, '
+                     'and 0 and 1 are two classes')
 
 def check_known(
     df, # a row for each text

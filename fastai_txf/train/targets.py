@@ -19,7 +19,7 @@ from fastai.metrics import (
     AccumMetric, accuracy, accuracy_multi, error_rate, top_k_accuracy)
 from fastai.torch_core import get_model, to_detach
 from ..model.models import LinearRange, SigmoidRange, TransformerClassifier
-from ..text.target import check_range, sample_numbers, Target
+from ..text.target import check_range, check_steps, sample_numbers, Target
 from ..text.loaders import unknown_texts
 
 # %% ../../nbs/4_train/16_targets.ipynb #7c41a0d9
@@ -206,6 +206,30 @@ def check_loss(
                      'each text with the numbers of all texts of its batch, as their shapes '
                      f'differ, (bs, 1) and (bs,): take loss_func={_flat[cls]}, which flattens both')
 
+# %% ../../nbs/4_train/16_targets.ipynb #7c41a102
+_weighted = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss, torch.nn.BCEWithLogitsLoss, FocalLoss,
+             LabelSmoothingCrossEntropy)
+
+def check_weights(
+    learn, # a classifier's learner
+):
+    "A TypeError or a ValueError for weights of classes that its loss could not use."
+    loss = getattr(learn.loss_func, 'func', learn.loss_func)
+    if not isinstance(loss, _weighted) or not has_labels(learn.dls): return
+    target = Target.of(learn.dls)
+    name,n = dict(category='weight', multi='pos_weight').get(target.kind, ''), target.n_out
+    w = getattr(loss, name, None)
+    if w is None: return
+    if not isinstance(w, torch.Tensor):
+        raise TypeError(f'{name} is a {type(w).__name__}: give torch.tensor({name}).float()')
+    dtype = torch.promote_types(next(learn.model.parameters()).dtype, torch.float32)
+    if w.dtype != dtype and target.kind == 'category':
+        raise ValueError(f'{name} is of {w.dtype}, outputs of {dtype}: give {name}.to({dtype})')
+    if w.shape != (n,) and (target.kind == 'category' or w.numel() != 1):
+        raise ValueError(f'{name} has the shape {tuple(w.shape)}: give one for each of {n} labels')
+    if w.isfinite().all() and (w >= 0).all() and (w > 0).any(): return
+    raise ValueError(f'{name}={w.tolist()}: give finite numbers of 0 or more, one of them above 0')
+
 # %% ../../nbs/4_train/16_targets.ipynb #7c41a0f2
 _wordless = {
     'CrossEntropyLossFlat, which takes weight=, ignore_index= and the other options, too':
@@ -263,12 +287,13 @@ def start_numbers(
     keep:bool=False, # the head comes from elsewhere and stays as it is
 ):
     """Begin at the targets' mean, and count in their spread. A ValueError as of `check_loss`, and
-    that or a warning for a range that does not hold them."""
+    that or a warning for a range that does not hold them; a warning as of `check_steps`."""
     check_loss(learn)
     dls,model = learn.dls, learn.model
     if number_loss(learn.loss_func) is None: return
     if not has_numbers(dls) or not len(dls.train_ds): return
     y,bounded = sample_numbers(dls), isinstance(model.range, SigmoidRange)
+    check_steps(y)
     if bounded: check_range(y, model.range.low, model.range.high)
     if keep or y.shape[1:] != model.head.bias.shape: return
     y = without_outliers(y, learn.loss_func)
