@@ -1218,6 +1218,18 @@ def test_labels_need_a_frame(items):
     for row in (frame()[:1], frame().iloc[0], frame().iloc[0].to_dict()): assert len(dls.test_dl(row, with_labels=True).one_batch()) == 2
 
 
+def test_labels_where_there_are_none():
+    "A language model's loaders have none to ask for, those of folders take them from the paths"
+    dls = TransformerDataLoaders.from_df(frame(60)[['text','is_valid']], is_lm=True, valid_col='is_valid', seq_len=5, **FAST)
+    assert len(dls.test_dl(['a good film of the year']*9, with_labels=True))
+
+def test_a_column_of_one_category():
+    "One distinct text as a category is a text; a number in its place is named"
+    dls = TransformerDataLoaders.from_df(frame(), label_col='label', valid_col='is_valid', **FAST)
+    one = pd.DataFrame(dict(text=pd.Series(['a good film'], dtype='category')))
+    assert dls.test_dl(one).one_batch()[0].equal(dls.test_dl(['a good film']).one_batch()[0])
+    with pytest.raises(ValueError, match='holds 3 .int. where a text is needed'): dls.test_dl(pd.DataFrame(dict(text=pd.Series([3], dtype='category'))))
+
 @pytest.mark.parametrize('item', [None, 3, 2.5])
 def test_test_dl_of_no_text(item):
     dls = TransformerDataLoaders.from_df(frame(), label_col='label', valid_col='is_valid', **FAST)

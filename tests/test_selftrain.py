@@ -183,6 +183,14 @@ def test_guesses_in_a_frame(dls, cast):
     new = add_pseudo_labels(dls, NEW, cast(probs.numpy()))
     assert torch.equal(torch.stack([new.train_ds[len(dls.train_ds)+i][1] for i in range(4)]), probs)
 
+def test_guesses_under_their_labels(dls):
+    "The columns of a frame that are called as the labels are found by their names; under other names they are refused"
+    names = [*dls.vocab[1]]
+    df = pd.DataFrame(probs.numpy(), columns=names)
+    new = add_pseudo_labels(dls, NEW, df[names[::-1]])
+    assert torch.equal(torch.stack([new.train_ds[len(dls.train_ds)+i][1] for i in range(4)]), probs)
+    with pytest.raises(ValueError, match='columns of the pseudo-labels are .*a.*the labels .*name them alike'): add_pseudo_labels(dls, NEW, df.set_axis(['a','b'], axis=1))
+
 def test_no_texts_to_train_on(make, tmp_path):
     "An exported learner takes no texts along: what needs some says so"
     make().export('l.pkl')

@@ -610,6 +610,20 @@ def test_losses_that_count_padding(make, kind):
     loss,remedy = padded_losses[kind]
     with pytest.raises(ValueError, match=f'counts padding.*give {remedy}'): make(loss_func=loss())
 
+class Masked(nn.CrossEntropyLoss):
+    "A cross-entropy that leaves padding out by itself"
+    def forward(self, pred, targ): return F.cross_entropy(pred.flatten(0, 1), targ.flatten(), ignore_index=PAD_)
+
+def unpadded(n): return CrossEntropyLossFlat(weight=(torch.arange(n) != PAD_).float())
+
+@pytest.mark.parametrize('loss', [lambda n: Masked(), unpadded], ids=['own','weight'])
+def test_losses_that_leave_padding_out_otherwise(make, loss):
+    "A weight of 0, or a loss of one's own: the losses of any batches are those of the usual loss"
+    n = len(make().dls.vocab[1])
+    learn,usual = make(loss_func=loss(n)), make(loss_func=CrossEntropyLossFlat(ignore_index=PAD_))
+    usual.model.load_state_dict(learn.model.state_dict())
+    for bs in (20,4): assert learn.validate(dl=learn.dls.valid.new(bs=bs))[0] == pytest.approx(usual.validate()[0], rel=1e-5)
+
 def own_loss(pred, targ): return F.cross_entropy(pred.flatten(0, 1), targ.flatten(), ignore_index=PAD_)
 
 def test_own_loss_trains(make):

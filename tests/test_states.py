@@ -2,7 +2,8 @@
 import random
 import pandas as pd, pytest, torch
 from torch import nn
-from fastai.text.all import EarlyStoppingCallback, SaveModelCallback, accuracy, load_learner
+from fastai.text.all import DataLoader, DataLoaders, EarlyStoppingCallback, SaveModelCallback, accuracy, load_learner
+from fastai_txf.model.models import TransformerClassifier
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
 from fastai_txf.text.tokens import CharTokenizer
 from fastai_txf.train.optim import SpareDecay
@@ -46,8 +47,15 @@ def test_shares_of_an_encoder_that_has_read(dls, make, tmp_path, before):
     learn.load_encoder(enc)
     learn.fit(1)
     torch.testing.assert_close(learn.model.wide.shares.cpu(), torch.tensor([0.3,0.5]))
-    own = auto(dls, tmp_path).count_wide(share=(0.2,0.7)).load_encoder(enc)
-    torch.testing.assert_close(own.model.wide.shares.cpu(), torch.tensor([0.2,0.7]))
+
+def test_chosen_shares_stay(dls, tmp_path):
+    "Shares that somebody has chosen are no business of `load_encoder`, in whatever way they came"
+    enc = auto(dls, tmp_path).save_encoder('enc')
+    own = auto(dls, tmp_path).count_wide(share=(0.2,0.7))
+    own.save('own')
+    for learn in (own, auto(dls, tmp_path).load('own')):
+        learn.load_encoder(enc)
+        torch.testing.assert_close(learn.model.wide.shares.cpu(), torch.tensor([0.2,0.7]))
 
 def test_exported_before_a_fit(dls, df, tmp_path):
     learn = auto(dls, tmp_path)
@@ -77,6 +85,7 @@ def test_trackers_sit_out_a_validation(make):
     file,best = learn.path/'models'/'best.pth', learn.save_model.best
     file.unlink()
     for _ in range(2): learn.validate()
+    make('clf').validate(cbs=SaveModelCallback(fname='best'))
     assert learn.save_model.best == best and not file.exists()
     learn.fit(1)
     assert file.exists()
@@ -123,6 +132,9 @@ def test_how_long_a_text_may_be_follows_the_data(tmp_path):
     learn.dls = short
     learn.fit(1)
     assert learn.ratio == longest
+    learn.ratio = 0.5
+    learn.fit(1)
+    assert learn.ratio == 0.5
 
 def test_a_loss_that_is_put_in_later(df, make):
     "A loss that would compare each number with all of its batch is refused by a fit, as by the factory"
@@ -131,6 +143,24 @@ def test_a_loss_that_is_put_in_later(df, make):
     before = weights(learn)
     with pytest.raises(ValueError, match='L1LossFlat'): learn.fit(1)
     assert not changed(learn, before)
+
+class Flat(TransformerClassifier):
+    "One number for each text, `(bs,)`"
+    def forward(self, x): return super().forward(x)[...,0]
+
+def test_losses_of_models_of_ones_own(df, dls_reg, make):
+    "What is not known to compare each number with the others is trained: other outputs, targets that a callback changes, loaders that are no fastai sets"
+    learn = quiet(transformer_classifier_learner(dls_reg, arch=Flat, loss_func=nn.MSELoss(), **SMALL))
+    learn.fit(1)
+    learn = make('reg')
+    learn.loss_func = nn.L1Loss()
+    class Column(Callback):
+        def before_batch(self): self.learn.yb = (self.y[:,None],)
+    learn.fit(1, cbs=Column())
+    two = make_dls(df.assign(more=df.score), label_col=['score','more'], y_block=RegressionBlock())
+    learn = quiet(transformer_classifier_learner(two, loss_func=nn.MSELoss(), **SMALL))
+    learn.dls = DataLoaders(DataLoader([*two.train_ds], bs=1), two.valid)
+    learn.fit(1)
 
 def test_the_cell_run_again(make):
     "A callback that has seen fits says how to go on in the same session"

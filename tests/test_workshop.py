@@ -764,6 +764,10 @@ def test_right_in_other_ways():
             super().__init__(k, num_tokens, seq_length)
             self.register_buffer('at', torch.arange(seq_length), persistent=False)
         def forward(self, x): return self.token_emb(x) + self.pos_emb(self.at[:x.shape[1]])
+    class Frozen(Embeddings):
+        def __init__(self, k, num_tokens, seq_length):
+            super().__init__(k, num_tokens, seq_length)
+            self.pos_emb.weight.requires_grad_(False)
     class More(SelfAttention):
         def __init__(self, k, heads):
             super().__init__(k, heads)
@@ -774,7 +778,7 @@ def test_right_in_other_ways():
             super().__init__(k, heads)
             self.ff[1].inplace = True
     answers = [('dot_products', filled), ('softmax', shifted), ('attention', lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=1.)),
-               ('embeddings', Positions), ('multi_head', More), ('block', Inplace),
+               ('embeddings', Positions), ('embeddings', Frozen), ('multi_head', More), ('block', Inplace),
                ('shift', lambda x: [x[:,:-1], x[:,1:]]), ('log_probs', lambda h, head: head(h.sum(1)/h.shape[1]).log_softmax(1))]
     for name,answer in answers: getattr(workshop, f'check_{name}')(answer)
 

@@ -242,7 +242,7 @@ class TransformerLearner(RatedLearner):
     ):
         "As in `Learner`; if a callback's `before_fit` raises, what was entered is left again."
         cms = super().validation_context(cbs, inner).default
-        return _Unwinding(cms if inner else [self._beside_fits(), *cms])
+        return _Unwinding(cms if inner else [*cms[:-1], self._beside_fits(), cms[-1]])
 
     @contextmanager
     def _beside_fits(self):

@@ -14,7 +14,7 @@ from fastai.data.core import Datasets
 from fastai.learner import Learner
 from fastai.losses import BaseLoss
 from fastai.text.data import TensorText
-from fastai.torch_core import get_empty_df
+from fastai.torch_core import get_empty_df, get_model
 from fastcore.basics import ifnone
 from fastcore.imports import noop
 from fastcore.meta import delegates
@@ -32,7 +32,7 @@ from ..train.counting import count_features, loss_weights, set_shares, usual_sha
 from ..train.rates import width_lr
 from ..train.targets import (
     check_loss, check_metrics, check_outputs, check_weights, has_head, has_numbers, InSpreads,
-    OneClass, start_numbers, try_metrics, without_outliers)
+    may_change, OneClass, start_numbers, try_metrics, without_outliers)
 from .scoring import text_outputs
 from .transfer import DERIVED_FIELDS, SHAPE_FIELDS
 from .base import TransformerLearner
@@ -72,7 +72,6 @@ def _check_each(loss):
 class TransformerClassifierLearner(TransformerLearner):
     "A `TransformerLearner` that maps texts to labels or numbers."
     has_read = False                       # whether its encoder comes from other texts
-    own_share = False                      # whether somebody has chosen what the wide path says
     def count_wide(self,
         C:float=1., # inverse strength of the logistic regression's penalty
         share=None, # of transformer and wide path in the sum; default: `usual_shares`
@@ -86,7 +85,6 @@ class TransformerClassifierLearner(TransformerLearner):
                              'or with the number of its rows, wide=2**18')
         check_training_texts(self.dls)
         kind,(texts,targets) = Target.of(self.dls).kind, labelled_ids(self.dls.train_ds)
-        self.own_share = share is not None
         if share is None and self.has_read: share = usual_shares(kind)
         weight = loss_weights(self.loss_func, kind, len(wide.bias))
         if kind == 'regression':
@@ -106,8 +104,10 @@ class TransformerClassifierLearner(TransformerLearner):
             self._reshape(file[0]['config'])
         super().load_encoder(file, **kwargs)
         self.has_read,wide = True,wide_path(self.model)
-        if wide is not None and wide.counted and not self.own_share:
-            set_shares(wide, usual_shares(Target.of(self.dls).kind))
+        if wide is None or not wide.counted: return self
+        kind,n = Target.of(self.dls).kind, len(self.dls.train_ds)
+        if wide.shares.allclose(wide.shares.new_tensor(usual_shares(kind, n))): # nobody's choice
+            set_shares(wide, usual_shares(kind))
         return self
 
     def _reshape(self, saved):
@@ -144,7 +144,8 @@ class TransformerClassifierLearner(TransformerLearner):
         """As in `TransformerLearner`; a ValueError for a loss or a metric that does not suit the
         targets, too."""
         super().check_fit(cbs)
-        check_loss(self)
+        if type(get_model(self.model)) is TransformerClassifier and not may_change(self, cbs):
+            check_loss(self)
         try_metrics(self, cbs)
 
     @delegates(Learner.get_preds)

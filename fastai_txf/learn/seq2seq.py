@@ -90,13 +90,15 @@ class Encoded:
 class Seq2SeqLearner(TokenLearner):
     "A `TransformerLearner` that reads one text and writes another."
     ratio = 2. # target tokens for one of the source: what is too long
+    usual_ratio = None # as measured in the pairs
 
     def check_fit(self,
         cbs, # the callbacks that the fit is given
     ):
         "As in `TransformerLearner`; the texts of a later fit may be longer for their sources."
         super().check_fit(cbs)
-        self.ratio = max(self.ratio, _longest_ratio(self.dls.train_ds))
+        if self.ratio != self.usual_ratio: return # somebody's choice
+        self.ratio = self.usual_ratio = max(self.ratio, _longest_ratio(self.dls.train_ds))
 
     @property
     def target_codec(self):
@@ -277,7 +279,7 @@ def transformer_seq2seq_learner(
     learn = make_learner(Seq2SeqLearner, dls, config, arch, seq2seq_splitter, pretrained, drop_mult,
                          compile, dict(block=block), config_kw, {'loss_func':loss, **learner_kw},
                          tied=config_kw.get('share_emb', False))
-    learn.ratio = _longest_ratio(dls.train_ds)
+    learn.ratio = learn.usual_ratio = _longest_ratio(dls.train_ds)
     return learn.add_cb(TeacherForcing(pad, tgt_vocab.index(BOS)))
 
 def _check_shared(src_vocab, tgt_vocab):

@@ -14,6 +14,7 @@ from fastcore.basics import ifnone
 from ..base.files import load_tensors
 from ..model.config import PRESETS, TransformerConfig
 from ..model.models import LinearRange, TransformerLM, TransformerMLM
+from ..train.rates import callers_level
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #c22dac34
 def _numbered(tokens):
@@ -111,7 +112,8 @@ def check_same_shape(
     other = _odd(saved.get('parts', mine), mine, '{}: {} (here {})')
     if other:
         warnings.warn(f'{source} holds an encoder of other parts with the same weights: '
-                      f'{", ".join(other)}. It learned to be read by those', stacklevel=4)
+                      f'{", ".join(other)}. It learned to be read by those',
+                      stacklevel=callers_level())
 
 def emb_scale(
     config:dict, # of an encoder

@@ -139,6 +139,17 @@ def _check_targets(targets, shape, kind):
     if kind == 'category' and (targets.sum(-1)-1).abs().max() > 1e-3:
         raise ValueError('the probabilities of some pseudo-labels do not add up to 1')
 
+def _refuse_columns(cols, own):
+    raise ValueError(f'the columns of the pseudo-labels are {cols}, the labels {own}: '
+                     'name them alike')
+
+def _in_order(df, names):
+    "The numbers of a frame, in the order of the labels if its columns are called so."
+    own,cols = [*map(str, names or df.columns)], [*map(str, df.columns)]
+    if sorted(own) == sorted(cols): df = df.iloc[:,[cols.index(n) for n in own]]
+    elif not isinstance(df.columns, pd.RangeIndex): _refuse_columns(cols, own)
+    return df.to_numpy(copy=True)
+
 def with_guesses(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
     ids, # token ids of texts without
@@ -146,7 +157,7 @@ def with_guesses(
 )->DataLoaders:
     "`dls` with other texts among those for training."
     train,target = dls.train, Target.of(dls)
-    if isinstance(targets, pd.DataFrame): targets = targets.to_numpy()
+    if isinstance(targets, pd.DataFrame): targets = _in_order(targets, target.names)
     ids,targets = [*map(TensorText, ids)], torch.as_tensor(targets).float()
     shape = len(ids), *_soft(dls.train_ds[0][1], target).shape
     if targets.shape == (*shape,1): targets = targets[...,0]    # of one number for each text

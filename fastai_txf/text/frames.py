@@ -75,7 +75,7 @@ def check_types(df, c, cls, why, remedy):
 def _check_strings(df, cols):
     "Only texts in `cols`"
     for c in cols:
-        cut = df[c].map(is_listy).any()
+        cut = any(map(is_listy, df[c]))
         how = (f"give the texts before they were cut, or df[{c!r}].str.join(' ')" if cut
                else f'convert it with df[{c!r}].astype(str)')
         check_types(df, c, str, 'a text is needed', f'name another column or {how}')

@@ -124,12 +124,13 @@ def check_steps(
     y, # numbers that are to be learned, `(n, n_out)`
 ):
     "A warning for numbers that lie so near to each other that float32 hardly tells them apart."
+    if len(y) < 2: return
     means,spreads = y.double().mean(0), y.double().std(0, correction=0)
     for mean,spread in zip(means.tolist(), spreads.tolist()):
         step = abs(mean)*torch.finfo(torch.float32).eps
         if spread >= _least_steps*step: continue
-        warnings.warn(f'the training targets around {mean:g} have a spread of {spread:g}, and '
-                      f'float32, in which models count, has steps of about {step:.1g} there: '
+        warnings.warn(f'in float32, in which models count, the training targets around {mean:g} '
+                      f'have a spread of {spread:g}, in steps of about {step:.1g}: if they differ, '
                       'subtract their mean, df[c] - df[c].mean(), and add it to predictions')
 
 # %% ../../nbs/2_text/05_target.ipynb #b2a40011
@@ -160,9 +161,11 @@ def check_labelled(
     tls, # lists of labels
 ):
     "A ValueError for texts alone."
-    if isinstance(items, pd.DataFrame): return
-    raise ValueError('texts alone have no labels (with_labels=True): give a frame with the '
-                     f'columns {read_columns(tls)}, or leave with_labels out')
+    if isinstance(items, pd.DataFrame) or not len(tls): return
+    cols = read_columns(tls)
+    raise ValueError('texts alone have no labels (with_labels=True): give '
+                     + (f'a frame with the columns {cols}' if cols else 'a list of files in folders')
+                     + ', or leave with_labels out')
 
 def check_encoded(
     tl, # a list of labels

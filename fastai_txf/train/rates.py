@@ -31,7 +31,7 @@ _much_alone = 10 # the same where the last group is trained alone
 _endless = 'SGD', # optimizers that bear any
 _libraries = 'fastai','fastai_txf','fastcore'
 
-def _callers_level():
+def callers_level():
     "Where a warning belongs: frames from the caller of this up to code that is no library's."
     names = [f.frame.f_globals.get('__name__', '') for f in inspect.stack(0)[1:]]
     return next((i for i,n in enumerate(names, 1) if n.split('.')[0] not in _libraries), 1)
@@ -63,7 +63,7 @@ def warn_of_rate(
         if alone else f'a transformer of {d_model=} bears'
     warnings.warn(f'a learning rate of {top:.2g} is far beyond what {what}, and may leave it where '
                   f'it gives one answer to all texts: take about {(1+alone)*fits:.1g}, or what '
-                  'lr_find suggests', stacklevel=_callers_level())
+                  'lr_find suggests', stacklevel=callers_level())
 
 def check_callbacks(
     cbs, # of a fit

@@ -105,13 +105,20 @@ def _is_known(m):
     if not f'{module}.'.startswith(('fastai.metrics.','sklearn.')): return False
     return getattr(sys.modules[module], name, None) is f
 
-def _may_change(cb):
+def _changes(cb):
     "Whether a callback of somebody's own could change outputs or targets."
     events = 'before_batch','after_pred','after_loss'
     kind = cb if isinstance(cb, type) else type(cb)
     if kind is not cb and any(e in vars(cb) for e in events): return True # Callback(after_pred=f)
     if kind.__module__.startswith(('fastai.','fastai_txf.')): return False
     return any(hasattr(kind, e) for e in events)
+
+def may_change(
+    learn, # any learner
+    cbs, # the callbacks that a fit is given
+)->bool:
+    "Whether a callback could change outputs or targets."
+    return any(map(_changes, [*learn.cbs, *cbs]))
 
 def _made_up(kind, n, n_out):
     "Outputs and targets for `n` labels or numbers: each label is there, and is not."
@@ -127,7 +134,7 @@ def _one_batch(learn, cbs):
     if type(model) is not TransformerClassifier or not has_labels(dls): return
     if len(dls.valid_ds.tls) != 2 or not len(dls.valid_ds): return
     target = Target.of(dls)
-    if target.n_out > _most_tried or any(map(_may_change, [*learn.cbs, *cbs])): return
+    if target.n_out > _most_tried or may_change(learn, cbs): return
     pred,y = _made_up(target.kind, target.n_out, model.config.n_out)
     if torch.as_tensor(dls.valid_ds.tls[1][0]).shape != y.shape[1:]: return
     return SimpleNamespace(pred=pred, y=y, yb=(y,), to_detach=to_detach)
@@ -198,10 +205,11 @@ def check_loss(
     """A ValueError for a loss that would compare each number with those of all texts of a batch,
     and for one of shares where the numbers are none."""
     cls,loss = number_loss(learn.loss_func), _whole(learn.loss_func)
-    if not has_numbers(learn.dls) or not len(learn.dls.train_ds): return
+    ds = learn.dls.train_ds
+    if not has_numbers(learn.dls) or not isinstance(ds, Datasets) or not len(ds): return
     _check_shares(loss, learn.dls)
     if cls is None or isinstance(loss, BaseLoss) and loss.flatten and not loss.is_2d: return
-    if learn.dls.train_ds.tls[-1][0].ndim: return                               # several numbers
+    if ds.tls[-1][0].ndim: return                                               # several numbers
     raise ValueError(f'loss_func={getattr(loss, "__name__", loss)} compares the prediction for '
                      'each text with the numbers of all texts of its batch, as their shapes '
                      f'differ, (bs, 1) and (bs,): take loss_func={_flat[cls]}, which flattens both')
@@ -225,7 +233,7 @@ def check_weights(
     dtype = torch.promote_types(next(learn.model.parameters()).dtype, torch.float32)
     if w.dtype != dtype and target.kind == 'category':
         raise ValueError(f'{name} is of {w.dtype}, outputs of {dtype}: give {name}.to({dtype})')
-    if w.shape != (n,) and (target.kind == 'category' or w.numel() != 1):
+    if w.shape != (n,) and (target.kind == 'category' or w.numel() not in (1,n)):
         raise ValueError(f'{name} has the shape {tuple(w.shape)}: give one for each of {n} labels')
     if w.isfinite().all() and (w >= 0).all() and (w > 0).any(): return
     raise ValueError(f'{name}={w.tolist()}: give finite numbers of 0 or more, one of them above 0')
@@ -248,17 +256,20 @@ def refuse_wordless(
     raise TypeError(f'loss_func is {name}, which turns no output into a prediction: give {remedy}')
 
 # %% ../../nbs/4_train/16_targets.ipynb #7c41a0fb
+_by_token = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss, LabelSmoothingCrossEntropy, FocalLoss)
+
 def check_padding(
     loss, # as a learner of padded targets is given it
     pad_idx:int, # id of the padding
 ):
     "A ValueError for a loss of which it is known that padding counts."
     func = getattr(loss, 'func', loss)
-    nothing = isinstance(func, (LabelSmoothingCrossEntropy, FocalLoss))
-    if getattr(func, 'ignore_index', None if nothing else pad_idx) == pad_idx: return
+    if type(func) not in _by_token or getattr(func, 'ignore_index', None) == pad_idx: return
+    weight = getattr(func, 'weight', None)
+    if isinstance(weight, torch.Tensor) and not weight[pad_idx]: return
     smoothing = getattr(func, 'label_smoothing', getattr(func, 'eps', 0))
     options = f'ignore_index={pad_idx}' + f', label_smoothing={smoothing}'*(smoothing > 0)
-    if getattr(func, 'weight', None) is not None: options += ', weight=…'
+    if weight is not None: options += ', weight=…'
     raise ValueError(f'loss_func={type(loss).__name__} counts padding, token number {pad_idx}, as '
                      f'a target: give CrossEntropyLossFlat({options})')
 

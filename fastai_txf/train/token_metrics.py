@@ -24,7 +24,7 @@ def _counted(learn):
 def _total_weight(learn):
     "What the targets of the batch count for: each for one, or for its weight, `()`."
     loss,real = _inner(learn.loss_func), _counted(learn)
-    weight = loss.weight if isinstance(loss, _by_weight) else None
+    weight = loss.weight if type(loss) in _by_weight else None
     return (real if weight is None else weight[learn.y[real]]).sum().float()
 
 class TokenLoss(AvgLoss):

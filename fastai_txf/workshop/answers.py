@@ -177,13 +177,15 @@ def _gradients(res, tensors):
 _cut = ('numpy, float(), .item(), .tolist(), .data, .detach(), torch.tensor(…) and no_grad '
         'cut it off')
 
+def _learned(m): return [(n.split('.')[0], p) for n,p in m.named_parameters() if p.requires_grad]
+
 def expect_gradients(f, *args):
     "A `WrongAnswer` unless a gradient of `f(*args)` comes back to all that it depends on."
     def is_input(o): return isinstance(o, torch.Tensor) and o.is_floating_point()
     args = [o.clone().requires_grad_() if is_input(o) else o for o in args]
     named = [('the input', o) for o in args if is_input(o)]
     for m in (f, *args):
-        if isinstance(m, nn.Module): named += [(n.split('.')[0], p) for n,p in m.named_parameters()]
+        if isinstance(m, nn.Module): named += _learned(m)
     names,tensors = zip(*named)
     with torch.enable_grad():
         grads = _gradients(run_answer(f, *args, hint=f'On the way to a gradient: {_cut}.'), tensors)
