@@ -50,7 +50,7 @@ def home(tmp_path_factory):
 
 # what a page asks of its data, and of a training of minutes, made small
 SMALLER = dict(
-    imdb={'min_freq=8':'min_freq=1', 'fit_minutes(8,':'fit_minutes(0.05,'},
+    imdb={'min_freq=8':'min_freq=1', 'fit_one_cycle(2,':'fit_one_cycle(1,'},
     explanations={'sample(30,':'sample(3,', 'sample(120,':'sample(4,'},
     transfer={'sample(500,':'sample(60,', 'sample(3_000,':'sample(200,', '< 200)':'< 40)', '(100, 300, 1000)':'(20, 40, 120)'},
     word_lm={}, translation={'BPETokenizer(5000)':'BPETokenizer(300)'},
