@@ -424,7 +424,7 @@ def test_loader_without_marks(make, df, loaders):
     dl = learn.dls.test_dl(two[:9], with_labels=True)
     for f in (learn.validate, learn.get_preds, learn.show_results):
         if loaders is TransformerDataLoaders: f(dl=dl); continue
-        with pytest.raises(ValueError, match=r"columns \['title', 'text'\] begin.*TransformerDataLoaders.*predict"): f(dl=dl)
+        with pytest.raises(ValueError, match=r"training had its texts in \['title', 'text'\].*TransformerDataLoaders.*predict"): f(dl=dl)
     if loaders is TransformerDataLoaders:
         for kw in (dict(tok_tfm=CharTokenizer()), dict(tok_tfm=BaseTokenizer(), backwards=True), dict(tok_tfm=BaseTokenizer(), rules=[])):
             learn = made(**kw)

@@ -163,9 +163,9 @@ def check_labelled(
     "A ValueError for texts alone."
     if isinstance(items, pd.DataFrame) or not len(tls): return
     cols = read_columns(tls)
-    raise ValueError('texts alone have no labels (with_labels=True): give '
-                     + (f'a frame with the columns {cols}' if cols else 'a list of files in folders')
-                     + ', or leave with_labels out')
+    what = f'a frame with the columns {cols}' if cols else 'a list of files in folders'
+    raise ValueError(f'texts alone have no labels (with_labels=True): give {what}, '
+                     'or leave with_labels out')
 
 def check_encoded(
     tl, # a list of labels
