@@ -40,7 +40,6 @@ from .train.batch_warmup import *
 from .learn.transfer import *
 from .learn.base import *
 from .learn.writing import *
-from .learn.counted import *
 from .learn.classifier import *
 from .learn.lm import *
 from .learn.mlm import *
@@ -62,7 +61,6 @@ from .recipes.heldout import *
 from .recipes.best import *
 from .share.torch import *
 from .share.hf import *
-from .share.sealed import *
 from .share.bundle import *
 from .share.publish import *
 from .share.workers import *

@@ -14,6 +14,7 @@ from ..base.checks import check_values
 from ..base.compat import call_whole
 from ..base.plain import package
 from ..model.wide import WidePath
+from .losses import inner_loss
 
 # %% ../../nbs/4_train/10_counting.ipynb #8542ae4b
 def sklearn_package():
@@ -136,7 +137,7 @@ def loss_weights(
 ): # `(n_out,)`, None if there are none
     "The `weight` of each class in a cross-entropy, the `pos_weight` of each of several labels."
     name = dict(category='weight', multi='pos_weight').get(kind, '')
-    w = getattr(getattr(loss, 'func', loss), name, None)
+    w = getattr(inner_loss(loss), name, None)
     if not isinstance(w, torch.Tensor) or w.numel() not in (1,n_out): return None
     return w.detach().float().cpu().flatten().expand(n_out).clamp(min=0).numpy()
 

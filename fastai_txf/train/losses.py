@@ -133,10 +133,17 @@ def chunked_cross_entropy(
         return _ChunkedCrossEntropy.apply(h.flatten(0, -2), weight, bias, targ.flatten(),
             ignore_index, label_smoothing, chunk, dtype, torch.is_grad_enabled())
 
+# %% ../../nbs/4_train/00_losses.ipynb #1nne2001
+def inner_loss(
+    loss, # of a learner
+):
+    "The loss of torch's that one of fastai's wraps; any other loss as it is."
+    return getattr(loss, 'func', loss)
+
 # %% ../../nbs/4_train/00_losses.ipynb #be05d17a
 def _ce_options(loss_func):
     "`ignore_index` and `label_smoothing` of a cross-entropy; a TypeError for any other loss."
-    func = getattr(loss_func, 'func', loss_func)
+    func = inner_loss(loss_func)
     as_written = getattr(type(func), 'forward', None) is nn.CrossEntropyLoss.forward
     home = getattr(type(loss_func).__call__, '__module__', None) or ''
     known = home.startswith(('fastai.','torch.','fastai_txf.'))

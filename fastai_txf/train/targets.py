@@ -21,6 +21,7 @@ from fastai.torch_core import get_model, to_detach
 from ..model.models import LinearRange, SigmoidRange, TransformerClassifier
 from ..text.target import check_range, check_steps, sample_numbers, Target
 from ..text.loaders import unknown_texts
+from .losses import inner_loss
 
 # %% ../../nbs/4_train/16_targets.ipynb #7c41a0d9
 class OneClass(Callback):
@@ -222,7 +223,7 @@ def check_weights(
     learn, # a classifier's learner
 ):
     "A TypeError or a ValueError for weights of classes that its loss could not use."
-    loss = getattr(learn.loss_func, 'func', learn.loss_func)
+    loss = inner_loss(learn.loss_func)
     if not isinstance(loss, _weighted) or not has_labels(learn.dls): return
     target = Target.of(learn.dls)
     name,n = dict(category='weight', multi='pos_weight').get(target.kind, ''), target.n_out
@@ -263,7 +264,7 @@ def check_padding(
     pad_idx:int, # id of the padding
 ):
     "A ValueError for a loss of which it is known that padding counts."
-    func = getattr(loss, 'func', loss)
+    func = inner_loss(loss)
     if type(func) not in _by_token or getattr(func, 'ignore_index', None) == pad_idx: return
     weight = getattr(func, 'weight', None)
     if isinstance(weight, torch.Tensor) and not weight[pad_idx]: return

@@ -11,19 +11,18 @@ from types import SimpleNamespace
 from fastai.learner import AvgLoss, AvgMetric
 from fastai.metrics import AccumMetric, CorpusBLEUMetric, Perplexity
 from torch import nn
+from .losses import inner_loss
 
 # %% ../../nbs/4_train/13_token_metrics.ipynb #5e1a0c06
 _by_weight = nn.CrossEntropyLoss, nn.NLLLoss
 
-def _inner(loss): return getattr(loss, 'func', loss)
-
 def _counted(learn):
     "Which targets of the batch count, boolean, in their shape."
-    return learn.y != getattr(_inner(learn.loss_func), 'ignore_index', -100)
+    return learn.y != getattr(inner_loss(learn.loss_func), 'ignore_index', -100)
 
 def _total_weight(learn):
     "What the targets of the batch count for: each for one, or for its weight, `()`."
-    loss,real = _inner(learn.loss_func), _counted(learn)
+    loss,real = inner_loss(learn.loss_func), _counted(learn)
     weight = loss.weight if type(loss) in _by_weight else None
     return (real if weight is None else weight[learn.y[real]]).sum().float()
 
@@ -31,7 +30,7 @@ class TokenLoss(AvgLoss):
     "The mean loss of all tokens that count, by their weights."
     def accumulate(self, learn):
         n = _total_weight(learn) # several processes gather by a mean
-        is_mean = getattr(_inner(learn.loss_func), 'reduction', 'mean') == 'mean'
+        is_mean = getattr(inner_loss(learn.loss_func), 'reduction', 'mean') == 'mean'
         total = learn.loss.mean()*n if is_mean else learn.loss.sum()
         total = torch.where(n > 0, total, 0.) # a mean of no target is nan
         self.total += learn.to_detach(total).double()
