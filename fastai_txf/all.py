@@ -14,6 +14,7 @@ from .model.int8 import *
 from .text.special import *
 from .text.tokens import *
 from .text.frames import *
+from .text.labels import *
 from .text.codec import *
 from .text.target import *
 from .text.folders import *

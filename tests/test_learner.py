@@ -14,7 +14,7 @@ from fastai.text.all import (AccumMetric, AvgMetric, BaseLoss, BaseTokenizer, BC
                              tokenize_folder, top_k_accuracy)
 import fastai.text.learner as fastai_text, fastai_txf.learn.transfer as transfer, fastai_txf.text.pairs as pairs
 from fastai_txf.text.special import pad_index, text_vocab
-from fastai_txf.text.frames import check_df
+from fastai_txf.text.labels import check_df
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import CharTokenizer
 from fastai_txf.model.layers import FeedForward, TransformerBlock

@@ -9,7 +9,8 @@ __all__ = ['text_folds', 'choose_shares', 'choose_strength', 'interval', 'BestRe
 import html, math, numpy as np, pandas as pd, time, torch, torch.nn.functional as F
 from dataclasses import dataclass
 from ..text.special import text_key
-from ..text.frames import check_df, column_names
+from ..text.frames import column_names
+from ..text.labels import check_df
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #a655be53
 def text_folds(

@@ -18,7 +18,8 @@ from ..base.checks import check_batch_size, check_values
 from ..model.config import make_config, TransformerConfig
 from ..model.config import UNUSED
 from ..text.special import MASKS, text_vocab
-from ..text.frames import as_frame, check_df, one_column, random_mask, valid_mask
+from ..text.frames import as_frame, one_column, split_rows
+from ..text.labels import check_df
 from ..text.tokens import as_tokenizer
 from ..text.plain import kept
 from ..text.target import Target
@@ -207,11 +208,6 @@ def read_and_learn(
     learn,lm,_ = _pretrain(dls_lm, 'lm', 'reviews', config_kw, classifier, minutes, 0.6, lrs, False)
     return learn, lm
 
-def _valid_rows(df, valid_col, valid_pct, seed):
-    "Which rows of `df` are for validation."
-    if valid_col is None: return random_mask(len(df), valid_pct, seed)
-    return valid_mask(df, valid_col)
-
 def _split_options(kwargs):
     "The fields of the configuration among `kwargs`, and the rest."
     names = {f.name for f in dataclasses.fields(TransformerConfig)}
@@ -254,7 +250,7 @@ def self_pretrain(
     check_batch_size(bs=bs)
     df = as_frame(df)
     text_col = one_column(df, text_col)
-    valid = _valid_rows(df, valid_col, valid_pct, seed)
+    valid,_ = split_rows(df, valid_col, valid_pct, seed)
     check_df(df, text_col, label_col, valid, label_delim, block_ok=False)
     config_kw,data_kw = _split_options(kwargs)
     lrs = lr, ifnone(lr, width_lr(make_config(config, **config_kw).d_model))

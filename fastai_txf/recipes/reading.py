@@ -14,7 +14,7 @@ from fastcore.basics import ifnone
 from ..model.wide import WidePath
 from ..text.special import leading_space, pad_index, text_key, text_vocab
 from ..text.tokens import BPETokenizer
-from ..text.frames import label_kind
+from ..text.labels import label_kind
 from ..text.target import labelled_ids, Target
 from ..text.loaders import TransformerDataLoaders
 from ..text.words import FastSpacyTokenizer
