@@ -9,12 +9,12 @@ __all__ = ['plot_positions']
 import math, matplotlib.pyplot as plt, pandas as pd, torch
 from numbers import Integral
 from fastai.learner import Learner
-from fastai.text.core import PAD
 from fastcore.basics import ifnone, patch
 from ..base.checks import nearest_words
 from ..model.attention import SelfAttention
 from ..model.positions import POSITIONS
 from ..model.models import Seq2SeqTransformer
+from ..text.special import FILLERS
 from ..learn.base import codec_of
 from .reading import our_model
 
@@ -105,7 +105,7 @@ def neighbours(self:Learner,
                          f'{nearest_words(str(word), vocab)}')
     rows = (model.decoder if side else model.encoder).emb.weight.float()
     cos = torch.cosine_similarity(rows, rows[vocab.index(word)], dim=1)[:len(vocab)]
-    cos[[i for i,t in enumerate(vocab) if t in (word,PAD,'xxfake')]] = -math.inf
+    cos[[i for i,t in enumerate(vocab) if t in (word,*FILLERS)]] = -math.inf
     best = cos.topk(min(n, int(cos.isfinite().sum())))
     tokens = [vocab[i] for i in best.indices]
     return pd.DataFrame(dict(token=tokens, cosine=best.values.tolist()))

@@ -9,10 +9,11 @@ __all__ = ['to_gguf']
 import json, tempfile, warnings
 from pathlib import Path
 from fastai.learner import Learner
-from fastai.text.core import BOS, defaults, EOS, PAD, UNK
+from fastai.text.core import defaults
 from fastai.torch_core import rank_distrib
 from ..base.files import replacing
 from ..base.plain import package
+from ..text.special import BOS, EOS, FAKE, PAD, UNK
 from ..text.codec import TextCodec
 from ..text.tokens import BPETokenizer
 from .hf_tables import MODELS
@@ -101,8 +102,8 @@ def _write_tokens(out, codec, n):
     pairs = json.loads(backend.to_str())['model']['merges']
     fake = [f'[unused{i}]' for i in range(n)]
     special = {*defaults.text_spec_tok}
-    kinds = [_unused if t == 'xxfake' else _control if t in special else _normal for t in vocab]
-    names = [fake[i] if t == 'xxfake' else t for i,t in enumerate(vocab)]
+    kinds = [_unused if t == FAKE else _control if t in special else _normal for t in vocab]
+    names = [fake[i] if t == FAKE else t for i,t in enumerate(vocab)]
     out.add_tokenizer_model('gpt2')
     out.add_tokenizer_pre('gpt-2')
     out.add_token_list([*names, *fake[len(names):]])

@@ -8,9 +8,10 @@ __all__ = ['from_hf', 'HFTokenizer']
 # %% ../../nbs/8_share/09_hf.ipynb #2145d2b1
 import torch, torch.nn as nn
 from copy import deepcopy
-from fastai.text.core import BOS, defaults, EOS, PAD, UNK
+from fastai.text.core import defaults
 from fastcore.basics import chunked, first, ifnone, store_attr
 from ..base.plain import package
+from ..text.special import BOS, EOS, FAKE, PAD, UNK
 from ..text.tokens import BatchTokenizer
 from ..model.config import make_config
 from ..model.stack import TransformerEncoder
@@ -169,8 +170,8 @@ def _names(tokenizer):
         i = getattr(tokenizer, f'{role}_token_id', None)
         if i is not None and i not in special and name not in special.values(): special[i] = name
     ids = tokenizer.get_vocab()
-    taken = {*defaults.text_spec_tok, 'xxfake'}
-    res = ['xxfake']*(1 + max(ids.values()))
+    taken = {*defaults.text_spec_tok, FAKE}
+    res = [FAKE]*(1 + max(ids.values()))
     for t,i in sorted(ids.items(), key=lambda o: o[1]):
         t = special.get(i, t.replace(' ', '▁')) # fastai writes spaces so
         while t in taken and i not in special: t += '▁'
@@ -263,4 +264,4 @@ class HFTokenizer(BatchTokenizer):
 def _row_names(tokenizer, n):
     "The names of the `n` rows of a model's embeddings."
     tok = tokenizer if isinstance(tokenizer, HFTokenizer) else HFTokenizer(tokenizer)
-    return (tok.vocab + ['xxfake']*n)[:n]
+    return (tok.vocab + [FAKE]*n)[:n]

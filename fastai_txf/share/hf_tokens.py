@@ -10,7 +10,7 @@ import json
 from fastai.text.core import BaseTokenizer, BOS, defaults, EOS, PAD, UNK
 from fastcore.basics import first
 from ..base.plain import package
-from ..text.special import MASKS
+from ..text.special import FAKE, MASKS
 from ..text.tokens import BPETokenizer, CharTokenizer, ForeignTokenizer
 from ..text.codec import TextCodec
 from .hf import HFTokenizer
@@ -23,7 +23,7 @@ def package_of(
     return package(name, 'the way to transformers')
 
 # %% ../../nbs/8_share/10_hf_tokens.ipynb #5b1de07a
-def _ids(vocab): return {t:i for i,t in enumerate(vocab) if t != 'xxfake'}
+def _ids(vocab): return {t:i for i,t in enumerate(vocab) if t != FAKE}
 
 def byte_pairs(
     tok, # a trained `BPETokenizer`

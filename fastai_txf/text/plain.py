@@ -15,7 +15,7 @@ from numbers import Integral
 from os.path import commonprefix
 from ..base.plain import first, ifnone, is_listy
 from .special import (
-    BARRED, BOS, check_ordered, check_unicode, decode_specials, EOS, FILLERS,
+    BARRED, BOS, check_ordered, check_unicode, decode_specials, EOS, FAKE, FILLERS,
     FLD, PAD, pad_index, STOPS, token_places)
 from .tokens import CharTokenizer, token_lists
 
@@ -179,7 +179,7 @@ class PlainCodec:
     @cached_property
     def _index(self):
         "From tokens to ids; what fills up a vocabulary has none."
-        known = {t:i for i,t in enumerate(self.vocab) if t != 'xxfake'}
+        known = {t:i for i,t in enumerate(self.vocab) if t != FAKE}
         return defaultdict(int, known).get
 
     def is_one(self,
@@ -365,7 +365,7 @@ def gap_ids(
     "The pieces of a text as one, with the id 0 at each gap as a placeholder."
     pad = codec.vocab[codec.pad_idx]
     toks = [[t for t in ts if t != pad] for ts in toks]              # a model leaves it out
-    given = [t for ts in toks for t in (*ts, 'xxfake')][:-1]
+    given = [t for ts in toks for t in (*ts, FAKE)][:-1]
     ids, = codec.number([given])
     before = len(ids)-len(given)                            # the loaders may put xxbos in front
     gaps = [i+n+before for i,n in enumerate(accumulate(map(len, toks[:-1])))]

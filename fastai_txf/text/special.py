@@ -26,8 +26,9 @@ def special_tokens():
     return fastais_default('text_spec_tok', [UNK,PAD,BOS,EOS,FLD,TK_REP,TK_WREP,TK_UP,TK_MAJ])
 
 STOPS = BOS,EOS
-FILLERS = PAD,'xxfake'
-MASKS = 'xxmask','[MASK]','<mask>','xxfake'
+FAKE = 'xxfake'
+FILLERS = PAD,FAKE
+MASKS = 'xxmask','[MASK]','<mask>',FAKE
 BARRED = *FILLERS,UNK,FLD,*MASKS[:-1]
 
 def token_places(
