@@ -224,7 +224,8 @@ def test_guesses_know_no_held_out_label():
 def test_guesses_that_do_not_help(monkeypatch):
     text = prepared()
     monkeypatch.setattr(type(text), 'right', lambda *args: 0.9)
-    assert learn_guesses(text, others(text, 100), 1., say=lambda s: None) is text
+    res = learn_guesses(text, others(text, 100), 1., say=lambda s: None)
+    assert res.by is None and res.x is text.x and res.without(0) is text
 
 def test_no_guesses():
     "Numbers have no guesses; nor have texts that are too few in the time"

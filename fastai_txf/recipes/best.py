@@ -25,7 +25,7 @@ from ..learn.classifier import transformer_classifier_learner
 from .pretrain import ids_of, more_texts, read_and_learn, read_loaders
 from .selftrain import with_guesses
 from .heldout import (
-    BestReport, check_rows, choose_shares, clearly_better, constant_outputs, FOLDS,
+    BestReport, check_rows, choose_shares, clearly_better, constant_outputs, FOLDS, joined,
     learning_curve, more_labels, no_better, score_row, text_folds, unscored)
 from .reading import choose_reading, least_freq, LONG_TEXT, MANY
 from .guesses import learn_guesses
@@ -257,9 +257,11 @@ def _join(text, towers, folds):
     "What the counted words say of the held-out texts `rows`, the shares, and both together."
     counted,rows = text.held_out(folds)
     if not towers.rows: return counted, rows, (0.,1.), counted
-    deep = torch.cat(towers.outs)
-    a,b = shares = choose_shares(deep, counted, text.y[rows], text.target.kind)
-    return counted, rows, shares, a*deep + b*counted
+    what = torch.cat(towers.outs), counted, text.y[rows], text.target.kind
+    part = text.fold[rows] if len(folds) > 1 else _parts(text.same[rows])
+    return counted, rows, choose_shares(*what), joined(*what, part)
+
+def _parts(same): return np.unique(same, return_inverse=True)[1] % FOLDS
 
 def _scored_folds(text, towers): return range(len(towers.rows) or min(FOLDS, text.fold.max()+1))
 

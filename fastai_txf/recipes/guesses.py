@@ -124,7 +124,12 @@ def learn_guesses(
         return text
     folds = range(min(FOLDS, text.fold.max()+1))
     ways = [text, *(text.but(x=x, rows=rows, by=by) for by in (by_vectors, Guesses(by_vectors)))]
-    scores = [o.right(*o.held_out(folds)) for o in ways]
+    outs = [o.held_out(folds) for o in ways]
+    scores = [o.right(*out) for o,out in zip(ways, outs)]
     say(f'words counted in labels {scores[0]:.3f}; {by_vectors.n:,} more texts: '
         f'weighed by vectors {scores[1]:.3f}, counted in guesses {scores[2]:.3f}')
-    return ways[int(np.argmax(scores))]
+    def _choose(aside):
+        some = ~aside[outs[0][1]]
+        return ways[int(np.argmax([o.right(out[some], rows[some])
+                                   for o,(out,rows) in zip(ways, outs)]))]
+    return ways[int(np.argmax(scores))].but(chooser=_choose)

@@ -9,6 +9,7 @@ __all__ = []
 import numpy as np, pandas as pd, torch, warnings
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from fastai.data.block import CategoryBlock, MultiCategoryBlock, RegressionBlock
 from fastcore.basics import ifnone
 from ..model.wide import WidePath
@@ -42,6 +43,8 @@ class LabelledText:
     fold:np.ndarray=None; vocab:list=None; strength:tuple=(1.,1.) # as in `choose_strength`
     by:object=None # another linear model, from texts without labels, too: `ByVectors` or `Guesses`
     last:tuple=(None,None) # the rows that a linear model was fitted to last, and its weights
+    tried:dict=None # strength to outputs for held-out texts, and their rows
+    chooser:object=None # from a mask of rows to what is chosen without them
 
     def loaders(self,
         valid=None, # the rows for validation, boolean, or their column
@@ -75,7 +78,7 @@ class LabelledText:
         self.ids,self.y = [*map(torch.from_numpy, ids)], torch.as_tensor(y)
         self.x,self.rows = feature_matrix(self.wide(), self.ids)
         self.same,_ = pd.factorize(self.df[self.options['text_col']].map(text_key)) # for copies
-        self.last = None,None
+        vars(self).update(last=(None,None), tried={}, chooser=None)
         return self
 
     def make_folds(self,
@@ -155,18 +158,37 @@ class LabelledText:
     def held_out(self,
         folds=None, # numbers of folds; default: all
     ): # outputs `(n, n_out)`, and numbers of rows, `(n,)`
-        "What linear models say of the rows of `folds`, which they have not seen, and those rows."
+        """What linear models say of the rows of `folds`, and those rows; neither the models nor the
+        choice of one has seen them."""
         folds = ifnone(folds, range(self.fold.max()+1))
         rows = [(self.fold == k).nonzero()[0] for k in folds]
-        out = [self.linear((self.fold != k).nonzero()[0], r) for k,r in zip(folds, rows)]
+        out = [self.without(k).linear((self.fold != k).nonzero()[0], r)
+               for k,r in zip(folds, rows)]
         return torch.cat(out), np.concatenate(rows)
 
+    def without(self,
+        k:int, # number of a fold
+    ): # `LabelledText`
+        "What would have been chosen without the texts of fold `k`."
+        return self if self.chooser is None else self.chooser(self.fold == k)
+
+    def tested(self,
+        strength=(1.,1.), # `C` and `power` of `fit_linear`
+        aside=None, # rows that are not looked at, boolean, `(n,)`
+    ): # outputs for held-out texts, and numbers of rows
+        "As `held_out`, of models with this strength; they are fitted once."
+        if strength not in self.tried:
+            self.tried[strength] = self.but(strength=strength, chooser=None).held_out()
+        out,rows = self.tried[strength]
+        some = slice(None) if aside is None else ~aside[rows]
+        return out[some], rows[some]
+
     def score(self,
-        strength=(1.,1.), # `C` and `power` of `fit_linear`; they are kept
+        strength=(1.,1.), # as in `tested`
+        aside=None, # as in `tested`
     )->float:
         "The mean score of the held-out texts, the more the better."
-        self.strength = strength
-        return self.right(*self.held_out())
+        return self.right(*self.tested(strength, aside))
 
     def right(self,
         out, # outputs, `(n, n_out)`
@@ -197,17 +219,23 @@ def _ways(df, options, chars):
     if df[options['text_col']].str.len().mean() > LONG_TEXT: return res
     return res + [LabelledText('pieces and letters', df, options, letters=True)]
 
-def _preferred(tried, words):
+def _preferred(tried, words, aside):
     """The better one of words and pieces, or pieces and letters if they are clearly better; with
     `words`, pieces have to be clearly better, too."""
     best,*others = tried
-    out,rows = best.held_out()
+    out,rows = best.tested(aside=aside)
     for t in others:
-        new,_ = t.held_out()                                # of the same rows in the same order
+        new,_ = t.tested(aside=aside)                       # of the same rows in the same order
         clear = clearly_better(new, out, t.y[rows], t.target.kind, t.same[rows])
         if clear or t.name == 'pieces' and not words and t.right(new, rows) > best.right(out, rows):
             best,out = t,new
     return best
+
+def _choose(tried, words, seconds, aside=None):
+    "The reading and the strength that do best on held-out texts, those of `aside` left out."
+    best = _preferred(tried, words, aside)
+    if best.target.is_number: return best
+    return best.but(strength=choose_strength(partial(best.score, aside=aside), seconds/10))
 
 def choose_reading(
     df, # a row for each labelled text
@@ -223,9 +251,8 @@ def choose_reading(
     n = min(len(df), _sample, max(1000, int(len(df)*MANY/max(1, size))))
     some = df if n >= len(df) else df.sample(n, random_state=seed).reset_index(drop=True)
     tried = [t.count().make_folds(seed) for t in _ways(some, options, size)]
-    best = _preferred(tried, many and tried[0].target.kind == 'category')
+    choose = partial(_choose, tried, many and tried[0].target.kind == 'category', seconds)
+    best = choose()
     say(f'texts are cut into {best.name}')
-    if not best.target.is_number:
-        best.strength = choose_strength(best.score, seconds/10)
-    if len(some) == len(df): return best
+    if len(some) == len(df): return best.but(chooser=choose)
     return replace(best, df=df, vocab=None).count().make_folds(seed)
