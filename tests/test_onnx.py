@@ -118,6 +118,12 @@ def test_pairs(made):
     assert onnxs.predict(texts, n_tokens=25) == torchs.predict(texts, n_tokens=25, temperature=0)
     assert onnxs.predict('a warm film') == torchs.predict('a warm film', temperature=0)
 
+@pytest.mark.parametrize('positions', ['rotary', *(pytest.param(o, marks=slow) for o in ('learned','conv'))])
+def test_pairs_of_tokens_in_windows_of_one(made, positions):
+    "A token goes with the one before it in the text, though no keys of that are left"
+    learn,torchs,onnxs,_ = made('lm', max_len=1, bigrams=200, positions=positions)
+    for p in prompts: assert onnxs.predict(p, n_tokens=12) == torchs.predict(p, n_tokens=12, temperature=0)
+
 @slow
 def test_gaps(made):
     "A masked language model: every token's logits, or those that are asked for"
