@@ -118,6 +118,22 @@ def test_pairs(made):
     assert onnxs.predict(texts, n_tokens=25) == torchs.predict(texts, n_tokens=25, temperature=0)
     assert onnxs.predict('a warm film') == torchs.predict('a warm film', temperature=0)
 
+@pytest.mark.parametrize('positions', ['rotary', *(pytest.param(o, marks=slow) for o in ('learned','conv'))])
+def test_pairs_of_tokens_in_windows_of_one(made, positions):
+    "A token goes with the one before it in the text, though no keys of that are left"
+    learn,torchs,onnxs,_ = made('lm', max_len=1, bigrams=200, positions=positions)
+    for p in prompts: assert onnxs.predict(p, n_tokens=12) == torchs.predict(p, n_tokens=12, temperature=0)
+
+@pytest.mark.parametrize('task,n', [pytest.param(t, n, marks=[slow]*((t,n) not in [('one',1), ('lm',1)])) for t in ('one','mlm','lm','pairs') for n in range(1, 7)])
+def test_few_learned_positions(made, task, n):
+    "Models of all kinds, also of fewer positions than the example that the export follows"
+    learn,torchs,onnxs,_ = made(task, positions='learned', max_len=n)
+    for p in prompts:
+        if task in ('lm','pairs'): assert onnxs.predict(p, n_tokens=9) == torchs.predict(p, n_tokens=9, temperature=0)
+        else:
+            ids, = learn.codec.encode([p])
+            with torch.no_grad(): close(onnxs.scores(ids.tolist()), torchs.model(ids[None])[0].numpy())
+
 @slow
 def test_gaps(made):
     "A masked language model: every token's logits, or those that are asked for"

@@ -207,6 +207,17 @@ def test_one_text_is_not_many():
     "A string is refused where texts are asked for; a path is one file"
     with pytest.raises(TypeError, match='one str is not many texts'): LMDataLoaders.from_texts('a long text '*50, tok_tfm=CharTokenizer(), bs=2, seq_len=4)
 
+@pytest.mark.parametrize('text', ['天地玄黄宇宙'*15, 'теплый фильм '*13, '天'*255, 'a\0b'*40, 'a'*5000], ids=['chinese','russian','255','null','long'])
+def test_first_text_is_no_name_of_a_file(text):
+    "Texts that no file can be called: of more than 255 bytes, or with a null byte"
+    dls = LMDataLoaders.from_texts([text]*2, [text], tok_tfm=CharTokenizer(), bs=2, seq_len=16)
+    assert [dls.vocab[i] for i in dls.valid_ds.flat.ids[1:]] == [*CharTokenizer()([text])][0]
+
+def test_first_text_is_the_name_of_a_file(tmp_path):
+    "A warning names the way to read files"
+    (file := tmp_path/'a.txt').write_text('a warm film '*50)
+    with pytest.warns(UserWarning, match='from_files'): LMDataLoaders.from_texts([str(file)], tok_tfm=CharTokenizer(), bs=2, seq_len=4)
+
 @pytest.mark.parametrize('max_ram,most', [(2**27,5), (50_000,1)])
 def test_memory(monkeypatch, max_ram, most):
     "A stream of texts takes the four bytes of an id for a token, and a file none"

@@ -6,12 +6,13 @@
 __all__ = []
 
 # %% ../../nbs/8_share/14_graphs.ipynb #b49435c7
-import torch, warnings
+import math, torch, warnings
 from copy import deepcopy
 from ..base.compat import Module
 from ..base.shadow import shadow
 from ..model.models import (
     Seq2SeqTransformer, TransformerClassifier, TransformerLM, TransformerMLM)
+from ..model.positions import LearnedPositions
 from ..model.windows import masked_max, POOLS
 from ..generate.cache import KVCache
 
@@ -188,5 +189,7 @@ def export_graphs(
     if size > 2**31-2**24:
         raise ValueError(f'the weights take {size/2**30:.1f} GB, and an ONNX file holds 2')
     own = deepcopy(shadow(model)).cpu().float()
+    for m in own.modules():
+        if isinstance(m, LearnedPositions): m.max_len = math.inf       # an example may be longer
     return {k:_export(graph(own), example(own), outputs)
             for k,(graph,example,outputs) in GRAPHS[type(model)].items()}

@@ -221,15 +221,15 @@ class _Writer(OnnxPredictor):
         ids,options = list(ids), self.config['options']
         cached,ends = options['cached'], options['ends']
         start = 0 if cached and not ends else max(0, len(ids)-self.max_len)
-        seen,past = start, self._empty()
+        seen,past = start, None
         for _ in range(n):
             if ends and len(ids)-start > self.max_len:
                 start += max(1, self.max_len//2)
-                seen,past = start, self._empty()
-            if not cached: seen,past = max(0, len(ids)-self.max_len), self._empty()
-            behind = ids[seen-1] if past[1].shape[3] else -1
+                seen,past = start, None
+            if not cached: seen,past = max(0, len(ids)-self.max_len), None
+            behind = -1 if past is None else ids[seen-1]
             for piece in self._pieces(ids[seen:], _piece if cached else self.max_len, behind):
-                logits,past = self._read(piece, past, context)
+                logits,past = self._read(piece, past or self._empty(), context)
             seen,last = len(ids), logits[-1]
             last[barred] = -np.inf
             if (new := int(last.argmax())) in stops: return

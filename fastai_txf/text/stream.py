@@ -9,6 +9,7 @@ __all__ = ['LMDataLoaders']
 import csv, numpy as np, pandas as pd, torch, warnings
 from array import array
 from collections import Counter, defaultdict
+from os.path import isfile
 from pathlib import Path
 from fastai.data.all import DataLoaders
 from fastai.text.core import BOS
@@ -49,7 +50,7 @@ def _only_texts(texts):
     for i,t in enumerate(texts):
         if not isinstance(t, str):
             raise TypeError(f'text number {i} is {t!r}: a {type(t).__name__}, not a str')
-        if i == 0 and len(t) < 256 and '\0' not in t and Path(t).is_file():
+        if i == 0 and isfile(t):
             warnings.warn(f'{t!r} is taken as a text, and there is a file of this name: '
                           'from_files reads files')
         yield check_unicode(t, i)
