@@ -1748,6 +1748,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'fastai_txf/share/folder.py'),
                                          'fastai_txf.share.folder._put_in_place': ( '8_share/folder.html#_put_in_place',
                                                                                     'fastai_txf/share/folder.py'),
+                                         'fastai_txf.share.folder._real_path': ( '8_share/folder.html#_real_path',
+                                                                                 'fastai_txf/share/folder.py'),
                                          'fastai_txf.share.folder._swap': ('8_share/folder.html#_swap', 'fastai_txf/share/folder.py'),
                                          'fastai_txf.share.folder._undo_kill': ( '8_share/folder.html#_undo_kill',
                                                                                  'fastai_txf/share/folder.py'),

@@ -555,6 +555,22 @@ def test_own_files(made, tmp_path, own):
     with pytest.raises(FileExistsError, match=f"b holds '{own.partition('/')[0]}' beside.*move this elsewhere"): learn.publish(folder, replace=True, trained=True)
     assert (folder/own).read_text() == 'mine'
 
+def test_two_dots_behind_a_link(made, tmp_path):
+    "`..` behind a link is what it is for the system: no other model is replaced, or opened"
+    (one,_),(many,_) = made('one'), made('many')
+    (tmp_path/'disk'/'sub').mkdir(parents=True)
+    (tmp_path/'work').mkdir()
+    (tmp_path/'work'/'link').symlink_to(tmp_path/'disk'/'sub')
+    way = tmp_path/'work'/'link'/'..'/'m'
+    one.publish(tmp_path/'work'/'m', trained=True)
+    assert load_published(many.publish(way, trained=True)).labels['kind'] == load_published(tmp_path/'disk'/'m').labels['kind'] == 'multi'
+    with PredictorPool(way, 1) as pool: assert pool.predict('a film') == load_published(way).predict('a film')
+    many.publish(way, replace=True, trained=True)
+    assert load_published(tmp_path/'work'/'m').labels['kind'] == 'category'
+    assert load_published(many.publish(tmp_path/'none'/'..'/'n', trained=True)).labels['kind'] == 'multi'
+    with pytest.raises(FileExistsError, match='disk is no published model'): many.publish(tmp_path/'work'/'link'/'..', replace=True, trained=True)
+    with pytest.raises(FileExistsError, match='link is no published model'): many.publish(tmp_path/'work'/'link', replace=True, trained=True)
+
 def test_foreign_model_is_kept(made, tmp_path):
     "A model of another library has config.json and model.safetensors, too, and is not replaced"
     for config in ('{"model_type": "gpt2"}', '{"kind": ["lm"]}', '[]', '', '['*100_000):

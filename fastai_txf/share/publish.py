@@ -231,8 +231,7 @@ def publish(self:TransformerLearner,
     if not (measured(self) if trained is None else trained):
         raise ValueError('this learner has recorded no epoch, so its weights are those of chance: '
                          'fit it first, or say trained=True where they were loaded')
-    write_folder(folder, bundle_files(self, baseline), replace)
-    return Path(folder)
+    return write_folder(folder, bundle_files(self, baseline), replace)
 
 # %% ../../nbs/8_share/08_publish.ipynb #6b6fbc54
 _factories = dict(classifier=transformer_classifier_learner, lm=transformer_lm_learner,
