@@ -442,6 +442,9 @@ def test_other_tensors(made, tmp_path):
     for t in [save(o) for o in wrong.values()] + [pickle.dumps([1]), b'', b'\xff'*99]:
         folder = rewritten(shutil.copytree(made('one')[1], tmp_path/'b', dirs_exist_ok=True), lambda config, texts: t or b' ')
         with pytest.raises(ValueError, match='model.safetensors'): load_published(folder)
+    for o,why in ((wrong['more'], "has no tensor 'x'"), (wrong['less'], f"tensor '{k}' is missing")):
+        rewritten(folder, lambda config, texts: save(o))
+        with pytest.raises(ValueError, match=rf'{why} \(if another version of fastai_txf wrote it, load it with that one\)'): load_published(folder)
 
 def test_nested(made, tmp_path):
     "JSON that nests too deep is an error, not a crash"

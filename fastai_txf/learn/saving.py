@@ -160,14 +160,20 @@ def _carrying(learn):
 @contextmanager
 def _comparing(learn, source, strict):
     "What the model takes in the block is compared before it is taken."
-    mine = _about_learner(learn)
+    mine,begun = _about_learner(learn), []
     def _check(model, weights, prefix, kept, *_):
+        begun.append(model)
         if _about not in kept: return
         same = shapes_of(weights) == shapes_of(model.state_dict())
         check_answers(json.loads(kept[_about]), mine, source, same,
                       isinstance(model, Seq2SeqTransformer), strict)
     hook = _written(learn).register_load_state_dict_pre_hook(_check)
     try: yield
+    except RuntimeError as e:
+        if not begun: raise
+        raise ValueError(f'{source} does not fit this model: make the learner by the same call, '
+                         'and load what another version of fastai_txf wrote with that one '
+                         f'({" ".join(str(e).split()):.300})') from e
     finally: hook.remove()
 
 @delegates(Learner.save)
