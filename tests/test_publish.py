@@ -794,6 +794,15 @@ def test_learner_from_threshold(tmp_path):
     assert own.loss_func.thresh == 0.5
     assert learner_from(folder, dls, loss_func=BCEWithLogitsLossFlat(thresh=0.2)).loss_func.thresh == 0.2
 
+def test_learner_from_before_the_spread(tmp_path):
+    "A regression that has no mean and spread of its targets: 0 and 1, as `load` takes them"
+    old,dls = stirred(clf(clf_dls(label_col='score'))), clf_dls(label_col='score')
+    old.model.range = torch.nn.Identity()
+    folder = old.publish(tmp_path/'b', trained=True)
+    learn = quiet(learner_from(folder, dls))
+    assert (learn.model.range.mean, learn.model.range.spread) == (0, 1)
+    assert torch.allclose(learn.predict(list(DF.text))[2], load_published(folder).probs(list(DF.text)), atol=1e-5)
+
 def test_learner_from_other_parts(tmp_path):
     "The longest translation and the mask token come along"
     learn,dls = stirred(s2s(pairs())), pairs()
