@@ -170,6 +170,11 @@ refused = {
     'gelu':(lambda: llama(hidden_act='gelu'), "hidden_act='gelu' is none .* silu"),
     'no padding':(lambda: roberta('RobertaModel', pad_token_id=None), 'pad_token_id=None: a RoBERTa counts positions'),
     'decoder':(lambda: roberta('RobertaModel', is_decoder=True), 'is_decoder=True'),
+    'Llama that sees ahead':(lambda: llama(is_causal=False), 'is_causal=False .* only True'),
+    'Qwen2 that sees ahead':(lambda: qwen2(is_causal=False), 'is_causal=False .* only True'),
+    'BERT that does not':(lambda: hf('BertModel', 'BertConfig', is_causal=True), 'is_causal=True .* only False'),
+    'RoBERTa that does not':(lambda: roberta('RobertaModel', is_causal=True), 'is_causal=True'),
+    'DistilBERT that does not':(lambda: distilbert('DistilBertModel', is_causal=True), 'is_causal=True'),
     'head':(lambda: roberta('RobertaForMaskedLM', hidden_act='relu'), "hidden_act='relu'.*always 'gelu'"),
     'unknown':(lambda: hf('GemmaForCausalLM', 'GemmaConfig', head_dim=4, num_key_value_heads=1), 'GemmaForCausalLM: give a GPT2LMHeadModel.*LlamaForCausalLM.*DistilBertForMaskedLM'),
     'choice':(lambda: roberta('RobertaForMultipleChoice'), 'RobertaForMultipleChoice.*such as its `.roberta`')}

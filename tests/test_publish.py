@@ -442,6 +442,9 @@ def test_other_tensors(made, tmp_path):
     for t in [save(o) for o in wrong.values()] + [pickle.dumps([1]), b'', b'\xff'*99]:
         folder = rewritten(shutil.copytree(made('one')[1], tmp_path/'b', dirs_exist_ok=True), lambda config, texts: t or b' ')
         with pytest.raises(ValueError, match='model.safetensors'): load_published(folder)
+    for o,why in ((wrong['more'], "has no tensor 'x'"), (wrong['less'], f"tensor '{k}' is missing")):
+        rewritten(folder, lambda config, texts: save(o))
+        with pytest.raises(ValueError, match=rf'{why} \(if another version of fastai_txf wrote it, load it with that one\)'): load_published(folder)
 
 def test_nested(made, tmp_path):
     "JSON that nests too deep is an error, not a crash"
@@ -554,6 +557,22 @@ def test_own_files(made, tmp_path, own):
     (folder/own).write_text('mine')
     with pytest.raises(FileExistsError, match=f"b holds '{own.partition('/')[0]}' beside.*move this elsewhere"): learn.publish(folder, replace=True, trained=True)
     assert (folder/own).read_text() == 'mine'
+
+def test_two_dots_behind_a_link(made, tmp_path):
+    "`..` behind a link is what it is for the system: no other model is replaced, or opened"
+    (one,_),(many,_) = made('one'), made('many')
+    (tmp_path/'disk'/'sub').mkdir(parents=True)
+    (tmp_path/'work').mkdir()
+    (tmp_path/'work'/'link').symlink_to(tmp_path/'disk'/'sub')
+    way = tmp_path/'work'/'link'/'..'/'m'
+    one.publish(tmp_path/'work'/'m', trained=True)
+    assert load_published(many.publish(way, trained=True)).labels['kind'] == load_published(tmp_path/'disk'/'m').labels['kind'] == 'multi'
+    with PredictorPool(way, 1) as pool: assert pool.predict('a film') == load_published(way).predict('a film')
+    many.publish(way, replace=True, trained=True)
+    assert load_published(tmp_path/'work'/'m').labels['kind'] == 'category'
+    assert load_published(many.publish(tmp_path/'none'/'..'/'n', trained=True)).labels['kind'] == 'multi'
+    with pytest.raises(FileExistsError, match='disk is no published model'): many.publish(tmp_path/'work'/'link'/'..', replace=True, trained=True)
+    with pytest.raises(FileExistsError, match='link is no published model'): many.publish(tmp_path/'work'/'link', replace=True, trained=True)
 
 def test_foreign_model_is_kept(made, tmp_path):
     "A model of another library has config.json and model.safetensors, too, and is not replaced"
@@ -774,6 +793,15 @@ def test_learner_from_threshold(tmp_path):
     assert again.predict(list(DF.text))[0] == load_published(folder).predict(list(DF.text)) == learn.predict(list(DF.text))[0]
     assert own.loss_func.thresh == 0.5
     assert learner_from(folder, dls, loss_func=BCEWithLogitsLossFlat(thresh=0.2)).loss_func.thresh == 0.2
+
+def test_learner_from_before_the_spread(tmp_path):
+    "A regression that has no mean and spread of its targets: 0 and 1, as `load` takes them"
+    old,dls = stirred(clf(clf_dls(label_col='score'))), clf_dls(label_col='score')
+    old.model.range = torch.nn.Identity()
+    folder = old.publish(tmp_path/'b', trained=True)
+    learn = quiet(learner_from(folder, dls))
+    assert (learn.model.range.mean, learn.model.range.spread) == (0, 1)
+    assert torch.allclose(learn.predict(list(DF.text))[2], load_published(folder).probs(list(DF.text)), atol=1e-5)
 
 def test_learner_from_other_parts(tmp_path):
     "The longest translation and the mask token come along"

@@ -1,13 +1,13 @@
 "Wrong answers in silence: each is right now, or an error that names the remedy"
 import sys; sys.modules.setdefault('torchvision', None) # `transformers` would import it
-import dataclasses, math, random, re
+import dataclasses, json, math, random, re
 from functools import partial
 import matplotlib.pyplot as plt, pandas as pd, pytest, torch
 import torch.nn as nn, torch.nn.functional as F
 from fastai.text.all import (BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, ClassificationInterpretation,
                              CrossEntropyLossFlat, Learner,
                              MSELossFlat, Perplexity, RegressionBlock, SaveModelCallback, TextDataLoaders, accuracy, accuracy_multi,
-                             load_learner, mse)
+                             load_learner, mse, rm_useless_spaces)
 from fastai_txf.all import (
     CharTokenizer, KVCache, LMDataLoaders, LearnedPositions, Seq2SeqDataLoaders, Seq2SeqTransformer,
     SoftCrossEntropy, TransformerBlock, TransformerDataLoaders, TransformerLM, beam_search, load_published,
@@ -118,6 +118,68 @@ def test_load_of_what_changes_no_answer(any_learner, recwarn, tmp_path):
     plain.save('plain')
     saved.load('plain')
     assert hooks(saved.model) == before
+
+COLS = dict(text_col=['title','text'])
+lm_frame = dict(is_lm=True, seq_len=16, label_col=None, tok_tfm=CharTokenizer())
+reads = {
+    'backwards':(dict(backwards=True), {}, r'backwards=True \(here False\)'),
+    'starts':(dict(lm_frame, starts=False), lm_frame, r'starts=False \(here True\)'),
+    'rules':(dict(rules=[]), {}, r"rules=\[\] \(here \['fix_html', .*'lowercase'\]\)"),
+    'order of columns':(COLS, dict(text_col=['text','title']), r"text_col=\['title', 'text'\] \(here \['text', 'title'\]\)"),
+    'columns':(COLS, {}, r"mark_fields=True \(here False\), text_col=\['title', 'text'\] \(here \['text'\]\)")}
+
+def reading(make, vocab=None, loaders=TransformerDataLoaders, df=texts_df(), **kw):
+    "A learner whose loaders read reviews with a title as `kw` say"
+    df = df.assign(title=df.text.str[:12])
+    kw = {**dict(text_col='text', label_col='label', valid_col='is_valid', tok_tfm=BaseTokenizer(), text_vocab=vocab, bs=8), **kw}
+    kw = {k:v for k,v in kw.items() if v is not None}
+    return make('lm' if kw.get('is_lm') else 'clf', dls=loaders.from_df(df, **kw))
+
+@pytest.mark.parametrize('there,here,match', reads.values(), ids=reads)
+def test_load_into_loaders_that_read_otherwise(make, there, here, match):
+    "Backwards, without `xxbos`, by other rules, or columns in another order: refused before any weight is changed; older files do not say it"
+    saved = reading(make, **there)
+    file,learn = saved.save('m'), reading(make, text_vocab(saved.dls), **here)
+    before = logits(learn)
+    with pytest.raises(ValueError, match=f'm.pth holds .*{match}: make loaders with the same options'): learn.load('m')
+    close(logits(learn), before, 0)
+    with pytest.warns(UserWarning, match=match): learn.load('m', strict=False)
+    state = torch.load(file, weights_only=False)
+    kept = (state['model'] if 'model' in state else state)._metadata['']
+    kept['answers depend on'] = json.dumps({k:v for k,v in json.loads(kept['answers depend on']).items() if k != 'reads'})
+    torch.save(state, file)
+    learn.load('m')
+
+def shout(t): return t.upper()
+alike = {
+    'same':(COLS, COLS), 'fastai':({}, dict(loaders=TextDataLoaders)), 'columns of fastai':(COLS, dict(COLS, loaders=TextDataLoaders)),
+    'another name':({}, dict(text_col='title', tok_text_col='toks')), 'other names':(COLS, dict(text_col=['title','label'])),
+    'own rules':(dict(rules=[shout]), dict(rules=[lambda t: t.upper()])), 'xxbos by a rule':(dict(is_lm=True, label_col=None, seq_len=16), dict(is_lm=True, label_col=None, seq_len=16, starts=False))}
+
+@pytest.mark.parametrize('there,here', alike.values(), ids=alike)
+def test_load_into_loaders_that_read_alike(make, there, here, recwarn):
+    "Another name of a column, fastai's loaders; what code of one's own does is not compared"
+    saved = reading(make, **there)
+    saved.save('m')
+    close(logits(reading(make, text_vocab(saved.dls), **here).load('m', with_opt=False)), logits(saved))
+    assert not [w for w in recwarn if 'holds the weights' in str(w.message)]
+
+def test_load_of_a_model_of_ids(make):
+    "Ids do not say how they came about"
+    saved = reading(make, **lm_frame)
+    vocab = text_vocab(saved.dls)
+    ids = LMDataLoaders.from_ids(*[[i for t in ds for i in t[0].tolist()] for ds in (saved.dls.train_ds, saved.dls.valid_ds)], vocab, tok_tfm=CharTokenizer(), bs=2, seq_len=16)
+    learn = make('lm', dls=ids)
+    learn.save('m')
+    close(logits(saved.load('m', with_opt=False)), logits(learn))
+
+def test_load_of_pairs_cut_by_other_rules(any_learner):
+    "The side whose texts are written is named"
+    words = [f'film {i%9}' for i in range(60)]
+    def loaders(**kw): return Seq2SeqDataLoaders.from_df(pd.DataFrame(dict(a=words, b=words)), tok_tfm=CharTokenizer(), seed=0, bs=8, **kw)
+    any_learner('s2s', dls=loaders()).save('m')
+    with pytest.raises(ValueError, match=r"with rules=\[\] \(here \['rm_useless_spaces'\]\), target rules=\[\] \(here"):
+        any_learner('s2s', dls=loaders(rules=[rm_useless_spaces])).load('m')
 
 def test_load_with_other_words_or_labels(make, df, dls, dls_reg):
     "As many of them, in another order or by other names; bounds of numbers"

@@ -8,6 +8,7 @@ __all__ = []
 # %% ../../nbs/5_learn/03_saving.ipynb #de1a6724
 import cloudpickle, dataclasses, json, warnings, zipfile
 from contextlib import contextmanager, nullcontext
+from fastai.data.core import Datasets, TfmdLists
 from fastai.learner import Learner
 from fastai.torch_core import get_model, join_path_file, rank_distrib
 from fastcore.basics import first, ifnone
@@ -15,7 +16,9 @@ from fastcore.meta import delegates
 from ..base.files import naming, replacing, save_tensors
 from ..model.config import FOR_TRAINING, TransformerConfig, UNUSED
 from ..model.models import Seq2SeqTransformer, SigmoidRange, TASKS
-from ..text.special import vocab_lists
+from ..text.codec import TextCodec
+from ..text.special import NAMED_RULES, plain_rule, vocab_lists
+from ..text.tokens import BPETokenizer, CharTokenizer
 from .transfer import DERIVED_FIELDS, part_names, shapes_of, wavelengths
 
 # %% ../../nbs/5_learn/03_saving.ipynb #5c1d0b03
@@ -67,6 +70,36 @@ def _field_differences(theirs, mine):
     a,b = theirs['y_range'], mine['y_range']
     return diff + [f'y_range={a} (here {b})']*(a != b)
 
+# %% ../../nbs/5_learn/03_saving.ipynb #5c1d0b0c
+def _how_read(codec):
+    "How loaders read texts: their options, without those that are not known."
+    res = dict(backwards=codec.backwards)
+    if not codec.cuts: return res
+    rules = [*map(plain_rule, codec.rules)]
+    cols = [c if isinstance(c, int) else str(c) for c in codec.text_cols]
+    res |= dict(text_col=cols, mark_fields=bool(codec.marked))
+    if any(r not in NAMED_RULES.values() for r in rules): return res
+    res['rules'] = [r.__name__ for r in rules]
+    if codec.starts or 'lowercase' in res['rules']: return res | dict(starts=True)
+    own = not isinstance(codec.tok, (CharTokenizer,BPETokenizer)) # it may put `xxbos` there itself
+    return res if own else res | dict(starts=False)
+
+def _other_places(theirs, mine):
+    "Whether columns are not as many, or one stands elsewhere; another name for it says nothing."
+    places = {c:i for i,c in enumerate(mine) if isinstance(c, str)}
+    moved = any(places.get(c, i) != i for i,c in enumerate(theirs))
+    return moved or len(theirs) != len(mine)
+
+def _reading_differences(theirs, mine):
+    "The loaders' options that differ, as an error says them."
+    res = []
+    both = zip(theirs.get('reads', ()), mine.get('reads', ())) # older files have none
+    for side,(a,b) in zip(('','target '), both):
+        keys = ['backwards','mark_fields','rules']
+        keys += ['text_col']*_other_places(a.get('text_col', ()), b.get('text_col', ()))
+        res += [side+d for d in _apart(a, b, keys) or _apart(a, b, ['starts'])]
+    return res
+
 # %% ../../nbs/5_learn/03_saving.ipynb #5c1d0b04
 def _reading_apart(theirs, mine, same):
     "Both without derived fields, if shapes are the `same`; and what differs in how they read."
@@ -86,14 +119,15 @@ def check_answers(
     "A ValueError for weights whose model would answer otherwise; a warning if it reads otherwise."
     theirs,mine,other = _reading_apart(theirs, mine, same)
     if other: warnings.warn(f'{source} holds weights that were trained with {other}', stacklevel=2)
-    fields = _field_differences(theirs, mine)
+    fields,reads = _field_differences(theirs, mine), _reading_differences(theirs, mine)
     both = enumerate(zip(theirs['vocabs'], mine['vocabs']))
     lists = [d for i,(a,b) in both if (d := _list_difference(i, a, b, pairs))]
-    if not fields and not lists: return
+    if not (diff := fields + lists + reads): return
     remedy = ['the learner with the same values']*bool(fields)
     remedy += ['loaders with the same vocabulary and labels (text_vocab=…, '
                'y_block=CategoryBlock(vocab=…))']*bool(lists)
-    text = (f'{source} holds the weights of a model with {", ".join(fields + lists)}: make '
+    remedy += ['loaders with the same options']*bool(reads)
+    text = (f'{source} holds the weights of a model with {", ".join(diff)}: make '
             f'{" and ".join(remedy)}; for another task, `save_encoder` and `load_encoder` take '
             'the encoder along')
     if strict: raise ValueError(text)
@@ -108,8 +142,11 @@ def _written(learn):
     return get_model(learn.model if trainer is None else trainer.plain)
 
 def _about_learner(learn):
-    vocabs = vars(learn).get('vocabs') or vocab_lists(learn.dls)
-    return answers_depend_on(_written(learn), vocabs)
+    model,dls = _written(learn), learn.dls
+    about = answers_depend_on(model, vars(learn).get('vocabs') or vocab_lists(dls))
+    if len(dls.loaders) < 2 or not isinstance(dls.valid_ds, (Datasets,TfmdLists)): return about
+    sides = range(1 + isinstance(model, Seq2SeqTransformer))
+    return about | dict(reads=[_how_read(TextCodec(dls, side=i)) for i in sides])
 
 @contextmanager
 def _carrying(learn):
@@ -123,14 +160,20 @@ def _carrying(learn):
 @contextmanager
 def _comparing(learn, source, strict):
     "What the model takes in the block is compared before it is taken."
-    mine = _about_learner(learn)
+    mine,begun = _about_learner(learn), []
     def _check(model, weights, prefix, kept, *_):
+        begun.append(model)
         if _about not in kept: return
         same = shapes_of(weights) == shapes_of(model.state_dict())
         check_answers(json.loads(kept[_about]), mine, source, same,
                       isinstance(model, Seq2SeqTransformer), strict)
     hook = _written(learn).register_load_state_dict_pre_hook(_check)
     try: yield
+    except RuntimeError as e:
+        if not begun: raise
+        raise ValueError(f'{source} does not fit this model: make the learner by the same call, '
+                         'and load what another version of fastai_txf wrote with that one '
+                         f'({" ".join(str(e).split()):.300})') from e
     finally: hook.remove()
 
 @delegates(Learner.save)

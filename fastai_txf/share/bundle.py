@@ -103,11 +103,13 @@ def unique_weights(
         res[k] = t
     return res
 
+_elsewhere = 'if another version of fastai_txf wrote it, load it with that one'
+
 def _check_tensors(have, want):
     "A ValueError for the first tensor that is missing, unknown or of another shape."
     for k in [*want, *have]:
-        if k not in have: raise ValueError(f'the tensor {k!r} is missing')
-        if k not in want: raise ValueError(f'the model has no tensor {k!r}')
+        if k not in have: raise ValueError(f'the tensor {k!r} is missing ({_elsewhere})')
+        if k not in want: raise ValueError(f'the model has no tensor {k!r} ({_elsewhere})')
         a,b = have[k], want[k]
         if a.shape != b.shape or a.dtype != b.dtype:
             raise ValueError(f'the tensor {k!r} is {tuple(a.shape)} of {a.dtype}, and the '

@@ -36,9 +36,15 @@ def _undo_kill(folder):
     for o in left:
         if o.exists() and time.time()-o.stat().st_mtime > 3600: shutil.rmtree(o, ignore_errors=True)
 
+def _real_path(folder):
+    "The path as the system reads it, `..` behind a link too; a link at its end stays one."
+    folder = Path(folder).absolute()
+    if folder.name == '..': return Path(os.path.realpath(folder))
+    return Path(os.path.realpath(folder.parent))/folder.name
+
 def target_folder(folder, replace):
     "The path to write to, mended. A FileExistsError for what may not be replaced."
-    folder = Path(os.path.abspath(folder))
+    folder = _real_path(folder)
     try: return _mended(folder, replace)
     except FileNotFoundError: return _mended(folder, replace) # another process has just moved it
 
@@ -98,18 +104,19 @@ def write_folder(
     folder, # the folder to write
     files:dict, # name to content
     replace:bool=False, # an older one
-):
+)->Path: # the folder, as it was given if that leads there (`none/../m` may not)
     "Write `files` into a new folder, all or none of them."
-    folder,tmp = target_folder(folder, replace), None
+    path,tmp = target_folder(folder, replace), None
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        tmp = Path(tempfile.mkdtemp(prefix=f'.{folder.name}.', suffix='.tmp', dir=folder.parent))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tmp = Path(tempfile.mkdtemp(prefix=f'.{path.name}.', suffix='.tmp', dir=path.parent))
         for name,data in files.items(): _write_synced(tmp/name, data)
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(tmp, 0o777 & ~mask)
-        _put_in_place(tmp, folder, replace)
+        _put_in_place(tmp, path, replace)
     except BaseException as e:
         if tmp is not None: shutil.rmtree(tmp, ignore_errors=True)
         if isinstance(e, FileExistsError) or not isinstance(e, OSError): raise
-        raise type(e)(e.errno, f'cannot write {folder}: {e.strerror or e}') from e
+        raise type(e)(e.errno, f'cannot write {path}: {e.strerror or e}') from e
+    return Path(folder) if Path(folder).exists() else path

@@ -106,7 +106,7 @@ LLAMA = Family('Llama', 'LlamaConfig', 'model', 'layers.{}',
            'attn.fn.qkv':('rotary','self_attn.q_proj','self_attn.k_proj','self_attn.v_proj'),
            'attn.fn.out':'self_attn.o_proj', 'ff.fn.up':('gated','mlp.gate_proj','mlp.up_proj'),
            'ff.fn.out':'mlp.down_proj'},
-    acts=dict(silu='swiglu'))
+    acts=dict(silu='swiglu'), plain=(('is_causal',True),))
 
 # %% ../../nbs/8_share/01_hf_tables.ipynb #ae4a3037
 _encoder = dict(_plain, causal=False, wiring='post', emb_norm=True)
@@ -118,7 +118,7 @@ _bert_fields = dict(_sizes, d_ff='intermediate_size', ff='hidden_act', eps='laye
                     p='hidden_dropout_prob', emb_p='hidden_dropout_prob',
                     attn_p='attention_probs_dropout_prob')
 _bert_plain = (('position_embedding_type','absolute'), ('is_decoder',False),
-               ('add_cross_attention',False))
+               ('add_cross_attention',False), ('is_causal',False))
 
 def _embeddings(positions):
     "The names of BERT's embeddings, its positions joined by the kind `positions`."
@@ -139,7 +139,7 @@ DISTILBERT = Family('DistilBERT', 'DistilBertConfig', 'distilbert', 'transformer
     block={'attn.fn.qkv':('qkv', *[f'attention.{n}_lin' for n in 'qkv']),
            'attn.fn.out':'attention.out_lin', 'attn.norm':'sa_layer_norm',
            'ff.fn.up':'ffn.lin1', 'ff.fn.out':'ffn.lin2', 'ff.norm':'output_layer_norm'},
-    acts=_acts)
+    acts=_acts, plain=(('is_causal',False),))
 
 # %% ../../nbs/8_share/01_hf_tables.ipynb #5fdaaaab
 @dataclass(frozen=True)

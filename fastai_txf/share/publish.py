@@ -231,8 +231,7 @@ def publish(self:TransformerLearner,
     if not (measured(self) if trained is None else trained):
         raise ValueError('this learner has recorded no epoch, so its weights are those of chance: '
                          'fit it first, or say trained=True where they were loaded')
-    write_folder(folder, bundle_files(self, baseline), replace)
-    return Path(folder)
+    return write_folder(folder, bundle_files(self, baseline), replace)
 
 # %% ../../nbs/8_share/08_publish.ipynb #6b6fbc54
 _factories = dict(classifier=transformer_classifier_learner, lm=transformer_lm_learner,
@@ -260,6 +259,8 @@ def _check_same(learn, kind, codecs, labels, folder):
 def _take_weights(learn, model, folder):
     "Give a learner the weights of `model`. A ValueError for one that would answer otherwise."
     mine,theirs = ({k:(*v.shape,) for k,v in m.state_dict().items()} for m in (learn.model,model))
+    # a model without a mean and a spread, as older ones are, has 0 and 1
+    mine = {k:v for k,v in mine.items() if k in theirs or 'range' not in k.split('.')}
     own,asked = (answers_depend_on(m, []) for m in (learn.model,model))
     check_answers(asked, own, folder, mine == theirs)
     if mine == theirs: return learn.model.load_state_dict(model.state_dict())

@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/8_share/02_text.ipynb #9145897e
 import json
 from ..base.plain import ifnone
-from ..text.special import leading_space, plain_rule, replace_space, RULES
+from ..text.special import NAMED_RULES, plain_rule, replace_space
 from ..text.tokens import (
     BatchTokenizer, BPETokenizer, CharTokenizer, ForeignTokenizer)
 from ..text.plain import check_guesses, PlainCodec, STEPS
@@ -84,13 +84,11 @@ def make_tokenizer(
                          f'({type(e).__name__}: {str(e)[:120]})') from e
 
 # %% ../../nbs/8_share/02_text.ipynb #a8e8b844
-_known_rules = {**RULES, 'leading_space':leading_space}
-
 def _rule_name(rule):
     rule = plain_rule(rule)
-    if rule in _known_rules.values(): return rule.__name__
+    if rule in NAMED_RULES.values(): return rule.__name__
     name = getattr(rule, '__qualname__', type(rule).__qualname__)
-    raise _of_code(f'the rule {name}', f"train with rules among fastai's own, {[*_known_rules]}")
+    raise _of_code(f'the rule {name}', f"train with rules among fastai's own, {[*NAMED_RULES]}")
 
 _fields = 'vocab','text_cols','other_cols','token_col','marked','sep'
 
@@ -122,7 +120,7 @@ def _checked_codec(data):
     for k in strings:
         odd = [o for o in data[k] if not isinstance(o, str) and (k, type(o)) != ('text_cols', int)]
         if odd: raise ValueError(f'{odd[0]!r} among {k} is no string')
-    for k,known in dict(rules=_known_rules, steps=STEPS).items():
+    for k,known in dict(rules=NAMED_RULES, steps=STEPS).items():
         odd = [o for o in data[k] if o not in known]
         if odd: raise ValueError(f'{odd[0]!r} is none of the {k} {[*known]}')
     return data
@@ -134,7 +132,7 @@ def make_codec(
     "The codec that `data` describe. A ValueError for what describes none."
     data = _checked_codec(data)
     rest = {k:v for k,v in data.items() if k not in ('tokenizer','rules')}
-    rules = [_known_rules[r] for r in data['rules']]
+    rules = [NAMED_RULES[r] for r in data['rules']]
     return cls(tok=make_tokenizer(data['tokenizer']), rules=rules, **rest)
 
 # %% ../../nbs/8_share/02_text.ipynb #c3a91d02

@@ -79,5 +79,4 @@ def to_onnx(
         options['wide'] = _wide_options(wide)
     config = {**{k:config[k] for k in ('kind','config','versions')}, 'options':options}
     _check_answers(model, onnx_predictor(folder, config, files), config['kind'])
-    write_folder(folder, {**files, 'config.json':seal(config, files)})
-    return folder
+    return write_folder(folder, {**files, 'config.json':seal(config, files)})

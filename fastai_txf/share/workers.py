@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from numbers import Integral
+from pathlib import Path
 from ..text.plain import kept
 from .bundle import answer_from, process_with
 
@@ -28,7 +29,7 @@ class PredictorPool:
         if workers is None: workers = cores
         if not isinstance(workers, Integral) or workers < 1:
             raise ValueError(f'{workers=}: a whole number of processes, at least 1')
-        self.folder,self.workers = os.path.abspath(folder), int(workers)
+        self.folder,self.workers = str(Path(folder).absolute()), int(workers)
         self._model = self.folder, tuple(options.items()), max(1, cores//self.workers)
         self._pool = ProcessPoolExecutor(self.workers, mp_context=get_context('spawn'))
         try: self._open()

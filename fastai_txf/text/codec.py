@@ -55,6 +55,7 @@ class TextStart(Transform):
 class TextTokenizer(Tokenizer):
     "fastai's `Tokenizer`, with the rules that `tok` asks for, its `tokenize` and its `join`"
     starts = False # whether `xxbos` stands before each text of a frame, whatever the rules say
+    cuts = True # the texts of training; False: they were ids already, and it cuts prompts
     def __init__(self,
         tok, # tokenizer, or its class
         rules=None, # what rewrites a text before it is cut; None asks the tokenizer, then fastai
@@ -190,6 +191,11 @@ class TextCodec(PlainCodec):
     def transforms(self):
         "What the loaders do with a text, tokenizer and vocabulary included."
         return [] if self._texts is None else list(self._texts.tfms.fs)
+
+    @property
+    def cuts(self):
+        "Whether its tokenizer has cut the texts of training."
+        return self.tok is not None and self._asked('cuts', True)
 
     @property
     def starts(self):

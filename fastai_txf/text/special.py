@@ -196,6 +196,7 @@ def replace_space(t):
 RULES = {f.__name__:f for f in (
     fix_html, replace_rep, replace_wrep, spec_add_spaces, rm_useless_spaces, replace_all_caps,
     replace_maj, lowercase)}
+NAMED_RULES = {**RULES, 'leading_space':leading_space} # what a name says all about
 
 def plain_rule(
     rule, # one of fastai's functions from text to text, or one's own

@@ -222,7 +222,9 @@ class LMDataLoaders(DataLoaders):
     ):
         """Loaders from ids that are there already; a ValueError for ids that are not in `vocab`,
         and for a file that has changed since it was written (`read_ids`)."""
-        tfms = [TextTokenizer(as_tokenizer(tok_tfm), rules), Numericalize(vocab)]
+        tok = TextTokenizer(as_tokenizer(tok_tfm), rules)
+        tok.cuts = False
+        tfms = [tok, Numericalize(vocab)]
         flats = [_checked_ids(ids, vocab) for ids in (train, valid)]
         return cls.from_sets([FlatTexts(f, tfms, i) for i,f in enumerate(flats)], **kwargs)
 
