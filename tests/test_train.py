@@ -1,10 +1,10 @@
 "Fitting: rates, frozen groups, time budgets, mixed precision and fastai's callbacks, on classifiers and language models"
-import math, os, subprocess, sys, time, numpy as np, pandas as pd, pytest, torch
+import copy, math, os, pickle, subprocess, sys, time, numpy as np, pandas as pd, pytest, torch
 from torch import nn
 from contextlib import nullcontext
 from functools import partial
 from fastai.text.all import (Adam, Callback, CancelBatchException, CancelFitException, CSVLogger, DataLoader, DataLoaders, EarlyStoppingCallback, GradientAccumulation, GradientClip, L,
-                             Learner, MSELossFlat, ProgressCallback, SaveModelCallback, SGD, accuracy, slide, steep, valley, minimum)
+                             Learner, MSELossFlat, ProgressCallback, ReduceLROnPlateau, SaveModelCallback, SGD, accuracy, slide, steep, valley, minimum)
 from fastai_txf.model.models import classifier_splitter, lm_splitter
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.train import heap
@@ -129,6 +129,26 @@ def test_discriminative_decay(make, kind):
     assert [h['wd'] for h in learn.opt.hypers] == decays
     learn.fit_minutes(0.005, 1e-3, wd=0.3)
     assert {h['wd'] for h in learn.opt.hypers} == {0.3}
+
+@pytest.mark.parametrize('opt_func', [Adam,adamw,muon], ids=['Adam','adamw','muon'])
+def test_rates_set_group_by_group(make, opt_func):
+    "What a callback sets in `opt.hypers` holds, as with fastai's optimizers; a plateau lowers the rate"
+    learn = make('lm', opt_func=opt_func)
+    watch,lrs = max_lrs(learn)
+    learn.fit(4, 1e-3, cbs=[watch,ReduceLROnPlateau(min_delta=10, patience=1)])
+    steps = [o[-1] for o in lrs][::len(learn.dls.train)]
+    assert steps == pytest.approx([1e-3,1e-3,1e-4,1e-5]) and learn.opt.hypers[0]['lr'] == pytest.approx(1e-6)
+
+def test_hypers_write_through(make):
+    learn = make('lm', opt_func=adamw)
+    learn.create_opt()
+    *_,last = learn.opt.hypers
+    last['lr'] = 0.5
+    last.update(mom=0.3, wd=0.2)
+    group,first = learn.opt.opt.param_groups[-1], learn.opt.opt.param_groups[0]
+    assert (group['lr'],group['betas'][0],group['wd'],group['weight_decay']) == (0.5,0.3,0.2,0.) and first['lr'] != 0.5
+    assert last == learn.opt.hypers[-1] and type(copy.deepcopy(last)) is type(pickle.loads(pickle.dumps(last))) is dict
+    with pytest.raises(KeyError): last['rate'] = 1
 
 # A time budget
 
