@@ -69,6 +69,19 @@ def test_fine_tune(make, kind):
     second = np.array(lrs[len(lrs)//3:])
     assert second[:,-1].max() == pytest.approx(0.5e-2, rel=0.02) and second[:,0].max() == pytest.approx(0.5e-3, rel=0.02)
 
+def test_fine_tune_by_position(make):
+    "epochs, base_lr, freeze_epochs, lr_mult, pct_start, div: fastai's order"
+    res = []
+    for args,kw in [((1,1e-2,2,5,0.5,2.),{}), ((1,1e-2),dict(freeze_epochs=2, lr_mult=5, pct_start=0.5, div=2.))]:
+        learn = make('clf')
+        watch,lrs = max_lrs(learn)
+        learn.fine_tune(*args, **kw, cbs=watch)
+        assert len(lrs) == 3*len(learn.dls.train)
+        second = np.array(lrs[-len(learn.dls.train):])
+        assert second.max(0)[-1]/second.max(0)[0] == pytest.approx(5)
+        res.append(second.tolist())
+    assert res[0] == res[1]
+
 # Frozen groups
 
 @both

@@ -181,7 +181,9 @@ class RatedLearner(Learner):
     def fine_tune(self,
         epochs:int, # with all groups
         base_lr:float=None, # rate of the frozen epochs, half of it later; default: `2*width_lr`
+        freeze_epochs:int=1, # with the last group alone, before
         lr_mult:float=10, # the first group's rate is the last one's divided by this (fastai: 100)
+        *args, # `pct_start` and `div`
         **kwargs
     ):
         """As in `Learner`, with rates that suit a transformer of this width.
@@ -189,4 +191,4 @@ class RatedLearner(Learner):
         if not lr_mult > 0: raise ValueError(f'{lr_mult=}: a number above 0')
         d_model = getattr(getattr(self.model, 'config', None), 'd_model', 128)
         base_lr = ifnone(base_lr, 2*width_lr(d_model))
-        return super().fine_tune(epochs, base_lr, lr_mult=lr_mult, **kwargs)
+        return super().fine_tune(epochs, base_lr, freeze_epochs, lr_mult, *args, **kwargs)
