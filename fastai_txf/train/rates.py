@@ -9,6 +9,7 @@ __all__ = []
 import inspect, numpy as np, warnings
 from contextlib import contextmanager
 from fastai.callback.mixup import MixHandler
+from fastai.callback.rnn import ModelResetter
 from fastai.callback.schedule import LRFinder, ParamScheduler
 from fastai.learner import Learner
 from fastcore.basics import ifnone
@@ -66,14 +67,19 @@ def warn_of_rate(
                   'lr_find suggests', stacklevel=callers_level())
 
 def check_callbacks(
-    cbs, # of a fit
+    cbs, # of a fit, or their classes
+    model, # that it trains
 ):
-    "A ValueError for what mixes inputs: a number between two token ids is another token."
-    for cb in cbs:
-        if isinstance(cb, MixHandler):
-            raise ValueError(f'{type(cb).__name__} mixes inputs, and these are numbers of tokens, '
+    """A ValueError for what mixes inputs, as a number between two token ids is another token,
+    and for what resets the state of a model that has none."""
+    for kind in [cb if isinstance(cb, type) else type(cb) for cb in cbs]:
+        if issubclass(kind, MixHandler):
+            raise ValueError(f'{kind.__name__} mixes inputs, and these are numbers of tokens, '
                              'which cannot be mixed: leave it out, and use token_p and word_p, '
                              'which leave tokens out, for a classifier')
+        if issubclass(kind, ModelResetter) and not hasattr(model, 'reset'):
+            raise ValueError(f'{kind.__name__} is for recurrent models, and '
+                             f'{type(model).__name__} has no state between batches: leave it out')
 
 # %% ../../nbs/4_train/09_rates.ipynb #c40f7a92
 def _take_back(
@@ -112,7 +118,7 @@ class RatedLearner(Learner):
         a warning for a rate that is far too high. What `lr_find` changed is put back
         even if it is broken off."""
         cbs = L(cbs)
-        check_callbacks([*self.cbs, *cbs])
+        check_callbacks([*self.cbs, *cbs], self.model)
         self.check_rates(lr)
         warn_of_rate(self, lr, cbs)
         check_rates(wd, len(self.opt.param_lists), 'weight decay')
