@@ -870,6 +870,24 @@ def test_remap_rows_by_vectors():
     with pytest.raises(ValueError, match='4 tokens in both vocabularies are too few to place vectors of 4 numbers'): remap_rows(rows[:20], words[:20], words[16:], vectors[16:])
     assert remap_rows(rows, words, words, vectors)[0].equal(rows) # nothing to place
 
+def test_load_encoder_by_position(make):
+    "fastai's order, file and device; what is no device is refused before anything changes"
+    source = make('lm')
+    source.save_encoder('enc')
+    learn = make().load_encoder('enc', 'cpu')
+    close(learn.model.encoder.emb.weight.cpu(), source.model.encoder.emb.weight.cpu())
+    before = weights(other := make())
+    with pytest.raises(TypeError): other.load_encoder('enc', torch.randn(9, 16))
+    assert not changed(other, before)
+
+def test_get_preds_by_position(make):
+    "fastai's order; learners that give other things take names alone"
+    learn = make()
+    res = learn.get_preds(1, None, True, True, True, noop, False, True, None)
+    names = dict(with_input=True, with_decoded=True, with_loss=True, act=noop)
+    for a,b in zip(res, learn.get_preds(**names), strict=True): assert all(map(torch.equal, a, b))
+    with pytest.raises(TypeError, match='positional'): make('lm').get_preds(1, None, True)
+
 def test_load_encoder_with_vectors(make, df):
     "A word that only the classifier's texts have starts where the map puts it"
     lm = make('lm'); lm.save_encoder('enc')

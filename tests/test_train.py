@@ -69,6 +69,24 @@ def test_fine_tune(make, kind):
     second = np.array(lrs[len(lrs)//3:])
     assert second[:,-1].max() == pytest.approx(0.5e-2, rel=0.02) and second[:,0].max() == pytest.approx(0.5e-3, rel=0.02)
 
+@both
+def test_fit_by_position(make, kind):
+    "fastai's order, to the last argument"
+    learn = make(kind)
+    learn.create_opt()
+    before = learn.opt
+    learn.fit(1, 1e-3, None, None, True)
+    assert learn.opt is not before
+    learn.fit(3, 1e-3, 0.1, None, False, 2)
+    assert len(learn.recorder.losses) == len(learn.dls.train)
+    learn.fit_one_cycle(1, 1e-2, 10., 1e3, 0.5, 0.2, (0.9,0.8,0.9))
+    lrs = learn.recorder.hps['lr']
+    assert lrs[0] == pytest.approx(1e-3) and np.argmax(lrs) == pytest.approx(len(lrs)/2, abs=1) and learn.opt.hypers[0]['wd'] == 0.2
+    with pytest.raises(ValueError, match='div=0'): learn.fit_one_cycle(1, 1e-2, 0)
+    learn.fit_flat_cos(1, 1e-3, 1e3, 0.5)
+    learn.fit_sgdr(2, 1, 1e-3, 2)
+    assert learn.recorder.hps['lr'][0] == pytest.approx(1e-3)
+
 def test_fine_tune_by_position(make):
     "epochs, base_lr, freeze_epochs, lr_mult, pct_start, div: fastai's order"
     res = []

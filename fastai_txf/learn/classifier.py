@@ -95,6 +95,7 @@ class TransformerClassifierLearner(TransformerLearner):
     @delegates(TransformerLearner.load_encoder)
     def load_encoder(self,
         file, # a name under `path/model_dir`, a `Path`, a learner, or a model with a `vocab`
+        device=None, # move the model there; default: it stays where it is
         **kwargs
     ): # `self`
         """As in `TransformerLearner`; a model of which nothing was asked takes the encoder's shape
@@ -102,7 +103,7 @@ class TransformerClassifierLearner(TransformerLearner):
         if getattr(self, 'automatic', False) and self.opt is None:
             file = self._saved_encoder(file)
             self._reshape(file[0]['config'])
-        super().load_encoder(file, **kwargs)
+        super().load_encoder(file, device, **kwargs)
         self.has_read,wide = True,wide_path(self.model)
         if wide is None or not wide.counted: return self
         kind,n = Target.of(self.dls).kind, len(self.dls.train_ds)
@@ -154,13 +155,17 @@ class TransformerClassifierLearner(TransformerLearner):
         dl=None, # a loader
         with_input:bool=False, # the texts, too
         with_decoded:bool=False, # labels, too; pseudo-labels are then the likeliest ones
+        with_loss:bool=False, # the loss of each text, too
+        act=None, # makes probabilities of outputs; default: what `readings` gives
+        *args, # `inner` and on
         **kwargs
     ): # predictions and targets
         "As in `TransformerLearner`. A TypeError `with_loss` that cannot be that of each text."
-        dl,(act,decodes) = self._scored_loader(ds_idx, dl), self.readings()
-        if kwargs.get('with_loss'): _check_each(self.loss_func)
-        if kwargs.get('act') is None: kwargs['act'] = act
-        res = list(super().get_preds(ds_idx, dl, with_input=with_input, **kwargs))
+        dl,(usual,decodes) = self._scored_loader(ds_idx, dl), self.readings()
+        if with_loss: _check_each(self.loss_func)
+        act = ifnone(act, usual)
+        res = super().get_preds(ds_idx, dl, with_input, False, with_loss, act, *args, **kwargs)
+        res = list(res)
         preds = res[with_input]
         with_decoded = with_decoded and preds is not None
         if with_decoded and preds.isnan().any(): raise ValueError(DIVERGED)

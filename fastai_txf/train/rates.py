@@ -105,13 +105,13 @@ class RatedLearner(Learner):
     `last_fit` has the number of epochs of the last fit, and what the last of them measured."""
     last_fit = {}
 
-    @delegates(Learner.fit)
     def fit(self,
         n_epoch:int, # epochs
         lr=None, # learning rate; default: the learner's
         wd=None, # weight decay, or one for each group; default: the learner's
         cbs=None, # more callbacks
-        **kwargs
+        reset_opt:bool=False, # make the optimizer anew
+        start_epoch:int=0, # skip the epochs before this one
     ):
         """As in `Learner`, without gradients that an earlier fit has left.
         A ValueError for a rate or a decay that is none, and for callbacks that mix inputs;
@@ -125,7 +125,7 @@ class RatedLearner(Learner):
         self.model.zero_grad()
         before = self._rows()
         try:
-            with all_running(self): super().fit(n_epoch, lr, wd, cbs, **kwargs)
+            with all_running(self): super().fit(n_epoch, lr, wd, cbs, reset_opt, start_epoch)
         except BaseException:
             for cb in cbs: _take_back(self, cb)
             raise
@@ -155,33 +155,38 @@ class RatedLearner(Learner):
     def fit_one_cycle(self,
         n_epoch:int, # epochs
         lr_max=None, # largest learning rate; default: the learner's
+        div:float=25., # the first rate is `lr_max/div`
+        div_final:float=1e5, # the last rate is `lr_max/div_final`
+        *args, # `pct_start` and on
         **kwargs
     ):
         "As in `Learner`. A ValueError for rates that do not fit the groups."
         self.check_rates(lr_max)
-        check_values(**{k:kwargs[k] for k in ('div','div_final') if k in kwargs})
-        super().fit_one_cycle(n_epoch, lr_max, **kwargs)
+        check_values(div=div, div_final=div_final)
+        super().fit_one_cycle(n_epoch, lr_max, div, div_final, *args, **kwargs)
 
     @delegates(Learner.fit_flat_cos)
     def fit_flat_cos(self,
         n_epoch:int, # epochs
         lr=None, # learning rate before it falls; default: the learner's
+        *args, # `div_final` and on
         **kwargs
     ):
         "As in `Learner`. A ValueError for rates that do not fit the groups."
         self.check_rates(lr)
-        super().fit_flat_cos(n_epoch, lr, **kwargs)
+        super().fit_flat_cos(n_epoch, lr, *args, **kwargs)
 
     @delegates(Learner.fit_sgdr)
     def fit_sgdr(self,
         n_cycles:int, # falls of the rate
         cycle_len:int, # epochs of the first
         lr_max=None, # rate at the start of each; default: the learner's
+        *args, # `cycle_mult` and on
         **kwargs
     ):
         "As in `Learner`. A ValueError for rates that do not fit the groups."
         self.check_rates(lr_max)
-        super().fit_sgdr(n_cycles, cycle_len, lr_max, **kwargs)
+        super().fit_sgdr(n_cycles, cycle_len, lr_max, *args, **kwargs)
 
     @delegates(Learner.fine_tune)
     def fine_tune(self,
