@@ -676,8 +676,22 @@ def test_interpretation(trained, tables, df):
     table = tables[-1]
     assert len(table) == 4 and table.columns.tolist() == ['input','target','predicted','probability','loss']
     worst = df[df.is_valid].iloc[idxs.tolist()]
-    assert sorted(table.target) == sorted(worst.label) and sorted(t.split()[-1] for t in table.input) == sorted(t.split()[-1] for t in worst.text)
+    assert table.target.tolist() == worst.label.tolist()
+    assert [t.removeprefix('xxbos ') for t in table.input] == worst.text.tolist()
     assert table.loss.astype(float).tolist() == pytest.approx(losses.tolist(), abs=1e-4)
+
+def test_interpretation_of_texts(trained, tables, df):
+    "Each text beside what is its own, in several batches, too; other learners have fastai's"
+    interp,valid = ClassificationInterpretation.from_learner(trained), df[df.is_valid].reset_index()
+    xs,preds,targs,decoded,losses = interp[[3,1,*range(4, 16)]]
+    assert [trained.codec.decode(x) for x in xs] == valid.text.iloc[[3,1,*range(4, 16)]].tolist() and len({len(x) for x in xs}) == 1
+    close(preds, trained.get_preds()[0][[3,1,*range(4, 16)]])
+    assert decoded.equal(preds.argmax(1))
+    assert losses.tolist() == pytest.approx((-preds.log()[range(14),targs]).tolist(), abs=1e-4)
+    interp.plot_top_losses(16)
+    assert sorted(tables[-1].input) == sorted('xxbos ' + valid.text)
+    one = interp[3]
+    assert one[0].shape[0] == 1 and one[1].allclose(preds[:1], atol=1e-5)
 
 @both
 def test_summary(make, kind, capsys):

@@ -11,14 +11,18 @@ import dataclasses, inspect, numpy as np, pandas as pd, torch
 from functools import partial
 from fastai.data.transforms import Category, get_c
 from fastai.data.core import Datasets
+from fastai.interpret import Interpretation
 from fastai.learner import Learner
 from fastai.losses import BaseLoss
 from fastai.text.data import TensorText
 from fastai.torch_core import get_empty_df, get_model
-from fastcore.basics import ifnone
+from fastcore.basics import ifnone, patch
+from fastcore.foundation import L
 from fastcore.imports import noop
 from fastcore.meta import delegates
+from fastcore.xtras import is_listy
 from plum import dispatch
+from torch.nn.utils.rnn import pad_sequence
 from ..base.checks import check_values
 from ..model.config import make_config, TransformerConfig
 from ..model.models import classifier_splitter, TransformerClassifier
@@ -304,3 +308,21 @@ def tensorboard_log(x: TensorText, y, samples, outs, writer, step):
     lines = [['text','target','prediction'], ['---']*3, *rows]
     cells = [[str(o).replace('|', r'\|').replace('\n', ' ') for o in l] for l in lines]
     writer.add_text('Sample results', '\n'.join(f'| {" | ".join(l)} |' for l in cells), step)
+
+# %% ../../nbs/5_learn/08_classifier.ipynb #3b40418f
+_chosen = Interpretation.__getitem__
+
+@patch
+def __getitem__(self:Interpretation,
+    idxs, # numbers of texts
+): # texts, predictions, targets, labels and losses
+    "As in fastai; of a classifier of this library, each text beside its own loss."
+    learn = self.learn
+    if not isinstance(learn, TransformerClassifierLearner): return _chosen(self, idxs)
+    if isinstance(idxs, torch.Tensor): idxs = idxs.tolist()
+    if not is_listy(idxs): idxs = [idxs]
+    items = getattr(self.dl.items, 'iloc', L(self.dl.items))[idxs]
+    dl = learn.dls.test_dl(items, with_labels=True)
+    x,*res = learn.get_preds(dl=dl, with_input=True, with_decoded=True, act=self.act)
+    if isinstance(x, L): x = pad_sequence([*x], batch_first=True, padding_value=learn.codec.pad_idx)
+    return x, *res, self.losses[idxs]
