@@ -2640,6 +2640,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                 'fastai_txf/text/special.py'),
                                          'fastai_txf.text.special.mask_index': ( '2_text/special.html#mask_index',
                                                                                  'fastai_txf/text/special.py'),
+                                         'fastai_txf.text.special.no_text': ('2_text/special.html#no_text', 'fastai_txf/text/special.py'),
                                          'fastai_txf.text.special.ordinary_tokens': ( '2_text/special.html#ordinary_tokens',
                                                                                       'fastai_txf/text/special.py'),
                                          'fastai_txf.text.special.pad_index': ( '2_text/special.html#pad_index',

@@ -1163,6 +1163,14 @@ def test_width_lr():
     assert (width_lr(16), width_lr(128), width_lr(512)) == (0.012, 0.0015, 0.000375)
     assert (width_lr(128, "muon"), width_lr(512, "muon")) == (0.01, 0.0025)
 
+def test_predict_of_a_path(make, tmp_path):
+    "fastai reads the file; here the error says how"
+    (tmp_path/'a.txt').write_text('a warm film')
+    path,learn = tmp_path/'a.txt', make()
+    for item in (path, [path], ['a film',path]):
+        with pytest.raises(TypeError, match=r'a\.txt.*PosixPath.*give its text, path.read_text\(\)$'): learn.predict(item)
+    assert learn.predict(path.read_text())[0] in ('neg','pos')
+
 # Predicting without a loop
 
 def test_predict_calls_no_callback(make):
