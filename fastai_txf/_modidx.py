@@ -1047,6 +1047,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'fastai_txf/model/attention.py'),
                                             'fastai_txf.model.attention._Heads.mix': ( '1_model/attention.html#_heads.mix',
                                                                                        'fastai_txf/model/attention.py'),
+                                            'fastai_txf.model.attention._dropout': ( '1_model/attention.html#_dropout',
+                                                                                     'fastai_txf/model/attention.py'),
                                             'fastai_txf.model.attention._fused': ( '1_model/attention.html#_fused',
                                                                                    'fastai_txf/model/attention.py'),
                                             'fastai_txf.model.attention._kv_heads': ( '1_model/attention.html#_kv_heads',

@@ -1,5 +1,5 @@
 "What a fastai user does with a text learner, done with ours: predicting, showing, saving, freezing, and being told what is wrong"
-import dataclasses, inspect, json, random, subprocess, sys, warnings
+import dataclasses, inspect, json, pickle, random, subprocess, sys, warnings
 from copy import deepcopy
 import numpy as np, pandas as pd, pytest, torch
 from functools import partial
@@ -8,7 +8,7 @@ from sklearn.metrics import f1_score
 from torch import nn
 from fastai.text.all import (AccumMetric, AvgMetric, BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, CategoryBlock,
                              ClassificationInterpretation, CrossEntropyLossFlat, CSVLogger, DataBlock, EarlyStoppingCallback, F1Score, FocalLoss, FocalLossFlat, F1ScoreMulti, GradientClip,
-                             GrandparentSplitter, L, L1LossFlat, LabelSmoothingCrossEntropyFlat, Learner, Metric, Module, MSELossFlat, PearsonCorrCoef, Perplexity, R2Score,
+                             GrandparentSplitter, L, L1LossFlat, LabelSmoothingCrossEntropyFlat, Learner, Metric, Module, MCDropoutCallback, MSELossFlat, PearsonCorrCoef, Perplexity, R2Score,
                              ReduceLROnPlateau, RegressionBlock, RMSProp, RocAuc, RocAucBinary, RocAucMulti, SaveModelCallback, SGD, TextBlock,
                              TextDataLoaders, ValueMetric, accuracy, accuracy_multi, get_text_files, load_learner, mae, parent_label, rmse, set_seed,
                              tokenize_folder, top_k_accuracy)
@@ -17,6 +17,8 @@ from fastai_txf.text.special import pad_index, text_vocab
 from fastai_txf.text.labels import check_df
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import CharTokenizer
+from fastai_txf.base.compat import parts_of
+from fastai_txf.model.attention import record_attention, SelfAttention
 from fastai_txf.model.layers import FeedForward, TransformerBlock
 from fastai_txf.learn.transfer import remap_rows
 from fastai_txf.learn.base import TransformerLearner
@@ -1170,6 +1172,41 @@ def test_predict_of_a_path(make, tmp_path):
     for item in (path, [path], ['a film',path]):
         with pytest.raises(TypeError, match=r'a\.txt.*PosixPath.*give its text, path.read_text\(\)$'): learn.predict(item)
     assert learn.predict(path.read_text())[0] in ('neg','pos')
+
+@pytest.mark.parametrize('field', ['p','attn_p','ff_p','emb_p','head_p','token_p','word_p'])
+def test_monte_carlo_dropout(make, field):
+    "fastai's callback switches each kind of dropout on while predicting, and off again"
+    off = dict.fromkeys(['p','attn_p','ff_p','emb_p','head_p','token_p','word_p'], 0.)
+    learn = make(**{**off, field:0.5})
+    plain = learn.get_preds()[0]
+    one,two = [learn.get_preds(cbs=MCDropoutCallback())[0] for _ in range(2)]
+    assert not one.allclose(two) and not one.allclose(plain)
+    assert learn.get_preds()[0].equal(plain)
+
+def test_recorded_attention_is_without_dropout(make):
+    "Also where dropout alone is on; it stays on"
+    model = make(attn_p=0.5, emb_p=0.).model
+    x = torch.randint(9, 20, (2,7))
+    def weights():
+        with record_attention(model) as seen: model(x)
+        return [w for calls in seen.values() for _,w in calls]
+    model.eval()
+    plain = weights()[0]
+    for m in model.modules():
+        if isinstance(m, nn.Dropout): m.train()
+    assert weights()[0].equal(plain) and not model(x).allclose(model(x))
+
+def test_model_of_an_older_export(make):
+    "Its attention has a number in place of a module: dropout in training as before"
+    learn = make(p=0., emb_p=0., head_p=0., attn_p=0.5, token_p=0.3)
+    model = learn.model
+    for m in model.modules():
+        if isinstance(m, SelfAttention): m.p = parts_of(m).pop('attn_drop').p
+    del parts_of(model)['token_drop']
+    model,x = pickle.loads(pickle.dumps(model)), learn.dls.one_batch()[0]
+    assert not model.train()(x).allclose(model(x))
+    assert model.eval()(x).equal(model(x))
+    assert model.state_dict().keys() == make().model.state_dict().keys()
 
 # Predicting without a loop
 
