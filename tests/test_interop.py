@@ -75,7 +75,7 @@ def test_options(norm_first):
     parts = ours.attn,ours.cross,ours.ff
     assert all(type(o) is (PreNorm if norm_first else PostNorm) for o in parts)
     assert [o.drop.p for o in parts]==[0.2,0.3,0.2] and [o.norm.eps for o in parts]==[1e-3,1e-3,1e-2]
-    assert (ours.attn.fn.p,ours.cross.fn.p,ours.ff.fn.drop.p)==(0.2,0.4,0.2) and ours.ff.fn.up.out_features==24
+    assert (ours.attn.fn.attn_drop.p,ours.cross.fn.attn_drop.p,ours.ff.fn.drop.p)==(0.2,0.4,0.2) and ours.ff.fn.up.out_features==24
     assert not [n for n,_ in ours.named_parameters() if n.endswith('bias')]
 
 activations = ['relu','gelu',F.relu,F.gelu,F.silu,torch.tanh,nn.GELU('tanh'),nn.PReLU(init=0.3),partial(F.leaky_relu, negative_slope=0.3)]

@@ -1,5 +1,5 @@
 "What a fastai user does with a text learner, done with ours: predicting, showing, saving, freezing, and being told what is wrong"
-import dataclasses, inspect, json, random, subprocess, sys, warnings
+import dataclasses, inspect, json, pickle, random, subprocess, sys, warnings
 from copy import deepcopy
 import numpy as np, pandas as pd, pytest, torch
 from functools import partial
@@ -8,7 +8,7 @@ from sklearn.metrics import f1_score
 from torch import nn
 from fastai.text.all import (AccumMetric, AvgMetric, BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, CategoryBlock,
                              ClassificationInterpretation, CrossEntropyLossFlat, CSVLogger, DataBlock, EarlyStoppingCallback, F1Score, FocalLoss, FocalLossFlat, F1ScoreMulti, GradientClip,
-                             GrandparentSplitter, L, L1LossFlat, LabelSmoothingCrossEntropyFlat, Learner, Metric, Module, MSELossFlat, PearsonCorrCoef, Perplexity, R2Score,
+                             GrandparentSplitter, L, L1LossFlat, LabelSmoothingCrossEntropyFlat, Learner, Metric, Module, MCDropoutCallback, MSELossFlat, PearsonCorrCoef, Perplexity, R2Score,
                              ReduceLROnPlateau, RegressionBlock, RMSProp, RocAuc, RocAucBinary, RocAucMulti, SaveModelCallback, SGD, TextBlock,
                              TextDataLoaders, ValueMetric, accuracy, accuracy_multi, get_text_files, load_learner, mae, parent_label, rmse, set_seed,
                              tokenize_folder, top_k_accuracy)
@@ -17,6 +17,8 @@ from fastai_txf.text.special import pad_index, text_vocab
 from fastai_txf.text.labels import check_df
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import CharTokenizer
+from fastai_txf.base.compat import parts_of
+from fastai_txf.model.attention import record_attention, SelfAttention
 from fastai_txf.model.layers import FeedForward, TransformerBlock
 from fastai_txf.learn.transfer import remap_rows
 from fastai_txf.learn.base import TransformerLearner
@@ -676,8 +678,22 @@ def test_interpretation(trained, tables, df):
     table = tables[-1]
     assert len(table) == 4 and table.columns.tolist() == ['input','target','predicted','probability','loss']
     worst = df[df.is_valid].iloc[idxs.tolist()]
-    assert sorted(table.target) == sorted(worst.label) and sorted(t.split()[-1] for t in table.input) == sorted(t.split()[-1] for t in worst.text)
+    assert table.target.tolist() == worst.label.tolist()
+    assert [t.removeprefix('xxbos ') for t in table.input] == worst.text.tolist()
     assert table.loss.astype(float).tolist() == pytest.approx(losses.tolist(), abs=1e-4)
+
+def test_interpretation_of_texts(trained, tables, df):
+    "Each text beside what is its own, in several batches, too; other learners have fastai's"
+    interp,valid = ClassificationInterpretation.from_learner(trained), df[df.is_valid].reset_index()
+    xs,preds,targs,decoded,losses = interp[[3,1,*range(4, 16)]]
+    assert [trained.codec.decode(x) for x in xs] == valid.text.iloc[[3,1,*range(4, 16)]].tolist() and len({len(x) for x in xs}) == 1
+    close(preds, trained.get_preds()[0][[3,1,*range(4, 16)]])
+    assert decoded.equal(preds.argmax(1))
+    assert losses.tolist() == pytest.approx((-preds.log()[range(14),targs]).tolist(), abs=1e-4)
+    interp.plot_top_losses(16)
+    assert sorted(tables[-1].input) == sorted('xxbos ' + valid.text)
+    one = interp[3]
+    assert one[0].shape[0] == 1 and one[1].allclose(preds[:1], atol=1e-5)
 
 @both
 def test_summary(make, kind, capsys):
@@ -869,6 +885,24 @@ def test_remap_rows_by_vectors():
     close(got[10:-1], rows[20:-1]); close(got[-1], rows[:20].mean(0))
     with pytest.raises(ValueError, match='4 tokens in both vocabularies are too few to place vectors of 4 numbers'): remap_rows(rows[:20], words[:20], words[16:], vectors[16:])
     assert remap_rows(rows, words, words, vectors)[0].equal(rows) # nothing to place
+
+def test_load_encoder_by_position(make):
+    "fastai's order, file and device; what is no device is refused before anything changes"
+    source = make('lm')
+    source.save_encoder('enc')
+    learn = make().load_encoder('enc', 'cpu')
+    close(learn.model.encoder.emb.weight.cpu(), source.model.encoder.emb.weight.cpu())
+    before = weights(other := make())
+    with pytest.raises(TypeError): other.load_encoder('enc', torch.randn(9, 16))
+    assert not changed(other, before)
+
+def test_get_preds_by_position(make):
+    "fastai's order; learners that give other things take names alone"
+    learn = make()
+    res = learn.get_preds(1, None, True, True, True, noop, False, True, None)
+    names = dict(with_input=True, with_decoded=True, with_loss=True, act=noop)
+    for a,b in zip(res, learn.get_preds(**names), strict=True): assert all(map(torch.equal, a, b))
+    with pytest.raises(TypeError, match='positional'): make('lm').get_preds(1, None, True)
 
 def test_load_encoder_with_vectors(make, df):
     "A word that only the classifier's texts have starts where the map puts it"
@@ -1130,6 +1164,49 @@ def test_fine_tune(make):
 def test_width_lr():
     assert (width_lr(16), width_lr(128), width_lr(512)) == (0.012, 0.0015, 0.000375)
     assert (width_lr(128, "muon"), width_lr(512, "muon")) == (0.01, 0.0025)
+
+def test_predict_of_a_path(make, tmp_path):
+    "fastai reads the file; here the error says how"
+    (tmp_path/'a.txt').write_text('a warm film')
+    path,learn = tmp_path/'a.txt', make()
+    for item in (path, [path], ['a film',path]):
+        with pytest.raises(TypeError, match=r'a\.txt.*PosixPath.*give its text, path.read_text\(\)$'): learn.predict(item)
+    assert learn.predict(path.read_text())[0] in ('neg','pos')
+
+@pytest.mark.parametrize('field', ['p','attn_p','ff_p','emb_p','head_p','token_p','word_p'])
+def test_monte_carlo_dropout(make, field):
+    "fastai's callback switches each kind of dropout on while predicting, and off again"
+    off = dict.fromkeys(['p','attn_p','ff_p','emb_p','head_p','token_p','word_p'], 0.)
+    learn = make(**{**off, field:0.5})
+    plain = learn.get_preds()[0]
+    one,two = [learn.get_preds(cbs=MCDropoutCallback())[0] for _ in range(2)]
+    assert not one.allclose(two) and not one.allclose(plain)
+    assert learn.get_preds()[0].equal(plain)
+
+def test_recorded_attention_is_without_dropout(make):
+    "Also where dropout alone is on; it stays on"
+    model = make(attn_p=0.5, emb_p=0.).model
+    x = torch.randint(9, 20, (2,7))
+    def weights():
+        with record_attention(model) as seen: model(x)
+        return [w for calls in seen.values() for _,w in calls]
+    model.eval()
+    plain = weights()[0]
+    for m in model.modules():
+        if isinstance(m, nn.Dropout): m.train()
+    assert weights()[0].equal(plain) and not model(x).allclose(model(x))
+
+def test_model_of_an_older_export(make):
+    "Its attention has a number in place of a module: dropout in training as before"
+    learn = make(p=0., emb_p=0., head_p=0., attn_p=0.5, token_p=0.3)
+    model = learn.model
+    for m in model.modules():
+        if isinstance(m, SelfAttention): m.p = parts_of(m).pop('attn_drop').p
+    del parts_of(model)['token_drop']
+    model,x = pickle.loads(pickle.dumps(model)), learn.dls.one_batch()[0]
+    assert not model.train()(x).allclose(model(x))
+    assert model.eval()(x).equal(model(x))
+    assert model.state_dict().keys() == make().model.state_dict().keys()
 
 # Predicting without a loop
 

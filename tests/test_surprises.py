@@ -4,7 +4,7 @@ import configparser, copy, math, os, random, re, subprocess, textwrap, warnings
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch, torch.nn as nn, torch.nn.functional as F
 from functools import partial
 from pathlib import Path
-from fastai.text.all import (AWD_LSTM, BaseTokenizer, BCEWithLogitsLossFlat, Callback, ClassificationInterpretation, CSVLogger, MixUp, MultiCategoryBlock,
+from fastai.text.all import (AWD_LSTM, BaseTokenizer, BCEWithLogitsLossFlat, Callback, ClassificationInterpretation, CSVLogger, MixUp, ModelResetter, MultiCategoryBlock,
                              Perplexity, TextDataLoaders, accuracy, load_learner, set_seed)
 from fastai_txf.all import (adamw,
     CharTokenizer, KVCache, Seq2SeqDataLoaders, Seq2SeqTransformer, TransformerClassifier,
@@ -233,6 +233,18 @@ def test_tiny_temperature(make, temperature):
 def test_mixup(make, kind):
     "It would mix the numbers of tokens: the error says that"
     with pytest.raises(REFUSED, match='MixUp'): make(kind, cbs=MixUp()).fit(1)
+    with pytest.raises(REFUSED, match='MixUp'): make(kind).fit(1, cbs=MixUp)
+
+@pytest.mark.parametrize('kind', ['clf','lm'])
+@pytest.mark.parametrize('cb', [ModelResetter,ModelResetter()], ids=['class','instance'])
+def test_model_resetter(make, kind, cb):
+    "A leftover of recurrent models; a model of one's own may have something to reset"
+    with pytest.raises(REFUSED, match='ModelResetter.*Transformer(LM|Classifier) has no.*leave it out'): make(kind).fit(1, cbs=cb)
+    learn,calls = make(kind, cbs=cb), []
+    with pytest.raises(REFUSED, match='ModelResetter'): learn.fit(1)
+    learn.model.reset = lambda: calls.append(1)
+    learn.fit(1)
+    assert calls
 
 # What is said
 

@@ -1,10 +1,10 @@
 "Fitting: rates, frozen groups, time budgets, mixed precision and fastai's callbacks, on classifiers and language models"
-import math, os, subprocess, sys, time, numpy as np, pandas as pd, pytest, torch
+import copy, math, os, pickle, subprocess, sys, time, numpy as np, pandas as pd, pytest, torch
 from torch import nn
 from contextlib import nullcontext
 from functools import partial
 from fastai.text.all import (Adam, Callback, CancelBatchException, CancelFitException, CSVLogger, DataLoader, DataLoaders, EarlyStoppingCallback, GradientAccumulation, GradientClip, L,
-                             Learner, MSELossFlat, ProgressCallback, SaveModelCallback, SGD, accuracy, slide, steep, valley, minimum)
+                             Learner, MSELossFlat, ProgressCallback, ReduceLROnPlateau, SaveModelCallback, SGD, accuracy, slide, steep, valley, minimum)
 from fastai_txf.model.models import classifier_splitter, lm_splitter
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.train import heap
@@ -69,6 +69,37 @@ def test_fine_tune(make, kind):
     second = np.array(lrs[len(lrs)//3:])
     assert second[:,-1].max() == pytest.approx(0.5e-2, rel=0.02) and second[:,0].max() == pytest.approx(0.5e-3, rel=0.02)
 
+@both
+def test_fit_by_position(make, kind):
+    "fastai's order, to the last argument"
+    learn = make(kind)
+    learn.create_opt()
+    before = learn.opt
+    learn.fit(1, 1e-3, None, None, True)
+    assert learn.opt is not before
+    learn.fit(3, 1e-3, 0.1, None, False, 2)
+    assert len(learn.recorder.losses) == len(learn.dls.train)
+    learn.fit_one_cycle(1, 1e-2, 10., 1e3, 0.5, 0.2, (0.9,0.8,0.9))
+    lrs = learn.recorder.hps['lr']
+    assert lrs[0] == pytest.approx(1e-3) and np.argmax(lrs) == pytest.approx(len(lrs)/2, abs=1) and learn.opt.hypers[0]['wd'] == 0.2
+    with pytest.raises(ValueError, match='div=0'): learn.fit_one_cycle(1, 1e-2, 0)
+    learn.fit_flat_cos(1, 1e-3, 1e3, 0.5)
+    learn.fit_sgdr(2, 1, 1e-3, 2)
+    assert learn.recorder.hps['lr'][0] == pytest.approx(1e-3)
+
+def test_fine_tune_by_position(make):
+    "epochs, base_lr, freeze_epochs, lr_mult, pct_start, div: fastai's order"
+    res = []
+    for args,kw in [((1,1e-2,2,5,0.5,2.),{}), ((1,1e-2),dict(freeze_epochs=2, lr_mult=5, pct_start=0.5, div=2.))]:
+        learn = make('clf')
+        watch,lrs = max_lrs(learn)
+        learn.fine_tune(*args, **kw, cbs=watch)
+        assert len(lrs) == 3*len(learn.dls.train)
+        second = np.array(lrs[-len(learn.dls.train):])
+        assert second.max(0)[-1]/second.max(0)[0] == pytest.approx(5)
+        res.append(second.tolist())
+    assert res[0] == res[1]
+
 # Frozen groups
 
 @both
@@ -129,6 +160,26 @@ def test_discriminative_decay(make, kind):
     assert [h['wd'] for h in learn.opt.hypers] == decays
     learn.fit_minutes(0.005, 1e-3, wd=0.3)
     assert {h['wd'] for h in learn.opt.hypers} == {0.3}
+
+@pytest.mark.parametrize('opt_func', [Adam,adamw,muon], ids=['Adam','adamw','muon'])
+def test_rates_set_group_by_group(make, opt_func):
+    "What a callback sets in `opt.hypers` holds, as with fastai's optimizers; a plateau lowers the rate"
+    learn = make('lm', opt_func=opt_func)
+    watch,lrs = max_lrs(learn)
+    learn.fit(4, 1e-3, cbs=[watch,ReduceLROnPlateau(min_delta=10, patience=1)])
+    steps = [o[-1] for o in lrs][::len(learn.dls.train)]
+    assert steps == pytest.approx([1e-3,1e-3,1e-4,1e-5]) and learn.opt.hypers[0]['lr'] == pytest.approx(1e-6)
+
+def test_hypers_write_through(make):
+    learn = make('lm', opt_func=adamw)
+    learn.create_opt()
+    *_,last = learn.opt.hypers
+    last['lr'] = 0.5
+    last.update(mom=0.3, wd=0.2)
+    group,first = learn.opt.opt.param_groups[-1], learn.opt.opt.param_groups[0]
+    assert (group['lr'],group['betas'][0],group['wd'],group['weight_decay']) == (0.5,0.3,0.2,0.) and first['lr'] != 0.5
+    assert last == learn.opt.hypers[-1] and type(copy.deepcopy(last)) is type(pickle.loads(pickle.dumps(last))) is dict
+    with pytest.raises(KeyError): last['rate'] = 1
 
 # A time budget
 

@@ -216,6 +216,8 @@ CHANGES = {
     'Learner.top_losses': 'added: the texts with the largest losses',
     'Learner.plot_top_losses': 'added: the same as a table',
     'Learner.step_through': 'added: every tensor between a text and its answer',
+    'Interpretation.__getitem__':
+        'replaced for classifiers of this library: each text beside its own loss',
     'tensorboard_log(TensorText, …)': 'added: `TensorBoardCallback` knows pictures alone',
     'show_results(TensorText, …)':
         "replaced: fastai's own fails for labels, several labels and numbers",

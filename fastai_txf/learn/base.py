@@ -186,21 +186,21 @@ class TransformerLearner(RatedLearner):
         "A ValueError for what would end the fit after its first epoch."
         check_watched(self, cbs)
 
-    @delegates(Learner.fit)
     def fit(self,
         n_epoch:int, # epochs
         lr=None, # learning rate; default: the learner's
         wd=None, # weight decay, or one for each group; default: the learner's
         cbs=None, # more callbacks
-        **kwargs
+        reset_opt:bool=False, # make the optimizer anew
+        start_epoch:int=0, # skip the epochs before this one
     ):
         """As in `Learner`.
         A ValueError where there is nothing to train on, or a weight that would never move."""
         self._loader(0)
         self.check_fit(L(cbs))
-        if not kwargs.get('reset_opt'): check_optimizer(self)
+        if not reset_opt: check_optimizer(self)
         cbs = [*L(cbs), ReuseMemory(), *self.fit_callbacks()]
-        try: super().fit(n_epoch, lr, wd, cbs, **kwargs)
+        try: super().fit(n_epoch, lr, wd, cbs, reset_opt, start_epoch)
         finally: # a fit that is broken off leaves its loaders halfway, and its memory
             hand_back()
             for dl in self.dls.loaders: vars(dl).pop('it', None)
@@ -219,13 +219,14 @@ class TransformerLearner(RatedLearner):
     def get_preds(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
         dl=None, # a loader
+        *args, # `with_input` and on
         **kwargs
     ): # predictions and targets
         """As in `Learner`, without metrics: the texts may be few, to be shown. The recorder keeps
         what it has of the last fit. A ValueError where there is nothing to predict."""
         dl = self._scored_loader(ds_idx, dl)
         if isinstance(dl, SortedDL) and dl.shuffle: dl = dl.new(shuffle=False)
-        with self._off_record(): return super().get_preds(ds_idx, dl, **kwargs)
+        with self._off_record(): return super().get_preds(ds_idx, dl, *args, **kwargs)
 
     @contextmanager
     def _off_record(self):
@@ -286,19 +287,19 @@ class TransformerLearner(RatedLearner):
 
     def load_encoder(self,
         file, # a name under `path/model_dir`, a `Path`, a learner, or a model with a `vocab`
-        vectors=None, # of the tokens of `dls`, `(vocab_sz, d)`: they place those that are not known
         device=None, # move the model there; default: it stays where it is
+        vectors=None, # of the tokens of `dls`, `(vocab_sz, d)`: they place those that are not known
         freeze:bool=True, # train the last group of layers alone, until `unfreeze`
     ): # `self`
         """Load an encoder, token by token where the vocabularies differ (`remap_rows`), and freeze
         it, as fastai does. A ValueError for another shape, a TypeError for a model without one."""
+        if device is not None: self.model.to(torch.device(device))
         vocab,enc = text_vocab(self.dls), self._encoder()
         saved,source = self._saved_encoder(file)
         check_same_shape(saved, enc, source)
         check_same_scale(saved, self.model, source)
         weights,found = fit_weights(saved, enc, vocab, vectors)
         enc.load_state_dict(weights)
-        if device is not None: self.model.to(device)
         if freeze: self.freeze()
         print(f"{found:,} of {len(vocab):,} tokens found in the encoder's vocabulary "
               f"of {len(saved['vocab']):,}" + '; frozen but for the last group'*freeze)

@@ -11,14 +11,18 @@ import dataclasses, inspect, numpy as np, pandas as pd, torch
 from functools import partial
 from fastai.data.transforms import Category, get_c
 from fastai.data.core import Datasets
+from fastai.interpret import Interpretation
 from fastai.learner import Learner
 from fastai.losses import BaseLoss
 from fastai.text.data import TensorText
 from fastai.torch_core import get_empty_df, get_model
-from fastcore.basics import ifnone
+from fastcore.basics import ifnone, patch
+from fastcore.foundation import L
 from fastcore.imports import noop
 from fastcore.meta import delegates
+from fastcore.xtras import is_listy
 from plum import dispatch
+from torch.nn.utils.rnn import pad_sequence
 from ..base.checks import check_values
 from ..model.config import make_config, TransformerConfig
 from ..model.models import classifier_splitter, TransformerClassifier
@@ -95,6 +99,7 @@ class TransformerClassifierLearner(TransformerLearner):
     @delegates(TransformerLearner.load_encoder)
     def load_encoder(self,
         file, # a name under `path/model_dir`, a `Path`, a learner, or a model with a `vocab`
+        device=None, # move the model there; default: it stays where it is
         **kwargs
     ): # `self`
         """As in `TransformerLearner`; a model of which nothing was asked takes the encoder's shape
@@ -102,7 +107,7 @@ class TransformerClassifierLearner(TransformerLearner):
         if getattr(self, 'automatic', False) and self.opt is None:
             file = self._saved_encoder(file)
             self._reshape(file[0]['config'])
-        super().load_encoder(file, **kwargs)
+        super().load_encoder(file, device, **kwargs)
         self.has_read,wide = True,wide_path(self.model)
         if wide is None or not wide.counted: return self
         kind,n = Target.of(self.dls).kind, len(self.dls.train_ds)
@@ -154,13 +159,17 @@ class TransformerClassifierLearner(TransformerLearner):
         dl=None, # a loader
         with_input:bool=False, # the texts, too
         with_decoded:bool=False, # labels, too; pseudo-labels are then the likeliest ones
+        with_loss:bool=False, # the loss of each text, too
+        act=None, # makes probabilities of outputs; default: what `readings` gives
+        *args, # `inner` and on
         **kwargs
     ): # predictions and targets
         "As in `TransformerLearner`. A TypeError `with_loss` that cannot be that of each text."
-        dl,(act,decodes) = self._scored_loader(ds_idx, dl), self.readings()
-        if kwargs.get('with_loss'): _check_each(self.loss_func)
-        if kwargs.get('act') is None: kwargs['act'] = act
-        res = list(super().get_preds(ds_idx, dl, with_input=with_input, **kwargs))
+        dl,(usual,decodes) = self._scored_loader(ds_idx, dl), self.readings()
+        if with_loss: _check_each(self.loss_func)
+        act = ifnone(act, usual)
+        res = super().get_preds(ds_idx, dl, with_input, False, with_loss, act, *args, **kwargs)
+        res = list(res)
         preds = res[with_input]
         with_decoded = with_decoded and preds is not None
         if with_decoded and preds.isnan().any(): raise ValueError(DIVERGED)
@@ -299,3 +308,21 @@ def tensorboard_log(x: TensorText, y, samples, outs, writer, step):
     lines = [['text','target','prediction'], ['---']*3, *rows]
     cells = [[str(o).replace('|', r'\|').replace('\n', ' ') for o in l] for l in lines]
     writer.add_text('Sample results', '\n'.join(f'| {" | ".join(l)} |' for l in cells), step)
+
+# %% ../../nbs/5_learn/08_classifier.ipynb #3b40418f
+_chosen = Interpretation.__getitem__
+
+@patch
+def __getitem__(self:Interpretation,
+    idxs, # numbers of texts
+): # texts, predictions, targets, labels and losses
+    "As in fastai; of a classifier of this library, each text beside its own loss."
+    learn = self.learn
+    if not isinstance(learn, TransformerClassifierLearner): return _chosen(self, idxs)
+    if isinstance(idxs, torch.Tensor): idxs = idxs.tolist()
+    if not is_listy(idxs): idxs = [idxs]
+    items = getattr(self.dl.items, 'iloc', L(self.dl.items))[idxs]
+    dl = learn.dls.test_dl(items, with_labels=True)
+    x,*res = learn.get_preds(dl=dl, with_input=True, with_decoded=True, act=self.act)
+    if isinstance(x, L): x = pad_sequence([*x], batch_first=True, padding_value=learn.codec.pad_idx)
+    return x, *res, self.losses[idxs]

@@ -38,6 +38,7 @@ class TransformerLMLearner(TokenLearner):
     def get_preds(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
         dl=None, # a loader of a language model
+        *,
         with_input:bool=False, # return the inputs too, first
         with_loss:bool=False, # return the loss of each stream too, last
         inner:bool=False, # as in `Learner.get_preds`

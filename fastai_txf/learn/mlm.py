@@ -134,6 +134,7 @@ class TransformerMLMLearner(TokenLearner):
     def get_preds(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
         dl=None, # a loader of texts
+        *,
         inner:bool=False, # as in `Learner.get_preds`
         cbs=None, # more callbacks
         **kwargs, # fastai's own, for a list of batches (`summary` gives one)

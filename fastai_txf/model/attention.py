@@ -148,11 +148,16 @@ def _kv_heads(n_heads, n_kv_heads):
     return n_kv_heads
 
 # %% ../../nbs/1_model/00_attention.ipynb #c60fd6ed
+def _dropout(m):
+    "What says how much is left out, and whether it is now; in older exports `m` itself."
+    return getattr(m, 'attn_drop', m)
+
 class _Heads(Module):
     "What self- and cross-attention share: attend by head, unite the heads through `self.out`."
     def mix(self, q, k, v, mask=None, bias=None, need_weights=False):
         "`q`, `k`, `v` by head to `(bs, q_len, d_model)`, and the weights if `need_weights`."
-        p = self.p if self.training else 0.
+        drop = _dropout(self)
+        p = drop.p if drop.training else 0.
         res = attend(q, k, v, mask, self.causal, bias=bias, p=p, need_weights=need_weights)
         if not need_weights: return self.out(concat_heads(res))
         return self.out(concat_heads(res[0])), res[1]
@@ -176,7 +181,8 @@ class MultiHeadAttention(_Heads):
         d_head = head_width(d_model, n_heads, d_head)
         n_kv_heads = _kv_heads(n_heads, n_kv_heads)
         d_v = ifnone(d_v, d_head)
-        store_attr('n_heads,n_kv_heads,causal,p')
+        store_attr('n_heads,n_kv_heads,causal')
+        self.attn_drop = nn.Dropout(p)
         self.q = Linear(d_model, n_heads*d_head, bias=bias)
         self.k = Linear(ifnone(kdim, d_model), n_kv_heads*d_head, bias=bias)
         self.v = Linear(ifnone(vdim, d_model), n_kv_heads*d_v, bias=bias)
@@ -289,7 +295,8 @@ class SelfAttention(_Heads):
                              f'leave out {n_kv_heads=} and {d_head=}')
         d_head = head_width(d_model, n_heads, d_head, mode)
         n_kv_heads = _kv_heads(n_heads, n_kv_heads)
-        store_attr('n_heads,n_kv_heads,causal,p')
+        store_attr('n_heads,n_kv_heads,causal')
+        self.attn_drop = nn.Dropout(p)
         self.heads = n_heads,n_kv_heads,n_kv_heads                # of queries, keys and values
         self.widths = [n*d_head for n in self.heads]
         self.positions = ifnone(positions, NoPositions())
@@ -340,9 +347,11 @@ def record_attention(
         if kwargs.get('cache') is not None:
             raise ValueError('with a cache, attention would remember what it reads twice: '
                              'call the model without one')
-        training,m.training = m.training, False # before dropout, which draws no numbers here
+        modes = [(o, o.training) for o in (m, _dropout(m))]
+        for o,_ in modes: o.training = False # before dropout, which draws no numbers here
         try: seen[m].append(_weighed(m, m.forward(*args, **{**kwargs, 'need_weights':True})))
-        finally: m.training = training
+        finally:
+            for o,training in modes: o.training = training
     handles = [m.register_forward_hook(note, with_kwargs=True) for m in seen]
     try: yield seen
     finally:

@@ -172,7 +172,7 @@ class TransformerClassifier(Module):
         self.pooler = nn.Identity()
         act = nn.ReLU if c.pooler == 'relu' else nn.Tanh
         if c.pooler: self.pooler = nn.Sequential(nn.Linear(width, c.d_model), act())
-        self.drop = nn.Dropout(c.head_p)
+        self.drop,self.token_drop = nn.Dropout(c.head_p), nn.Dropout(c.token_p)
         self.head = nn.Linear(c.d_model if c.pooler else width, c.n_out)
         bounds = None if y_range is None else _bounds(y_range)
         self.range = _make_range(bounds, scaled, c.n_out)
@@ -202,7 +202,8 @@ class TransformerClassifier(Module):
         x, # token ids, `(bs, sl)`, padding anywhere
     ): # `(bs, n_tokens, d_model)`, real tokens first, and which are real `(bs, n_tokens)`
         "A vector for every token that is read. `forward` pools them, and `head` takes one a text."
-        if self.training and (self.config.token_p or self.config.word_p): x = self._leave_out(x)
+        leaving = getattr(self, 'token_drop', self).training    # older exports have but their own
+        if leaving and (self.config.token_p or self.config.word_p): x = self._leave_out(x)
         return self.encoder.read(x)
 
     def forward(self,

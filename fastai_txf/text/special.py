@@ -8,6 +8,7 @@ __all__ = ['text_vocab', 'pad_index', 'mask_index', 'ordinary_tokens', 'decode_s
 # %% ../../nbs/2_text/00_special.ipynb #93d682ce
 import html, re, sys, unicodedata
 from collections import Counter
+from os import PathLike
 from ..base.plain import first, is_listy
 
 # %% ../../nbs/2_text/00_special.ipynb #b2a00003
@@ -219,14 +220,25 @@ def is_unicode(
     except UnicodeEncodeError: return False
     return True
 
+_of_path = 'give its text, path.read_text()'
+
+def no_text(
+    o, # what is given in place of a text
+    i:int, # its number among those that are given
+)->TypeError: # to be raised
+    "An error that says what `o` is, and of a path what to do."
+    remedy = f': {_of_path}' if isinstance(o, PathLike) else ''
+    return TypeError(f'text number {i} is {o!r}: a {type(o).__name__}, not a str{remedy}')
+
 def check_ordered(
     items, # what is given for many texts
 ):
     "A TypeError for what holds no texts, and for a set: which answer would be that of which text?"
     try: iter(items)
     except TypeError as e:
-        raise TypeError(f'{items!r} is a {type(items).__name__}: '
-                        'give a text, a list of texts or a data frame') from e
+        remedy = _of_path if isinstance(items, PathLike) else \
+            'give a text, a list of texts or a data frame'
+        raise TypeError(f'{items!r} is a {type(items).__name__}: {remedy}') from e
     if not isinstance(items, (set,frozenset)): return
     raise TypeError(f'a {type(items).__name__} has no order, so no answer could be told from '
                     'another: give a list, sorted(texts)')

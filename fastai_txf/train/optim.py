@@ -7,9 +7,10 @@ __all__ = ['spared_params', 'SpareDecay', 'TorchOptimizer', 'adamw']
 
 # %% ../../nbs/4_train/01_optim.ipynb #3a37bba1
 import torch, torch.nn as nn
+from collections.abc import MutableMapping
 from functools import partial
 from fastai.callback.core import Callback
-from fastai.optimizer import OptimWrapper, pytorch_hp_map
+from fastai.optimizer import OptimWrapper, pytorch_hp_map, set_item_pg
 from fastai.torch_core import params
 from fastcore.basics import store_attr
 from fastcore.foundation import L
@@ -58,6 +59,21 @@ class SpareDecay(Callback):
         self._spared = set()
 
 # %% ../../nbs/4_train/01_optim.ipynb #2d645060
+class _Hypers(dict):
+    "The hyperparameters of one group, by fastai's names; what is set here is set in the group."
+    def __init__(self, group, names):
+        def read(key):
+            name,*i = key.split('__')               # `betas__0` is the first of `betas`
+            return group[name][int(i[0])] if i else group[name]
+        super().__init__({h:v for h,k in names.items() if (v := read(k)) is not None})
+        self._group,self._names = group, names
+
+    def __setitem__(self, key, value):
+        set_item_pg(self._group, self._names[key], value)
+        super().__setitem__(key, value)
+    update = MutableMapping.update                  # item by item
+    def __reduce__(self): return dict, (dict(self),) # copies and pickles are plain ones
+
 class TorchOptimizer(OptimWrapper):
     """A torch optimizer with decoupled weight decay (Loshchilov & Hutter 2019) that heeds
     fastai's `do_wd`."""
@@ -76,12 +92,9 @@ class TorchOptimizer(OptimWrapper):
 
     @property
     def hypers(self):
-        "The hyperparameters of each group, by fastai's names; none that torch is left to choose."
-        def read(group, key):
-            name,*i = key.split('__')               # `betas__0` is the first of `betas`
-            return group[name][int(i[0])] if i else group[name]
-        return [{h:v for k,h in self.fwd_map.items() if (v := read(g, k)) is not None}
-                for g in self.opt.param_groups]
+        """The hyperparameters of each group, by fastai's names; none that torch is left to choose.
+        What is set in one of these dictionaries holds."""
+        return [_Hypers(g, self.bwd_map) for g in self.opt.param_groups]
 
     @torch.no_grad()
     def step(self, closure=None):

@@ -9,6 +9,7 @@ __all__ = []
 import inspect, numpy as np, warnings
 from contextlib import contextmanager
 from fastai.callback.mixup import MixHandler
+from fastai.callback.rnn import ModelResetter
 from fastai.callback.schedule import LRFinder, ParamScheduler
 from fastai.learner import Learner
 from fastcore.basics import ifnone
@@ -66,14 +67,19 @@ def warn_of_rate(
                   'lr_find suggests', stacklevel=callers_level())
 
 def check_callbacks(
-    cbs, # of a fit
+    cbs, # of a fit, or their classes
+    model, # that it trains
 ):
-    "A ValueError for what mixes inputs: a number between two token ids is another token."
-    for cb in cbs:
-        if isinstance(cb, MixHandler):
-            raise ValueError(f'{type(cb).__name__} mixes inputs, and these are numbers of tokens, '
+    """A ValueError for what mixes inputs, as a number between two token ids is another token,
+    and for what resets the state of a model that has none."""
+    for kind in [cb if isinstance(cb, type) else type(cb) for cb in cbs]:
+        if issubclass(kind, MixHandler):
+            raise ValueError(f'{kind.__name__} mixes inputs, and these are numbers of tokens, '
                              'which cannot be mixed: leave it out, and use token_p and word_p, '
                              'which leave tokens out, for a classifier')
+        if issubclass(kind, ModelResetter) and not hasattr(model, 'reset'):
+            raise ValueError(f'{kind.__name__} is for recurrent models, and '
+                             f'{type(model).__name__} has no state between batches: leave it out')
 
 # %% ../../nbs/4_train/09_rates.ipynb #c40f7a92
 def _take_back(
@@ -99,27 +105,27 @@ class RatedLearner(Learner):
     `last_fit` has the number of epochs of the last fit, and what the last of them measured."""
     last_fit = {}
 
-    @delegates(Learner.fit)
     def fit(self,
         n_epoch:int, # epochs
         lr=None, # learning rate; default: the learner's
         wd=None, # weight decay, or one for each group; default: the learner's
         cbs=None, # more callbacks
-        **kwargs
+        reset_opt:bool=False, # make the optimizer anew
+        start_epoch:int=0, # skip the epochs before this one
     ):
         """As in `Learner`, without gradients that an earlier fit has left.
         A ValueError for a rate or a decay that is none, and for callbacks that mix inputs;
         a warning for a rate that is far too high. What `lr_find` changed is put back
         even if it is broken off."""
         cbs = L(cbs)
-        check_callbacks([*self.cbs, *cbs])
+        check_callbacks([*self.cbs, *cbs], self.model)
         self.check_rates(lr)
         warn_of_rate(self, lr, cbs)
         check_rates(wd, len(self.opt.param_lists), 'weight decay')
         self.model.zero_grad()
         before = self._rows()
         try:
-            with all_running(self): super().fit(n_epoch, lr, wd, cbs, **kwargs)
+            with all_running(self): super().fit(n_epoch, lr, wd, cbs, reset_opt, start_epoch)
         except BaseException:
             for cb in cbs: _take_back(self, cb)
             raise
@@ -149,39 +155,46 @@ class RatedLearner(Learner):
     def fit_one_cycle(self,
         n_epoch:int, # epochs
         lr_max=None, # largest learning rate; default: the learner's
+        div:float=25., # the first rate is `lr_max/div`
+        div_final:float=1e5, # the last rate is `lr_max/div_final`
+        *args, # `pct_start` and on
         **kwargs
     ):
         "As in `Learner`. A ValueError for rates that do not fit the groups."
         self.check_rates(lr_max)
-        check_values(**{k:kwargs[k] for k in ('div','div_final') if k in kwargs})
-        super().fit_one_cycle(n_epoch, lr_max, **kwargs)
+        check_values(div=div, div_final=div_final)
+        super().fit_one_cycle(n_epoch, lr_max, div, div_final, *args, **kwargs)
 
     @delegates(Learner.fit_flat_cos)
     def fit_flat_cos(self,
         n_epoch:int, # epochs
         lr=None, # learning rate before it falls; default: the learner's
+        *args, # `div_final` and on
         **kwargs
     ):
         "As in `Learner`. A ValueError for rates that do not fit the groups."
         self.check_rates(lr)
-        super().fit_flat_cos(n_epoch, lr, **kwargs)
+        super().fit_flat_cos(n_epoch, lr, *args, **kwargs)
 
     @delegates(Learner.fit_sgdr)
     def fit_sgdr(self,
         n_cycles:int, # falls of the rate
         cycle_len:int, # epochs of the first
         lr_max=None, # rate at the start of each; default: the learner's
+        *args, # `cycle_mult` and on
         **kwargs
     ):
         "As in `Learner`. A ValueError for rates that do not fit the groups."
         self.check_rates(lr_max)
-        super().fit_sgdr(n_cycles, cycle_len, lr_max, **kwargs)
+        super().fit_sgdr(n_cycles, cycle_len, lr_max, *args, **kwargs)
 
     @delegates(Learner.fine_tune)
     def fine_tune(self,
         epochs:int, # with all groups
         base_lr:float=None, # rate of the frozen epochs, half of it later; default: `2*width_lr`
+        freeze_epochs:int=1, # with the last group alone, before
         lr_mult:float=10, # the first group's rate is the last one's divided by this (fastai: 100)
+        *args, # `pct_start` and `div`
         **kwargs
     ):
         """As in `Learner`, with rates that suit a transformer of this width.
@@ -189,4 +202,4 @@ class RatedLearner(Learner):
         if not lr_mult > 0: raise ValueError(f'{lr_mult=}: a number above 0')
         d_model = getattr(getattr(self.model, 'config', None), 'd_model', 128)
         base_lr = ifnone(base_lr, 2*width_lr(d_model))
-        return super().fine_tune(epochs, base_lr, lr_mult=lr_mult, **kwargs)
+        return super().fine_tune(epochs, base_lr, freeze_epochs, lr_mult, *args, **kwargs)
