@@ -442,6 +442,7 @@ def test_weights_that_were_cut_off(dls, tmp_path):
     file.write_bytes(whole)
     learn.load('w')
     with pytest.raises(FileNotFoundError, match='none.pth'): learn.load('none')
+    with pytest.raises(TypeError, match='device=True is no device: name it, with_opt=True'): learn.load('w', True)
     with pytest.raises(ValueError, match=r'w.pth .* d_model=16 \(here 8\)'): transformer_classifier_learner(dls, path=tmp_path, **{**SMALL, 'd_model':8}).load('w')
     torch.save(learn.model.state_dict(), file)
     with pytest.raises(ValueError, match='w.pth does not fit this model: make the learner by the same call.*size mismatch'):

@@ -203,6 +203,8 @@ def load_named(
 ): # `self`
     """As in `Learner`. A ValueError names a file that was cut off, or holds no weights, or those of
     a model that would answer otherwise (with `strict=False` a warning)."""
+    if isinstance(device, bool): # as in fastai's load of texts
+        raise TypeError(f'{device=} is no device: name it, with_opt={device}')
     path,whole = getattr(file, 'name', 'this file'), hasattr(file, 'read')
     if not whole:
         path = join_path_file(file, self.path/self.model_dir, ext='.pth')
