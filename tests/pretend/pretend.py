@@ -66,7 +66,7 @@ def cuda():
 
 def _place():
     "The innermost line of the package that is running"
-    f = sys._getframe(2)
+    f = sys._getframe()
     while f and not Path(f.f_code.co_filename).is_relative_to(package): f = f.f_back
     return f and f'{Path(f.f_code.co_filename).relative_to(package).as_posix()}:{f.f_lineno} {f.f_code.co_name}'
 

@@ -116,6 +116,17 @@ def lm_ids(device):
             generate(model, x, 5, barred=[9,10], stop_idx=[12], seed=1, min_tokens=2),
             beam_search(model, x[:1], 6, barred=[9], stop_idx=[12], min_tokens=2)]
 @scenario('language model')
+def lm_waits(device):
+    "For a token the host waits once for the device, and a few times in a beam search"
+    model,x = made('lm', device).model.to(device), torch.arange(9, 14)[None]
+    if device.type == 'cpu': return
+    for write,most in ((partial(generate, temperature=0),1), (partial(generate, seed=1),1), (beam_search,6)):
+        pretend.watch()
+        write(model, x, 50)
+        pretend.watch(False)
+        waits = {k:n for k,n in pretend.sites.items() if k[0] in ('wait','d2h')}
+        assert sum(waits.values()) < 50*most + 10, waits
+@scenario('language model')
 def lm_modern(device):
     learn = fitted('lm', device, config='modern', bigrams=64)
     return [learn.validate(), learn.predict('the film', n_words=4, temperature=0)]
@@ -185,13 +196,14 @@ class Stop(Callback):
 @scenario('files')
 def resumed(device):
     def _run(name, at=None):
-        learn = made('lm', device, drop_mult=1.)
+        learn = made(kind, device, drop_mult=1.)
         learn.fit_one_cycle(2, 1e-3, cbs=[ResumeCallback(name, every=1), Stop(at)])
         return learn
-    whole = _run('whole')
-    try: _run('broken', at=7)
-    except KeyboardInterrupt: pass
-    assert all(map(torch.equal, ps(whole), ps(_run('broken'))))
+    for kind in ('lm','mlm'):
+        whole = _run(f'{kind} whole')
+        try: _run(f'{kind} broken', at=5)
+        except KeyboardInterrupt: pass
+        assert all(map(torch.equal, ps(whole), ps(_run(f'{kind} broken'))))
 @scenario('files')
 def published(device):
     res,asked = [], [('clf',text,{}), ('lm','the film',dict(n_words=4, seed=1)), ('mlm','the film ___ warm',{}),
@@ -202,7 +214,7 @@ def published(device):
         model = load_published(learn.publish(root/f'{device.type}_{kind}', trained=True))
         for where in ('cpu',device):
             model.model.to(where)
-            res += [str(getattr(model, 'fill' if kind == 'mlm' else 'predict')(item, **kw)), model.encode(item)]
+            res += [getattr(model, 'fill' if kind == 'mlm' else 'predict')(item, **kw), model.encode(item)]
         if kind == 's2s': res += [model.predict(item, seed=1, n_samples=2), ''.join(model.stream(item))]
     return res
 
