@@ -22,8 +22,8 @@ def as_generator(seed, device):
     "A `torch.Generator` from a number, a generator or None. A ValueError for another device's."
     check_values(seed=seed)
     if isinstance(seed, torch.Generator) and seed.device.type != device.type:
-        raise ValueError(f'seed is a generator on {seed.device}, and the model is on {device}: give '
-                         f'a number, or torch.Generator({device.type!r}).manual_seed(1)')
+        raise ValueError(f'seed is a generator on {seed.device}, and the model is on {device}: '
+                         f'give a number, or torch.Generator({device.type!r}).manual_seed(1)')
     if seed is None or isinstance(seed, torch.Generator): return seed
     return torch.Generator(device).manual_seed(int(seed))
 
