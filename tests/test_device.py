@@ -18,7 +18,7 @@ def missing():
 def run(code, *args):
     "The last line that Python prints, in a process of its own: the device belongs to the whole of one"
     env = {**os.environ, 'PYTHONPATH':os.pathsep.join(map(str, (here.parent, here, folder))), 'MPLBACKEND':'Agg'}
-    res = subprocess.run([sys.executable, *code, *args], env=env, capture_output=True, text=True)
+    res = subprocess.run([sys.executable, *code, *args], env=env, capture_output=True, text=True, timeout=600)
     assert res.returncode == 0, res.stderr[-3000:]
     return json.loads(res.stdout.strip().splitlines()[-1])
 
