@@ -3157,6 +3157,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'fastai_txf/train/optim.py'),
                                         'fastai_txf.train.optim.TorchOptimizer.__init__': ( '4_train/optim.html#torchoptimizer.__init__',
                                                                                             'fastai_txf/train/optim.py'),
+                                        'fastai_txf.train.optim.TorchOptimizer._follow': ( '4_train/optim.html#torchoptimizer._follow',
+                                                                                           'fastai_txf/train/optim.py'),
                                         'fastai_txf.train.optim.TorchOptimizer.hypers': ( '4_train/optim.html#torchoptimizer.hypers',
                                                                                           'fastai_txf/train/optim.py'),
                                         'fastai_txf.train.optim.TorchOptimizer.load_state_dict': ( '4_train/optim.html#torchoptimizer.load_state_dict',

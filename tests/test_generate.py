@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from fastai_txf.model.attention import causal_mask
 from fastai_txf.all import *
 from fastai_txf.model.models import TransformerLM
+from fastai_txf.generate.decode import as_generator
 from fastai_txf.learn.writing import SampleText
 
 torch.set_num_threads(1)
@@ -270,6 +271,13 @@ def test_signatures():
         assert {'temperature','top_k','top_p','min_p','rel_min_p','rep_penalty','seed','max_len'} <= set(names) and 'kwargs' not in names
     fastais = 'text n_words no_unk temperature min_p no_bar decoder only_last_word'.split()
     assert list(inspect.signature(predict).parameters)[1:9] == fastais
+
+def test_generator_of_another_device():
+    "A seed that the model's device cannot draw from is named with one that it can"
+    with pytest.raises(ValueError, match=r"on cpu, and the model is on cuda:0: .*Generator\('cuda'\)"):
+        as_generator(torch.Generator(), torch.device('cuda:0'))
+    g = torch.Generator()
+    assert as_generator(g, torch.device('cpu')) is g
 
 @pytest.mark.cuda
 def test_cuda():

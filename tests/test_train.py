@@ -3,12 +3,14 @@ import copy, math, os, pickle, subprocess, sys, time, numpy as np, pandas as pd,
 from torch import nn
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
+from fastai.callback.fp16 import AMPMode
 from fastai.text.all import (Adam, Callback, CancelBatchException, CancelFitException, CSVLogger, DataLoader, DataLoaders, EarlyStoppingCallback, GradientAccumulation, GradientClip, L,
                              Learner, MSELossFlat, ProgressCallback, ReduceLROnPlateau, SaveModelCallback, SGD, accuracy, slide, steep, valley, minimum)
 from fastai_txf.model.models import classifier_splitter, lm_splitter
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.train import heap
-from fastai_txf.train.muon import muon
+from fastai_txf.train.muon import _best_dtype, muon
 from fastai_txf.train.optim import adamw
 from fastai_txf.train.precision import DeviceMixedPrecision
 from fastai_txf.train.schedule import warmup_stable_decay
@@ -292,6 +294,15 @@ def test_mixed_precision(make, kind, how, dtype):
     seen['linear'].clear()
     learn.to_fp32().validate()
     assert seen['linear'] == {torch.float32}
+
+def test_bf16_without_units(monkeypatch):
+    "A GPU that emulates bfloat16 is refused, and Muon's products stay in fp32 there"
+    weight = SimpleNamespace(device=torch.device('cuda'), dtype=torch.float32)
+    cb = DeviceMixedPrecision(AMPMode.BF16)
+    cb.learn = SimpleNamespace(model=SimpleNamespace(parameters=lambda: iter([weight])))
+    monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation=True: including_emulation)
+    with pytest.raises(ValueError, match='to_fp16'): cb.before_fit()
+    assert _best_dtype(weight) == torch.float32
 
 def test_mixed_precision_predicts(make):
     learn = make().to_bf16()

@@ -57,11 +57,12 @@ def _search(reader, n, num_beams, length_penalty, stop, judge, opts_at):
         logits = checked_logits(reader.next() if i > 1 else reader.prefill())
         total = live[:,None] + filter_logits(logits, reader.idxs, **opts_at(i-1)).log_softmax(-1)
         scores,rows,texts,done,go_on = _candidates(total, reader.idxs, stop, judge, num_beams)
-        ended += [(_score(scores[j].item(), i, length_penalty), texts[j]) for j in done]
+        known = scores.tolist()                                         # one wait for a GPU
+        ended += [(_score(known[j], i, length_penalty), texts[j]) for j in done]
         if not go_on: break                                             # ended, or dropped
         live = scores[go_on]
         best = sorted((s for s,_ in ended), reverse=True)[:num_beams]
-        hope = max(_score(live[0].item(), l, length_penalty) for l in (i,n))
+        hope = max(_score(known[go_on[0]], l, length_penalty) for l in (i,n))
         if len(best) == num_beams and best[-1] >= hope: return ended
         reader.select(rows[go_on])
         reader.append(texts[go_on,-1])

@@ -19,8 +19,11 @@ from .readers import (
 
 # %% ../../nbs/3_generate/04_decode.ipynb #139ed716
 def as_generator(seed, device):
-    "A `torch.Generator` from a number, a generator or None."
+    "A `torch.Generator` from a number, a generator or None. A ValueError for another device's."
     check_values(seed=seed)
+    if isinstance(seed, torch.Generator) and seed.device.type != device.type:
+        raise ValueError(f'seed is a generator on {seed.device}, and the model is on {device}: '
+                         f'give a number, or torch.Generator({device.type!r}).manual_seed(1)')
     if seed is None or isinstance(seed, torch.Generator): return seed
     return torch.Generator(device).manual_seed(int(seed))
 

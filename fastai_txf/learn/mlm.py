@@ -90,8 +90,8 @@ class MaskTokens(Callback):
         "What the model sees of `x`, and which tokens it has to predict."
         if training: u = torch.rand(3, *x.shape, device=x.device)
         else: u = fixed_draws(x, self.pad_idx, self.seed)
-        ordinary = self.ordinary.to(x.device)
-        return mask_tokens(x, u, ordinary, self.mask_idx, self.p, self.p_mask, self.p_random)
+        self.ordinary = self.ordinary.to(x.device)              # once, and stays there
+        return mask_tokens(x, u, self.ordinary, self.mask_idx, self.p, self.p_mask, self.p_random)
 
     def before_batch(self):
         x,_ = compact(self.xb[0], self.pad_idx)

@@ -45,7 +45,7 @@ def _speed(model, x, n=3):
         start = time.perf_counter()
         model(x).float().logsumexp(-1).mean().backward()
         opt.step(); opt.zero_grad()
-        if x.is_cuda: torch.cuda.synchronize()
+        if not x.is_cpu and torch.accelerator.is_available(): torch.accelerator.synchronize()
         times.append(time.perf_counter()-start)
     return x.numel()/float(np.median(times[1:]))
 

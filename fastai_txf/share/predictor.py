@@ -42,11 +42,11 @@ class Predictor(Answers):
 
     @torch.no_grad()
     def _vectors(self, ids):
-        res = []
+        res,device = [], next(self.model.parameters()).device
         for o in ids:
-            h,real = self.model.encoder.read(o[None])
+            h,real = self.model.encoder.read(o[None].to(device))
             res.append(masked_mean(h, real)[0])
-        return torch.stack(res)
+        return torch.stack(res).cpu()
 
     def encode(self,
         item, # a text, a row, a dictionary; or a list, a series or a frame of them
@@ -193,7 +193,7 @@ class PairPredictor(Predictor):
                    temperature=temperature, n_samples=n_samples, stop=stop, **kwargs)
         check_writing(seed=seed, **how)
         ids,pad = self.codec.encode(item, text_col), self.codec.pad_idx
-        seed = as_generator(seed, 'cpu')
+        seed = as_generator(seed, next(self.model.parameters()).device)
         def _padded(ids): return pad_sequence(ids, batch_first=True, padding_value=pad)
         def _write(src):
             return write_texts(self.model, src, pad, self.codecs[1], self.labels['ratio'],

@@ -140,7 +140,8 @@ class MuonAdam(torch.optim.Adam):
 def _best_dtype(p):
     "bfloat16 where products are faster in it: five turns bear its rounding."
     if p.device.type == 'cpu': return torch.bfloat16 if has_bf16() else p.dtype
-    return torch.bfloat16 if p.device.type == 'cuda' else p.dtype
+    if p.device.type != 'cuda': return p.dtype
+    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else p.dtype
 
 # %% ../../nbs/4_train/11_muon.ipynb #fc7a2c8f
 def muon(

@@ -101,11 +101,19 @@ class TorchOptimizer(OptimWrapper):
         "Decay, then step. A NotImplementedError for a closure."
         if closure is not None:
             raise NotImplementedError('fastai passes no closure to its optimizers')
+        self._follow()
         def decays(p): return p.grad is not None and self.state[p].get('do_wd', True)
         for ps,h in zip(self.param_lists, self.hypers):
             ps = [p for p in ps if decays(p)]
             if ps and h['wd']: decay_all(ps, 1 - h['lr']*h['wd'])
         self.opt.step()
+
+    def _follow(self):
+        "Move what is kept of the parameters after them: a learner moves its model in a fit alone."
+        p,kept = next(iter(self.opt.state.items()), (None,{}))
+        def apart(k, v): return k != 'step' and isinstance(v, torch.Tensor) and v.device != p.device
+        if any(apart(*o) for o in kept.items()):
+            self.opt.load_state_dict(self.opt.state_dict()) # torch puts each beside its parameter
 
     def state_dict(self):
         "That of the torch optimizer, and its name."

@@ -14,12 +14,13 @@ from torch.amp import autocast, GradScaler
 # %% ../../nbs/4_train/02_precision.ipynb #058a2fa5
 class DeviceMixedPrecision(MixedPrecision):
     """`MixedPrecision` on the device that the model is on.
-    At the start of a fit, a ValueError for bfloat16 on a GPU that has none."""
+    At the start of a fit, a ValueError for bfloat16 on a GPU without units for it."""
     def before_fit(self):
         dtype = torch.bfloat16 if self.amp_mode == AMPMode.BF16 else torch.float16
         device = next(self.model.parameters()).device.type
-        if device == 'cuda' and dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported():
-            raise ValueError('this GPU has no bfloat16: use to_fp16()')
+        units = device != 'cuda' or torch.cuda.is_bf16_supported(including_emulation=False)
+        if dtype == torch.bfloat16 and not units:
+            raise ValueError('this GPU has no units for bfloat16: use to_fp16()')
         self.inside,self.scales = False,L()
         self.autocast = autocast(device, dtype=dtype)
         self.learn.scaler = GradScaler(device, **{'enabled':dtype==torch.float16, **self.kwargs})
