@@ -26,7 +26,7 @@ $(READY): settings.ini setup.py constraints.txt pyproject.toml
 	@$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(READY) ## train, evaluate and generate on the built-in text (a minute or two)
+demo: $(READY) ## train, evaluate and generate on the built-in text (a few minutes)
 	@echo '==> python -m fastai_txf.demo'
 	@$(BIN)/python -m fastai_txf.demo
 

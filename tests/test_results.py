@@ -57,11 +57,11 @@ def test_by_hand(page):
     few = [r['vectors, taught'] for r in rows('unlabelled') if r['labels']==1000 and 'vectors' in r['recipe']]
     assert len(few) == 3
     few = sum(few)/3
-    assert f'**{few:.1f} %**' in txt and f'**{few:.1f}** |' in full
+    assert f'**{few:.1f} %**' in txt and f'**{few:.1f}** (' in full
     speed = {r['candidate']:r['tokens_per_s'] for r in rows('generate') if r.get('bs')==1}
     assert f"**{speed['ours']:,} tokens a second**, {speed['ours']/speed['hf']:.1f} times" in txt
     bleu = statistics.fmean(r['bleu'] for r in rows('multi30k') if r['candidate']=='muon' and r['split']=='test')
-    assert f'| {bleu:.1f} |' in txt and f'| {bleu:.1f} (' in full
+    assert f'| {bleu:.1f} (' in txt and f'| {bleu:.1f} (' in full
     loss = [r['loss'] for r in rows('shakespeare') if r['candidate']=='plain']
     assert f'{statistics.fmean(loss):.2f} ({", ".join(f"{o:.2f}" for o in loss)})' in full
 
