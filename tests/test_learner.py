@@ -894,14 +894,16 @@ def test_load_encoder_by_position(make):
     close(learn.model.encoder.emb.weight.cpu(), source.model.encoder.emb.weight.cpu())
     before = weights(other := make())
     with pytest.raises(TypeError): other.load_encoder('enc', torch.randn(9, 16))
+    with pytest.raises(FileNotFoundError): other.load_encoder('none', 'meta')
     assert not changed(other, before)
+    assert {p.device.type for p in other.load_encoder('enc', 'meta').model.parameters()} == {'meta'}
 
 def test_get_preds_by_position(make):
     "fastai's order; learners that give other things take names alone"
     learn = make()
     res = learn.get_preds(1, None, True, True, True, noop, False, True, None)
     names = dict(with_input=True, with_decoded=True, with_loss=True, act=noop)
-    for a,b in zip(res, learn.get_preds(**names), strict=True): assert all(map(torch.equal, a, b))
+    for a,b in zip(res, learn.get_preds(**names), strict=True): assert len(a) == len(b) and all(map(torch.equal, a, b))
     with pytest.raises(TypeError, match='positional'): make('lm').get_preds(1, None, True)
 
 def test_load_encoder_with_vectors(make, df):

@@ -86,8 +86,9 @@ def test_fit_by_position(make, kind):
     assert lrs[0] == pytest.approx(1e-3) and np.argmax(lrs) == pytest.approx(len(lrs)/2, abs=1) and learn.opt.hypers[0]['wd'] == 0.2
     with pytest.raises(ValueError, match='div=0'): learn.fit_one_cycle(1, 1e-2, 0)
     learn.fit_flat_cos(1, 1e-3, 1e3, 0.5)
+    assert learn.recorder.hps['lr'][-1] < 1e-3
     learn.fit_sgdr(2, 1, 1e-3, 2)
-    assert learn.recorder.hps['lr'][0] == pytest.approx(1e-3)
+    assert learn.recorder.hps['lr'][0] == pytest.approx(1e-3) and len(learn.recorder.hps['lr']) == 3*len(learn.dls.train)
 
 def test_fine_tune_by_position(make):
     "epochs, base_lr, freeze_epochs, lr_mult, pct_start, div: fastai's order"
@@ -182,6 +183,8 @@ def test_hypers_write_through(make):
     assert (group['lr'],group['betas'][0],group['wd'],group['weight_decay']) == (0.5,0.3,0.2,0.) and first['lr'] != 0.5
     assert last == learn.opt.hypers[-1] and type(copy.deepcopy(last)) is type(pickle.loads(pickle.dumps(last))) is dict
     with pytest.raises(KeyError): last['rate'] = 1
+    last |= dict(lr=0.4)
+    assert group['lr'] == 0.4
 
 # A time budget
 

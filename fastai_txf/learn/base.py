@@ -293,13 +293,14 @@ class TransformerLearner(RatedLearner):
     ): # `self`
         """Load an encoder, token by token where the vocabularies differ (`remap_rows`), and freeze
         it, as fastai does. A ValueError for another shape, a TypeError for a model without one."""
-        if device is not None: self.model.to(torch.device(device))
+        if device is not None: device = torch.device(device)
         vocab,enc = text_vocab(self.dls), self._encoder()
         saved,source = self._saved_encoder(file)
         check_same_shape(saved, enc, source)
         check_same_scale(saved, self.model, source)
         weights,found = fit_weights(saved, enc, vocab, vectors)
         enc.load_state_dict(weights)
+        if device is not None: self.model.to(device)
         if freeze: self.freeze()
         print(f"{found:,} of {len(vocab):,} tokens found in the encoder's vocabulary "
               f"of {len(saved['vocab']):,}" + '; frozen but for the last group'*freeze)

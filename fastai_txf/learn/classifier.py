@@ -104,6 +104,7 @@ class TransformerClassifierLearner(TransformerLearner):
     ): # `self`
         """As in `TransformerLearner`; a model of which nothing was asked takes the encoder's shape
         unless it is trained."""
+        if device is not None: device = torch.device(device)
         if getattr(self, 'automatic', False) and self.opt is None:
             file = self._saved_encoder(file)
             self._reshape(file[0]['config'])
@@ -168,8 +169,8 @@ class TransformerClassifierLearner(TransformerLearner):
         dl,(usual,decodes) = self._scored_loader(ds_idx, dl), self.readings()
         if with_loss: _check_each(self.loss_func)
         act = ifnone(act, usual)
-        res = super().get_preds(ds_idx, dl, with_input, False, with_loss, act, *args, **kwargs)
-        res = list(res)
+        res = list(super().get_preds(
+            ds_idx, dl, with_input, False, with_loss, act, *args, **kwargs))
         preds = res[with_input]
         with_decoded = with_decoded and preds is not None
         if with_decoded and preds.isnan().any(): raise ValueError(DIVERGED)

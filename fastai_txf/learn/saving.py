@@ -129,7 +129,7 @@ def check_answers(
     remedy += ['loaders with the same options']*bool(reads)
     text = (f'{source} holds the weights of a model with {", ".join(diff)}: make '
             f'{" and ".join(remedy)}; for another task, `save_encoder` and `load_encoder` take '
-            'the encoder along')
+            'the encoder along; with strict=False the weights are taken all the same')
     if strict: raise ValueError(text)
     warnings.warn(text, stacklevel=2)
 

@@ -149,7 +149,7 @@ def _kv_heads(n_heads, n_kv_heads):
 
 # %% ../../nbs/1_model/00_attention.ipynb #c60fd6ed
 def _dropout(m):
-    "What says how much is left out, and whether it is now; in older exports `m` itself."
+    "The module with the share `p` that is left out and its mode; in older exports `m` itself."
     return getattr(m, 'attn_drop', m)
 
 class _Heads(Module):

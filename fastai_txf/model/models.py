@@ -202,7 +202,7 @@ class TransformerClassifier(Module):
         x, # token ids, `(bs, sl)`, padding anywhere
     ): # `(bs, n_tokens, d_model)`, real tokens first, and which are real `(bs, n_tokens)`
         "A vector for every token that is read. `forward` pools them, and `head` takes one a text."
-        leaving = getattr(self, 'token_drop', self).training    # older exports have but their own
+        leaving = getattr(self, 'token_drop', self).training    # older exports have no `token_drop`
         if leaving and (self.config.token_p or self.config.word_p): x = self._leave_out(x)
         return self.encoder.read(x)
 

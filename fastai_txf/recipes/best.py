@@ -228,8 +228,9 @@ def _guessed_too(towers, dls, ids, once):
     start = time.perf_counter()
     text = learn_guesses(towers.text, ids, towers.left()/2, towers.seed, towers.say,
                          once)
+    towers.text = text
     if text.by is None: return dls
-    towers.text,towers.weighing = text, (time.perf_counter()-start)/60
+    towers.weighing = (time.perf_counter()-start)/60
     guesses = text.guesses((text.fold != 0).nonzero()[0])
     return with_guesses(dls, ids[:len(guesses)], guesses)
 
@@ -257,11 +258,14 @@ def _join(text, towers, folds):
     "What the counted words say of the held-out texts `rows`, the shares, and both together."
     counted,rows = text.held_out(folds)
     if not towers.rows: return counted, rows, (0.,1.), counted
-    what = torch.cat(towers.outs), counted, text.y[rows], text.target.kind
-    part = text.fold[rows] if len(folds) > 1 else _parts(text.same[rows])
-    return counted, rows, choose_shares(*what), joined(*what, part)
+    deep,y = torch.cat(towers.outs), text.y[rows]
+    part = text.fold[rows] if len(folds) > 1 else _fifths(text.same[rows])
+    shares = choose_shares(deep, counted, y, text.target.kind)
+    return counted, rows, shares, joined(deep, counted, y, text.target.kind, part)
 
-def _parts(same): return np.unique(same, return_inverse=True)[1] % FOLDS
+def _fifths(same):
+    "A number from 0 to 4 for each text of a fold, equal for copies."
+    return np.unique(same, return_inverse=True)[1] % FOLDS
 
 def _scored_folds(text, towers): return range(len(towers.rows) or min(FOLDS, text.fold.max()+1))
 

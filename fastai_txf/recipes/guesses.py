@@ -128,8 +128,8 @@ def learn_guesses(
     scores = [o.right(*out) for o,out in zip(ways, outs)]
     say(f'words counted in labels {scores[0]:.3f}; {by_vectors.n:,} more texts: '
         f'weighed by vectors {scores[1]:.3f}, counted in guesses {scores[2]:.3f}')
-    def _choose(aside):
-        some = ~aside[outs[0][1]]
-        return ways[int(np.argmax([o.right(out[some], rows[some])
-                                   for o,(out,rows) in zip(ways, outs)]))]
-    return ways[int(np.argmax(scores))].but(chooser=_choose)
+    def _without(aside):
+        some = ~aside[outs[0][1]]                           # of the same rows in the same order
+        scores = [o.right(out[some], rows[some]) for o,(out,rows) in zip(ways, outs)]
+        return ways[int(np.argmax(scores))]
+    return ways[int(np.argmax(scores))].but(chooser=_without)

@@ -125,12 +125,14 @@ class LabelledText:
     ): # a copy
         "The same texts with something else."
         res = copy(self)
-        vars(res).update(attrs)
+        vars(res).update({'tried':{}, 'chooser':None} | attrs)
         return res
 
     def quick(self):
         "With a linear model that is fitted in a moment, for a learning curve."
-        return self.but(by=getattr(self.by, 'by_vectors', self.by))
+        res = self.but(by=getattr(self.by, 'by_vectors', self.by))
+        if self.chooser: res.chooser = lambda aside: self.chooser(aside).quick()
+        return res
 
     def fit(self,
         x, # features, sparse
@@ -158,8 +160,8 @@ class LabelledText:
     def held_out(self,
         folds=None, # numbers of folds; default: all
     ): # outputs `(n, n_out)`, and numbers of rows, `(n,)`
-        """What linear models say of the rows of `folds`, and those rows; neither the models nor the
-        choice of one has seen them."""
+        """What linear models say of the rows of `folds`, and those rows. The models have not seen
+        them, and no score on them chose a model (`without`)."""
         folds = ifnone(folds, range(self.fold.max()+1))
         rows = [(self.fold == k).nonzero()[0] for k in folds]
         out = [self.without(k).linear((self.fold != k).nonzero()[0], r)
@@ -175,10 +177,10 @@ class LabelledText:
     def tested(self,
         strength=(1.,1.), # `C` and `power` of `fit_linear`
         aside=None, # rows that are not looked at, boolean, `(n,)`
-    ): # outputs for held-out texts, and numbers of rows
+    ): # outputs `(n, n_out)` for held-out texts, and numbers of rows, `(n,)`
         "As `held_out`, of models with this strength; they are fitted once."
         if strength not in self.tried:
-            self.tried[strength] = self.but(strength=strength, chooser=None).held_out()
+            self.tried[strength] = self.but(strength=strength).held_out()
         out,rows = self.tried[strength]
         some = slice(None) if aside is None else ~aside[rows]
         return out[some], rows[some]
@@ -219,7 +221,7 @@ def _ways(df, options, chars):
     if df[options['text_col']].str.len().mean() > LONG_TEXT: return res
     return res + [LabelledText('pieces and letters', df, options, letters=True)]
 
-def _preferred(tried, words, aside):
+def _preferred(tried, words, aside=None):
     """The better one of words and pieces, or pieces and letters if they are clearly better; with
     `words`, pieces have to be clearly better, too."""
     best,*others = tried
@@ -231,11 +233,10 @@ def _preferred(tried, words, aside):
             best,out = t,new
     return best
 
-def _choose(tried, words, seconds, aside=None):
+def _choose(tried, words, strengths, aside):
     "The reading and the strength that do best on held-out texts, those of `aside` left out."
     best = _preferred(tried, words, aside)
-    if best.target.is_number: return best
-    return best.but(strength=choose_strength(partial(best.score, aside=aside), seconds/10))
+    return best.but(strength=max(strengths, key=partial(best.score, aside=aside)))
 
 def choose_reading(
     df, # a row for each labelled text
@@ -251,8 +252,10 @@ def choose_reading(
     n = min(len(df), _sample, max(1000, int(len(df)*MANY/max(1, size))))
     some = df if n >= len(df) else df.sample(n, random_state=seed).reset_index(drop=True)
     tried = [t.count().make_folds(seed) for t in _ways(some, options, size)]
-    choose = partial(_choose, tried, many and tried[0].target.kind == 'category', seconds)
-    best = choose()
+    words = many and tried[0].target.kind == 'category'
+    best = _preferred(tried, words)
     say(f'texts are cut into {best.name}')
-    if len(some) == len(df): return best.but(chooser=choose)
+    if not best.target.is_number: best.strength = choose_strength(best.score, seconds/10)
+    strengths = [*best.tried]                               # those that there was time for
+    if len(some) == len(df): return best.but(chooser=partial(_choose, tried, words, strengths))
     return replace(best, df=df, vocab=None).count().make_folds(seed)

@@ -13,7 +13,7 @@ from fastcore.foundation import L
 from fastcore.xtras import is_listy
 from ..base.checks import check_share
 from ..base.files import read_text
-from .special import check_ordered, check_unicode, is_unicode, no_text
+from .special import check_ordered, check_unicode, is_unicode, not_a_text
 
 # %% ../../nbs/2_text/02_frames.ipynb #fdcb8f18
 def holds_several(o): return is_listy(o) or isinstance(o, np.ndarray)
@@ -181,7 +181,7 @@ def as_texts(
     texts = [item] if isinstance(item, str) else list(item)
     if not texts: raise ValueError('there is no text to predict: the list or data frame is empty')
     for i,t in enumerate(texts):
-        if not isinstance(t, str): raise no_text(t, i)
+        if not isinstance(t, str): raise not_a_text(t, i)
         check_unicode(t, i)
     return texts
 

@@ -16,7 +16,7 @@ from os.path import commonprefix
 from ..base.plain import first, ifnone, is_listy
 from .special import (
     BARRED, BOS, check_ordered, check_unicode, decode_specials, EOS, FAKE, FILLERS,
-    FLD, no_text, PAD, pad_index, STOPS, token_places)
+    FLD, not_a_text, PAD, pad_index, STOPS, token_places)
 from .tokens import CharTokenizer, token_lists
 
 # %% ../../nbs/2_text/04_plain.ipynb #a049f5cc
@@ -109,7 +109,7 @@ def _fields(record, cols, i):
     "The texts in the columns `cols` of a row, or the one that it is."
     if isinstance(record, str): return (check_unicode(record, i),)
     if not isinstance(record, dict):
-        raise no_text(record, i)
+        raise not_a_text(record, i)
     if not any(isinstance(c, int) for c in cols): record = {str(k):v for k,v in record.items()}
     names = [*record]
     cols = [names[c] if isinstance(c, int) and c not in record and c < len(names) else c

@@ -197,7 +197,7 @@ def replace_space(t):
 RULES = {f.__name__:f for f in (
     fix_html, replace_rep, replace_wrep, spec_add_spaces, rm_useless_spaces, replace_all_caps,
     replace_maj, lowercase)}
-NAMED_RULES = {**RULES, 'leading_space':leading_space} # what a name says all about
+NAMED_RULES = {**RULES, 'leading_space':leading_space} # a name is enough to know them
 
 def plain_rule(
     rule, # one of fastai's functions from text to text, or one's own
@@ -222,7 +222,7 @@ def is_unicode(
 
 _of_path = 'give its text, path.read_text()'
 
-def no_text(
+def not_a_text(
     o, # what is given in place of a text
     i:int, # its number among those that are given
 )->TypeError: # to be raised
@@ -236,8 +236,8 @@ def check_ordered(
     "A TypeError for what holds no texts, and for a set: which answer would be that of which text?"
     try: iter(items)
     except TypeError as e:
-        remedy = _of_path if isinstance(items, PathLike) else \
-            'give a text, a list of texts or a data frame'
+        many = 'give a text, a list of texts or a data frame'
+        remedy = _of_path if isinstance(items, PathLike) else many
         raise TypeError(f'{items!r} is a {type(items).__name__}: {remedy}') from e
     if not isinstance(items, (set,frozenset)): return
     raise TypeError(f'a {type(items).__name__} has no order, so no answer could be told from '

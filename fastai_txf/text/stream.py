@@ -21,7 +21,7 @@ from fastcore.xtras import is_listy
 from ..base.checks import check_batch_size, check_spelling, check_values
 from ..base.files import csv_file, read_text
 from ..base.ids import FlatIds, flat_ids, open_ids
-from .special import check_unicode
+from .special import check_unicode, not_a_text
 from .tokens import as_tokenizer, token_lists
 from .frames import as_frame, one_column, refuse_keys, split_rows
 from .labels import check_df
@@ -48,8 +48,7 @@ def _only_texts(texts):
         raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
     refuse_keys(texts)
     for i,t in enumerate(texts):
-        if not isinstance(t, str):
-            raise TypeError(f'text number {i} is {t!r}: a {type(t).__name__}, not a str')
+        if not isinstance(t, str): raise not_a_text(t, i)
         if i == 0 and isfile(t):
             warnings.warn(f'{t!r} is taken as a text, and there is a file of this name: '
                           'from_files reads files')

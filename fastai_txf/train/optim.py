@@ -72,6 +72,9 @@ class _Hypers(dict):
         set_item_pg(self._group, self._names[key], value)
         super().__setitem__(key, value)
     update = MutableMapping.update                  # item by item
+    def __ior__(self, other):
+        self.update(other)
+        return self
     def __reduce__(self): return dict, (dict(self),) # copies and pickles are plain ones
 
 class TorchOptimizer(OptimWrapper):
