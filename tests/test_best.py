@@ -237,7 +237,7 @@ def test_transformer_beside_weighed_words(monkeypatch, ahead):
 def test_words_first_beside_many_texts(monkeypatch):
     "Vectors know classes alone: beside classes, other ways to read have to be clearly better than words"
     asked,options = [], dict(text_col='text', label_col='label', label_delim=None)
-    monkeypatch.setattr(reading, '_preferred', lambda tried, words, aside: asked.append((len(tried), words)) or tried[0])
+    monkeypatch.setattr(reading, '_preferred', lambda tried, words: asked.append((len(tried), words)) or tried[0])
     numbers = frame(60).assign(label=lambda d: [words.index(t.split()[0]) + 0.5 for t in d.text])
     for df,many in ((numbers,True), (frame(60),True), (frame(60),False)): reading.choose_reading(df, options, 0, lambda what: None, 10, many)
     assert asked == [(3,False),(3,True),(3,False)]

@@ -190,6 +190,6 @@ def export_graphs(
         raise ValueError(f'the weights take {size/2**30:.1f} GB, and an ONNX file holds 2')
     own = deepcopy(shadow(model)).cpu().float()
     for m in own.modules():
-        if isinstance(m, LearnedPositions): m.max_len = math.inf       # what is traced may be longer
+        if isinstance(m, LearnedPositions): m.max_len = math.inf # what is traced may be longer
     return {k:_export(graph(own), example(own), outputs)
             for k,(graph,example,outputs) in GRAPHS[type(model)].items()}
