@@ -226,9 +226,8 @@ def _read(towers, dls_lm, dls, held):
 def _guessed_too(towers, dls, ids, once):
     "Let vectors weigh words if that helps; then `dls` with guesses about texts of `ids`."
     start = time.perf_counter()
-    text = learn_guesses(towers.text, ids, towers.left()/2, towers.seed, towers.say,
-                         once)
-    towers.text = text
+    towers.text = text = learn_guesses(towers.text, ids, towers.left()/2, towers.seed,
+                                       towers.say, once)
     if text.by is None: return dls
     towers.weighing = (time.perf_counter()-start)/60
     guesses = text.guesses((text.fold != 0).nonzero()[0])

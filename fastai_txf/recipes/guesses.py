@@ -125,11 +125,10 @@ def learn_guesses(
     folds = range(min(FOLDS, text.fold.max()+1))
     ways = [text, *(text.but(x=x, rows=rows, by=by) for by in (by_vectors, Guesses(by_vectors)))]
     outs = [o.held_out(folds) for o in ways]
-    scores = [o.right(*out) for o,out in zip(ways, outs)]
+    def _scores(some): return [o.right(out[some], rows[some]) for o,(out,rows) in zip(ways, outs)]
+    def _best(scores): return ways[int(np.argmax(scores))]
+    scores = _scores(slice(None))
     say(f'words counted in labels {scores[0]:.3f}; {by_vectors.n:,} more texts: '
         f'weighed by vectors {scores[1]:.3f}, counted in guesses {scores[2]:.3f}')
-    def _without(aside):
-        some = ~aside[outs[0][1]]                           # of the same rows in the same order
-        scores = [o.right(out[some], rows[some]) for o,(out,rows) in zip(ways, outs)]
-        return ways[int(np.argmax(scores))]
-    return ways[int(np.argmax(scores))].but(chooser=_without)
+    scored = outs[0][1]                                     # rows, for all ways the same
+    return _best(scores).but(chooser=lambda aside: _best(_scores(~aside[scored])))

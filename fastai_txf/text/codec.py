@@ -195,7 +195,7 @@ class TextCodec(PlainCodec):
     @property
     def cuts(self):
         "Whether its tokenizer has cut the texts of training."
-        return self.tok is not None and self._asked('cuts', True)
+        return self.tok is not None and getattr(self._tfm, 'cuts', True)
 
     @property
     def starts(self):
