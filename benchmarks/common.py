@@ -159,10 +159,12 @@ def peak():
 # Where and with what
 
 def cpu():
-    "The processor's name."
+    "The processor's name; that of a virtual machine often says no more than the maker, so family and model stand behind it."
     info = Path('/proc/cpuinfo')
-    names = [l.split(':')[1].strip() for l in info.read_text().splitlines() if l.startswith('model name')] if info.exists() else []
-    return names[0] if names else platform.processor() or platform.machine()
+    said = dict(re.findall(r'^([^:\t\n]+?)\s*:\s*(.*)$', info.read_text(), re.M)) if info.exists() else {}
+    name = said.get('model name')
+    if not name: return platform.processor() or platform.machine()
+    return name if re.search(r'\d', name) else f"{name} family {said['cpu family']} model {said['model']}"
 
 def features():
     "What the processor has for products of 16 and 8 bits, by the names of `lscpu`: an empty string where none is known."
