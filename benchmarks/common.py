@@ -164,7 +164,7 @@ def cpu():
     said = dict(re.findall(r'^([^:\t\n]+?)\s*:\s*(.*)$', info.read_text(), re.M)) if info.exists() else {}
     name = said.get('model name')
     if not name: return platform.processor() or platform.machine()
-    return name if re.search(r'\d', name) else f"{name} family {said['cpu family']} model {said['model']}"
+    return name if re.search(r'\d', name) else ' '.join([name, *(f'{k.split()[-1]} {said[k]}' for k in ('cpu family', 'model') if k in said)])
 
 def features():
     "What the processor has for products of 16 and 8 bits, by the names of `lscpu`: an empty string where none is known."
