@@ -337,11 +337,17 @@ STEPS = dict(
     nano_bf16="nanoGPT's arrangement in bfloat16", nano_bf16_compiled='the same, compiled',
     x_bf16_compiled='x-transformers in bfloat16, compiled', hf_bf16_compiled='GPT-2 of Hugging Face in bfloat16, compiled')
 
-def step_row(candidate, units=True):
-    "The last row of a candidate on a processor with `amx_bf16`, or on one without."
-    rs = [r for r in rows('train', candidate=candidate) if ('amx_bf16' in r['machine']) == units]
-    if not rs: raise ValueError(f'results/train.jsonl has no row of {candidate} {"with" if units else "without"} amx_bf16')
-    return rs[-1]
+def step_rows(candidate):
+    "The rows of a candidate, one for each processor, the last one measured at the end."
+    if not (rs := {r['machine']:r for r in rows('train', candidate=candidate)}): raise ValueError(f'results/train.jsonl has no row of {candidate}')
+    return list(rs.values())
+
+def step_row(candidate): return step_rows(candidate)[-1]
+
+def step_span(candidate):
+    "The time of a candidate's step as a part of that of nanoGPT's arrangement in fp32: the least and the most of all processors."
+    shares = [f"{r['ratio']/n['ratio']:.2f}" for r,n in zip(step_rows(candidate), step_rows('nano'), strict=True)]
+    return ' to '.join(dict.fromkeys([min(shares), max(shares)]))
 
 def step():
     rs = {k:step_row(k) for k in STEPS}
@@ -349,15 +355,18 @@ def step():
     return block("time of a training step, times that of TransformerLM", 'step', table(['model','time','MB'], lines),
                  ['train.py --threads 1 --clock processor'], list(rs.values()), 'train')
 
-def speed_in_bf16(): return f"{step_row('learner_bf16')['speed']:.2f}"
+def short_machine(row): return re.sub(r', \d+ cores.*', '', row['machine'])
 
-def without_units():
-    "The figures of a processor without `amx_bf16`."
-    got = {k:step_row(k, False) for k in ('learner','learner_same','learner_bf16','nano','nano_bf16')}
-    speeds = {k:f"{got[k]['speed']:.2f}" for k in ('learner','learner_same','learner_bf16')}
-    mb = {k:r['mb']['2048'] for k,r in got.items()}
-    return (f"On an {got['nano']['machine'].split(',')[0]}, without `amx_bf16`, it takes {speeds['learner']} steps of fp32 in that time, with learned positions {speeds['learner_same']}, "
-            f"in {mb['learner']} and {mb['learner_same']} MB beside {mb['nano']} of nanoGPT's arrangement, the leanest peer; in bfloat16 {speeds['learner_bf16']}, in {mb['learner_bf16']} MB beside {mb['nano_bf16']}.")
+def step_machine(): return short_machine(step_row('nano'))
+
+def step_speeds():
+    "How many steps a learner takes in the time of the fastest peer's one, and in how much memory, on each processor."
+    keys = 'learner','learner_same','learner_bf16','nano','nano_bf16'
+    def line(got):
+        speeds = [f"{r['speed']:.2f}" for r in got[:3]]
+        return (short_machine(got[0]), *speeds, *(f"{r['mb']['2048']:,}" for r in got))
+    return table(['processor','fp32','learned positions','the same in bfloat16','MB','MB, learned','MB, bfloat16',"MB, nanoGPT's arrangement",'MB, the same in bfloat16'],
+                 [line(got) for got in zip(*map(step_rows, keys), strict=True)])
 
 def compiled_peers():
     names = dict(nano="nanoGPT's arrangement", hf='Hugging Face', x='x-transformers')
@@ -605,7 +614,6 @@ def summary():
     def loss(k): return f"{mean(rows('shakespeare', candidate=k), 'loss'):.2f}"
     def rate(k, bs): return f"{speed(k, bs)['tokens_per_s']:,}"
     def texts(k): return f"{mean(tokenized(k), 'texts_per_s'):.0f}"
-    def step(k): return f"{step_row(k)['ratio']/step_row('nano')['ratio']:.2f}"
     plain = statistics.median(r['loss'] for r in rows('speedrun', candidate='plain'))
     lines = [
         ('IMDB, 25,000 labels and the unlabelled reviews', f'{taught(25_000)} %',
@@ -618,8 +626,8 @@ def summary():
         ("characters at nanoGPT's CPU setting, loss", loss('txf'), f"{loss('plain')}, nanoGPT's arrangement", 'shakespeare'),
         ("its published loss of 1.88: time (`modern`, `muon`, bfloat16)", f"{100*share_of_plain('quarter'):.0f} %", f"100 %, nanoGPT's arrangement, to {plain:.2f} in fp32", 'speedrun'),
         ("its published loss for a GPU, 1.4697: minutes", f"{min(rows('deeper'), key=lambda r: r['loss'])['core_minutes']:.0f}, one core", 'about 3, an A100 ([nanoGPT](https://github.com/karpathy/nanoGPT))', 'deeper'),
-        ('time of a training step (`ChunkedLoss`)', step('chunked'), "1, nanoGPT's arrangement", 'train'),
-        ('the same in bfloat16 (`amx_bf16`)', step('learner_bf16'), f"{step('nano_bf16')}, nanoGPT's arrangement in bfloat16", 'train'),
+        ('time of a training step (`ChunkedLoss`), three processors', step_span('chunked'), "1, nanoGPT's arrangement", 'train'),
+        ('the same in bfloat16', step_span('learner_bf16'), f"{step_span('nano_bf16')}, nanoGPT's arrangement in bfloat16", 'train'),
         ('tokens a second, one text', rate('ours', 1), f"{rate('hf', 1)}, Hugging Face GPT-2", 'generate'),
         ('the same, 32 texts', rate('ours', 32), f"{rate('hf', 32)}, Hugging Face GPT-2", 'generate'),
         ("reviews tokenized a second, fastai's tokens", texts('spacy_plain'), f"{texts('fastai')}, fastai", 'tokenizing')]
@@ -652,7 +660,7 @@ def kept():
 
 def page():
     "benchmarks/README.md."
-    put = {f.__name__:f for f in QUESTIONS} | {'compiled peers':compiled_peers, 'speed in bf16':speed_in_bf16, 'without units':without_units, 'packing':packing, 'deeper':deeper, 'first compiled call':first_compiled_call}
+    put = {f.__name__:f for f in QUESTIONS} | {'compiled peers':compiled_peers, 'step machine':step_machine, 'step speeds':step_speeds, 'packing':packing, 'deeper':deeper, 'first compiled call':first_compiled_call}
     txt = re.sub(r'\{([a-z0-9 ]+)\}', lambda m: put[m[1]](), TEMPLATE.read_text(encoding='utf-8'))
     more = kept()
     def mark(m): return f"<!-- more: {m[1]} -->\n{more.get(m[1], '')}<!-- /more -->"

@@ -4,6 +4,7 @@ from copy import deepcopy
 from pathlib import Path
 import fastai, numpy as np, pandas as pd, pytest, torch
 from torch import nn
+from torch.overrides import BaseTorchFunctionMode
 from fastai.text.all import Callback, CrossEntropyLossFlat, DataLoader, DataLoaders, Learner, MSELossFlat
 from fastai_txf.base import compat
 
@@ -302,6 +303,20 @@ def test_mkl_misses_avx512(monkeypatch):
         assert compat.mkl_misses_avx512.__wrapped__()
         m.delattr(torch.cpu, 'get_capabilities')
         assert not compat.mkl_misses_avx512.__wrapped__()
+
+def test_mkl_misses_half(monkeypatch):
+    "torch.cpu.get_capabilities: an AMD processor with the instruction that came to them with Zen 5"
+    assert isinstance(torch.cpu.get_capabilities().get('avx512_vp2intersect', False), bool)
+    monkeypatch.setattr(compat, 'mkl_misses_avx512', lambda: True)
+    for name,new,expected in [('AMD EPYC', True, True), ('AMD EPYC', False, False), ('Intel(R) Xeon(R)', True, False)]:
+        monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: dict(cpu_name=name, avx512_f=True, avx512_vp2intersect=new))
+        assert compat.mkl_misses_half.__wrapped__() == expected
+
+def test_functions_are_watched():
+    "torch._C._len_torch_function_stack: modes that see each function, one in the other"
+    assert not compat.functions_are_watched()
+    with BaseTorchFunctionMode(), BaseTorchFunctionMode(): assert compat.functions_are_watched()
+    assert not compat.functions_are_watched()
 
 def test_onednn_linear():
     "torch.ops.mkldnn._linear_pointwise: `F.linear`, of transposed weights, too"

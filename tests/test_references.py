@@ -4,6 +4,7 @@ from copy import deepcopy
 from functools import partial
 from itertools import product
 import pytest, torch, torch.nn as nn, torch.nn.functional as F
+from torch.overrides import BaseTorchFunctionMode
 from fastai_txf.base import products
 from fastai_txf.model import attention
 from fastai_txf.model.attention import (
@@ -479,12 +480,13 @@ def test_bf16_by_products(positions, kind, monkeypatch):
     for a,b,c in zip(ours, theirs, exact): assert (a-c).norm() < 1.5*(b-c).norm() + 0.01*c.norm()
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason='a torch without oneDNN')
+@pytest.mark.parametrize('half', [False,True], ids=['less','half'])
 @pytest.mark.parametrize('kind', ['lm','clf'])
-def test_products_by_onednn(kind, monkeypatch):
-    "Products by oneDNN, wherever a model trains in fp32: the outputs and gradients of `nn.Linear`, up to rounding; it can be switched off, and what only reads never takes it"
+def test_products_by_onednn(kind, half, monkeypatch):
+    "Products by oneDNN, wherever a model trains in fp32: the outputs and gradients of `nn.Linear`, up to rounding; it can be switched off, and what only reads takes it where MKL misses half, unless functions are watched"
     calls,real = [],products.onednn_linear
     monkeypatch.setattr(products, 'onednn_linear', lambda *args: calls.append(1) or real(*args))
-    monkeypatch.setattr(products, '_least', 1)
+    for limit in ('_least','_rows'): monkeypatch.setattr(products, limit, 1)
     torch.manual_seed(0)
     kw = dict(vocab_sz=50, d_model=32, n_heads=4, n_kv_heads=2, n_layers=2, p=0., emb_p=0.)
     model = TransformerLM(**kw) if kind == 'lm' else TransformerClassifier(**kw, n_out=3, head_p=0.)
@@ -492,40 +494,59 @@ def test_products_by_onednn(kind, monkeypatch):
     x[1,12:] = 1
     def step(faster):
         monkeypatch.setattr(products, 'mkl_misses_avx512', lambda: faster)
+        monkeypatch.setattr(products, 'mkl_misses_half', lambda: faster and half)
         model.zero_grad()
         calls.clear()
         out = model(x)
         out.square().mean().backward()
         return [out.detach(), *(p.grad for p in model.parameters() if p.grad is not None)], len(calls)
     (plain,no_calls),(ours,n_calls) = step(False), step(True)
-    assert (no_calls,n_calls) == (0, 2*4*2)                     # four maps in each of two blocks, there and back
+    maps = 2*4 + (kind == 'lm')                                 # four in each of two blocks, and the head of tokens
+    assert (no_calls,n_calls) == (0, maps*(3 if half else 2))   # there, back, and for the weights
     for a,b in zip(ours, plain): torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
     with torch.backends.mkldnn.flags(enabled=False): assert step(True)[1] == 0
     with torch.autocast('cpu', torch.bfloat16): assert step(True)[1] == 0
-    with torch.no_grad(): model(x)
+    step(True)
+    calls.clear()
+    with torch.no_grad(): read = model(x)
+    assert len(calls) == maps*half
+    torch.testing.assert_close(read, plain[0], rtol=1e-4, atol=1e-6)
+    calls.clear()
+    with torch.no_grad(), BaseTorchFunctionMode(): model(x)
     assert not calls
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason='a torch without oneDNN')
-def test_loss_by_onednn(monkeypatch):
-    "The loss without logits takes two of its three products by oneDNN, and they change nothing but the rounding"
+@pytest.mark.parametrize('half', [False,True], ids=['less','half'])
+def test_loss_by_onednn(half, monkeypatch):
+    "The loss without logits takes two of its three products by oneDNN, all of them where MKL misses half, and they change nothing but the rounding"
     calls,real = [],products.onednn_linear
     monkeypatch.setattr(products, 'onednn_linear', lambda *args: calls.append(1) or real(*args))
-    monkeypatch.setattr(products, '_least', 1)
+    for limit in ('_least','_rows'): monkeypatch.setattr(products, limit, 1)
     torch.manual_seed(0)
     h,w,b,targ = leaf(50,16), leaf(300,16), leaf(300), torch.randint(300, (50,))
     def step(faster):
         monkeypatch.setattr(products, 'mkl_misses_avx512', lambda: faster)
+        monkeypatch.setattr(products, 'mkl_misses_half', lambda: faster and half)
         return run(lambda: chunked_cross_entropy(h, w, targ, b, chunk=20), [h,w,b])
     (loss,grads),(theirs,expected) = step(True), step(False)
-    assert len(calls) == 2*3                                    # 50 rows in chunks of 20
+    assert len(calls) == (3 if half else 2)*3                   # 50 rows in chunks of 20
     close(loss, theirs)
     for x,y in zip(grads, expected): close(x, y)
+
+def test_products_of_a_trace(monkeypatch):
+    "`torch.jit.trace` sees torch's own product, which can be saved"
+    for limit in ('_least','_rows'): monkeypatch.setattr(products, limit, 1)
+    for name in ('mkl_misses_avx512','mkl_misses_half'): monkeypatch.setattr(products, name, lambda: True)
+    f,x = products.Linear(8, 5), torch.randn(3, 8)
+    traced = torch.jit.trace(f, x)
+    assert 'aten::linear' in str(traced.graph)
+    close(traced(x), F.linear(x, f.weight, f.bias))
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason='a torch without oneDNN')
 @pytest.mark.parametrize('shape', [(6,8), (2,3,8), (2,1,3,8)])
 def test_products_of_any_strides(shape, monkeypatch):
     "Maps by oneDNN of transposed and repeated inputs and gradients, without a bias, and for `x` or the weights alone"
-    monkeypatch.setattr(products, '_least', 1)
+    for limit in ('_least','_rows'): monkeypatch.setattr(products, limit, 1)
     monkeypatch.setattr(products, 'mkl_misses_avx512', lambda: True)
     torch.manual_seed(0)
     turned = torch.randn(*shape[:-2], shape[-1], shape[-2]).mT

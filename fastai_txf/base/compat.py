@@ -180,12 +180,24 @@ def has_vnni()->bool:
     "Whether this processor multiplies eight-bit numbers without overflow."
     return bool(torch.cpu._is_vnni_supported())
 
+def _known_of_amd():
+    "What torch knows of this processor if AMD made it."
+    known = getattr(torch.cpu, 'get_capabilities', dict)()
+    return known if 'AMD' in known.get('cpu_name', '') else {}
+
 @cache
 def mkl_misses_avx512()->bool:
     "Whether products in fp32 are made by MKL on an AMD processor whose AVX-512 it does not use."
-    known = getattr(torch.cpu, 'get_capabilities', dict)()
-    is_amds = 'AMD' in known.get('cpu_name', '') and known.get('avx512_f', False)
-    return is_amds and torch.backends.mkl.is_available()
+    return _known_of_amd().get('avx512_f', False) and torch.backends.mkl.is_available()
+
+@cache
+def mkl_misses_half()->bool:
+    "Whether that processor multiplies 512 bits at a time, as those since Zen 5 (2024) do."
+    return mkl_misses_avx512() and _known_of_amd().get('avx512_vp2intersect', False)
+
+def functions_are_watched()->bool:
+    "Whether a `TorchFunctionMode` sees each of torch's functions that is called."
+    return torch._C._len_torch_function_stack() > 0
 
 def onednn_linear(
     x, # `(…, n_in)`, fp32

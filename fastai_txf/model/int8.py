@@ -6,9 +6,9 @@
 __all__ = ['least_weights', 'Int8Linear', 'to_int8']
 
 # %% ../../nbs/1_model/08_int8.ipynb #8efea338
-import torch, torch.nn as nn, warnings
+import torch, warnings
 from ..base.compat import has_vnni, Module
-from ..base.products import Linear
+from ..base.products import is_linear
 from ..base.shadow import shadow
 
 # %% ../../nbs/1_model/08_int8.ipynb #af88f63a
@@ -59,7 +59,7 @@ def to_int8(
     res = shadow(model)
     for m in [*res.modules()]:
         for k,part in [*m.named_children()]:
-            if type(part) not in (nn.Linear,Linear): continue
+            if not is_linear(part): continue
             if part.weight.numel() < least_weights: continue
             setattr(m, k, Int8Linear(part))
     return res

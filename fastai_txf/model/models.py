@@ -10,6 +10,7 @@ __all__ = ['TransformerLM', 'TransformerMLM', 'TransformerClassifier', 'Seq2SeqT
 import dataclasses, math, torch, torch.nn as nn
 from ..base.compat import Module
 from ..base.plain import ifnone
+from ..base.products import Linear
 from .layers import FEED_FORWARDS, NORMS, TransformerBlock
 from .windows import compact, masked_max, POOLS
 from .wide import WidePath
@@ -19,7 +20,7 @@ from .stack import TransformerDecoder, TransformerEncoder
 # %% ../../nbs/1_model/07_models.ipynb #bec0b62a
 def _token_head(c, emb):
     "A linear map from vectors to tokens; with `c.tie` its weights are those of `emb`."
-    head = nn.Linear(c.d_model, emb.num_embeddings, bias=not c.tie and c.bias is not False)
+    head = Linear(c.d_model, emb.num_embeddings, bias=not c.tie and c.bias is not False)
     if c.tie: head.weight = emb.weight
     else: INITS[c.init](head, c.n_layers)
     return head

@@ -11,6 +11,7 @@ from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import get_model
 from torch import nn
 from ..base.compat import is_hooked, listens_to_all
+from ..base.products import is_linear
 from ..base.shadow import is_ours
 from ..model.models import TransformerLM
 from .losses import ChunkedLoss, product_dtype
@@ -46,7 +47,7 @@ def _is_plain_model(model):
     "Whether `model` makes its logits as a `TransformerLM` does, many of them, and nothing listens."
     forward = getattr(type(model), 'forward', None)
     if forward is not TransformerLM.forward or not is_ours(forward): return False
-    if type(model.head) is not nn.Linear or model.head.out_features < _few: return False
+    if not is_linear(model.head) or model.head.out_features < _few: return False
     if listens_to_all(): return False
     return not any(is_hooked(m) or 'forward' in vars(m) for m in (model,model.head))
 

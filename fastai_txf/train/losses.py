@@ -14,7 +14,7 @@ from fastai.torch_core import get_model
 from fastcore.basics import store_attr
 from torch.autograd.function import once_differentiable
 from ..base.compat import apply_gradients, call_whole, is_hooked
-from ..base.products import fast_mm, room_for
+from ..base.products import add_product, fast_mm, is_linear, room_for
 from ..base.shadow import shadow
 from ..generate.decode import target_logprobs
 
@@ -51,7 +51,7 @@ _sums = 256 # rows of a sum that are added at a time, likewise
 
 def _add_product(out, a, b, room):
     "`out += a @ b` in the precision of the factors, added in that of `out`; `room` is for `a @ b`."
-    if room is None: return out.addmm_(a, b)
+    if room is None: return add_product(out, a, b)
     torch.mm(a, b, out=room)
     some = len(out) if out.is_cuda else _sums
     for o,r in zip(out.split(some), room.split(some)): o.add_(r)
@@ -157,10 +157,10 @@ def _check_parts(model):
     "A TypeError unless `model` has a linear `head`, and no more than that, and a method `hidden`."
     head,name = getattr(model, 'head', None), type(model).__name__
     sharded = hasattr(model, 'run_whole')                      # with hooks of its own
-    if type(head) is nn.Linear and ('forward' in vars(head) or is_hooked(head) and not sharded):
+    if is_linear(head) and ('forward' in vars(head) or is_hooked(head) and not sharded):
         raise TypeError(f'the head of {name} has a hook or a `forward` of its own, which '
                         'ChunkedLoss would leave out: remove it, or train without ChunkedLoss')
-    if type(head) is nn.Linear and hasattr(model, 'hidden'): return
+    if is_linear(head) and hasattr(model, 'hidden'): return
     if isinstance(head, nn.Linear):
         raise TypeError(f'the head of {name} is a {type(head).__name__}, which may compute more '
                         'than an nn.Linear does: train without ChunkedLoss')
