@@ -13,7 +13,7 @@ from fastai_txf.model.wide import hash_ids, token_letters, WidePath
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fastai_txf.text.target import check_range, labelled_ids, Target
-from fastai_txf.train.counting import count_features, fit_linear, fitting_scale, idf_weights, loss_weights, nb_weights, usual_shares
+from fastai_txf.train.counting import best_strength, count_features, fit_linear, fitting_scale, idf_weights, linear_outputs, loss_weights, nb_weights, STRENGTHS, usual_shares
 from fastai_txf.train.targets import without_outliers
 from fastai_txf.learn.classifier import transformer_classifier_learner
 from fastai_txf.learn.counted import auto_fields
@@ -225,6 +225,39 @@ def test_rarity():
         m = LogisticRegression(C=100., solver='liblinear').fit(unit.multiply(r).tocsr(), y==i)
         np.testing.assert_allclose(unit@w[:,i] + b[i], m.decision_function(unit.multiply(r).tocsr()), rtol=1e-8)
 
+def strength_by_hand(x, y, folds):
+    "The strength whose models of two thirds have the lowest cross-entropy on the other third, by loops"
+    def loss(C, power):
+        each = []
+        for held in folds:
+            rest = np.setdiff1d(range(len(y)), held)
+            out = linear_outputs(x[held], *fit_linear(x[rest], y[rest], 3, C=C, power=power), power is None)
+            each += [-out[i].log_softmax(0)[y[t]].item() for i,t in enumerate(held)]
+        return np.mean(each)
+    return min(STRENGTHS, key=lambda o: loss(*o))
+
+@pytest.mark.parametrize('seed', range(4))
+def test_best_strength(seed):
+    "The lowest loss on held-out thirds, in which classes are spread evenly, against loops; whole once more with every text twice, as copies are held out together; no numbers are drawn"
+    from scipy.sparse import vstack
+    from fastai_txf.train.counting import _folds
+    rng = np.random.default_rng(seed)
+    x = csr_matrix(rng.random((90,40)) < 0.2, dtype=float)
+    y = np.asarray(x[:,:2].sum(1)).ravel().astype(int) if seed % 2 else rng.integers(0, 3, 90)
+    fold = _folds(x, y)
+    for c in range(3): assert np.ptp(np.bincount(fold[y==c], minlength=3)) <= 1
+    state = np.random.get_state()[1].tolist()
+    assert best_strength(x, y, 3) == strength_by_hand(x, y, [(fold==k).nonzero()[0] for k in range(3)])
+    assert np.random.get_state()[1].tolist() == state
+    twice = _folds(vstack([x,x]).tocsr(), np.tile(y, 2))
+    assert (twice[:90] == twice[90:]).all() and np.ptp(np.bincount(twice)) <= 4
+
+def test_the_usual_strength():
+    "Numbers, many texts, many classes and texts that are all alike are counted with the first strength"
+    x,y = csr_matrix(np.eye(2001, 50)), np.arange(2001) % 2
+    assert best_strength(x, y, 2) == best_strength(x[:50], y[:50], 21) == best_strength(x[:50], y[:50,None], 1, 'regression') == STRENGTHS[0]
+    assert best_strength(csr_matrix(np.ones((30,4))), y[:30], 2) == STRENGTHS[0]
+
 words = 'red green blue black white pink brown grey gold teal'.split()
 
 def frame(n=120, kind='category', seed=0):
@@ -335,6 +368,24 @@ def test_bad_penalty(C):
 @pytest.mark.parametrize('power', [-1., math.inf, math.nan])
 def test_bad_power(power):
     with pytest.raises(ValueError, match='power='): transformer_classifier_learner(loaders()).count_wide(power=power)
+
+def template(n=300, seed=0):
+    "Messages of few words, of which the first decides"
+    rng = np.random.default_rng(seed)
+    names = [f'n{i}' for i in range(60)]
+    rows = [(rng.choice(names), *rng.choice(words, 3)) for _ in range(n)]
+    return pd.DataFrame(dict(text=[' '.join(r) for r in rows], label=['a' if names.index(r[0]) % 2 else 'b' for r in rows], is_valid=np.arange(n) % 3 == 0))
+
+def test_the_first_fit_chooses_a_strength():
+    "What the first fit and `count_wide` weigh words by is `best_strength`, unless a `C` or a power is given"
+    dls = TransformerDataLoaders.from_df(template(), text_col='text', label_col='label', valid_col='is_valid', min_freq=1)
+    def new(): return transformer_classifier_learner(dls, d_model=16, n_layers=1, config='auto')
+    learn = new()
+    with learn.no_bar(), learn.no_logging(): learn.fit(1, 0.)
+    C,power = STRENGTHS[1]
+    same = lambda a, b: torch.equal(a.model.wide.table, b.model.wide.table)
+    assert same(learn, new().count_wide()) and same(learn, new().count_wide(C, power=power))
+    assert not same(learn, new().count_wide(1.)) and same(new().count_wide(1., power=0.5), new().count_wide(power=0.5))
 
 def test_no_say_is_a_choice():
     "A wide path that was counted and given no share is not counted again by the next fit"

@@ -77,7 +77,7 @@ class TransformerClassifierLearner(TransformerLearner):
     "A `TransformerLearner` that maps texts to labels or numbers."
     has_read = False                       # whether its encoder comes from other texts
     def count_wide(self,
-        C:float=1., # inverse strength of the logistic regression's penalty
+        C:float=None, # inverse strength of the penalty; default: as in `count_features`
         share=None, # of transformer and wide path in the sum; default: `usual_shares`
         power:float=1., # of the log-count ratios: 0 counts all features alike; None: tf–idf
     ): # `self`

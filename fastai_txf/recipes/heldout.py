@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ..text.special import text_key
 from ..text.frames import column_names
 from ..text.labels import check_df
+from ..train.counting import STRENGTHS
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #a655be53
 def text_folds(
@@ -93,15 +94,13 @@ def choose_shares(
     if kind == 'regression': pairs = [(a/10,1-a/10) for a in range(11)]
     return min(pairs, key=lambda o: loss_of(o[0]*deep + o[1]*counted, y, kind))
 
-_strengths = (1.,1.), (100.,None), (1.,0.5), (3.,0.5), (3.,0.) # `C` and `power` of `fit_linear`
-
 def choose_strength(
     score, # from a pair of `C` and `power` to how well it does on held-out texts
     seconds:float, # no more pairs are tried than this allows
 ): # the best pair
     "How freely a linear model may weigh the counted words."
     scores,start = {}, time.perf_counter()
-    for i,pair in enumerate(_strengths, 1):
+    for i,pair in enumerate(STRENGTHS, 1):
         scores[pair] = score(pair)
         if (time.perf_counter()-start)*(i+1)/i > seconds: break
     return max(scores, key=scores.get)

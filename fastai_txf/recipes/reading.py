@@ -20,21 +20,11 @@ from ..text.target import labelled_ids, Target
 from ..text.loaders import TransformerDataLoaders
 from ..text.words import FastSpacyTokenizer
 from ..train.counting import (
-    feature_matrix, fit_linear, is_by_length, set_weights, unit_rows)
+    feature_matrix, fit_linear, is_by_length, linear_outputs, set_weights)
 from ..learn.counted import auto_fields, read_vocab
 from .heldout import choose_strength, clearly_better, FOLDS, hits_of, text_folds
 
 # %% ../../nbs/7_recipes/06_reading.ipynb #9d3e0a07
-def outputs_of(
-    x, # features, sparse, `(n, n_features)`
-    w, # weights, `(n_features, n_out)`
-    b, # biases, `(n_out,)`
-    by_length:bool, # whether they are for vectors of length 1
-): # `(n, n_out)`
-    "What a linear model says."
-    if by_length: x = unit_rows(x)
-    return torch.tensor(x@w + b, dtype=torch.float32)
-
 @dataclass
 class LabelledText:
     "Labelled texts, cut in one way."
@@ -107,7 +97,7 @@ class LabelledText:
         held, # numbers of other rows
     ): # outputs, `(len(held), n_out)`
         "What a linear model of the rows `train` says of the rows `held`."
-        return outputs_of(self.x[held], *self._weights(train))
+        return linear_outputs(self.x[held], *self._weights(train))
 
     def _weights(self, train):
         "Weights and biases of a linear model of the rows `train`, and whether it is `by_length`."
@@ -147,7 +137,7 @@ class LabelledText:
         train, # numbers of rows
     ): # probabilities, `(n_others, n_out)`
         "What a linear model of the rows `train` says of texts without labels."
-        return outputs_of(self.by.x, *self._weights(train)).softmax(1)
+        return linear_outputs(self.by.x, *self._weights(train)).softmax(1)
 
     def count_into(self,
         wide, # an empty wide path
