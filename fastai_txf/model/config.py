@@ -40,7 +40,8 @@ def init_gpt2(
     model, # its weights are set in place
     n_layers:int, # number of blocks
 ):
-    "N(0, 0.02²), `out` maps divided by √(2·n_layers); biases 0 (Radford et al. 2019, section 2.3)."
+    """N(0, 0.02²) as in GPT-2's released code; `out` maps divided by √(2·n_layers)
+    (Radford et al. 2019, section 2.3); biases 0."""
     small = partial(nn.init.normal_, std=0.02)
     _init(model, small, small, (2*n_layers)**-0.5)
 
@@ -79,7 +80,7 @@ class TransformerConfig:
     mode:str='standard'    # attention: 'standard', 'wide' or 'narrow'
     causal:bool=None       # hide the future; default: language models do, classifiers don't
     positions:str='rotary' # a key of `POSITIONS`
-    pos_base:float=10_000. # N of rotary and sinusoidal positions: wavelengths from 2π to 2πN
+    pos_base:float=10_000. # N of rotary and sinusoidal positions: wavelength 2πN^(2i/d) of pair i
     max_len:int=512        # most tokens that attend to each other; learned positions end there
     ff:str='gelu'          # a key of `FEED_FORWARDS`
     norm:str='layer'       # a key of `NORMS`

@@ -56,7 +56,7 @@ def _angles(pos, d, base, dtype=torch.float32):
 def sinusoids(
     pos, # positions, any shape
     d:int, # width
-    base:float=10_000., # N: wavelengths grow from 2π to 2πN
+    base:float=10_000., # N: pair i has the wavelength 2πN^(2i/d)
 ): # the shape of `pos`, and `d`
     "Sinusoidal position vectors (Vaswani et al. 2017, section 3.5)."
     a = _angles(pos, d, base)
@@ -96,7 +96,7 @@ def _by_complex(x):
 def rotate_pairs(
     x, # queries or keys, `(bs, n_heads, sl, d_head)`, `d_head` even
     pos, # positions, `(sl,)` or `(bs, sl)`
-    base:float=10_000., # N: the slowest pair turns once in 2πN tokens
+    base:float=10_000., # N: pair i turns once in 2πN^(2i/d_head) tokens
 ): # the shape of `x`
     "Rotary position embedding (Su et al. 2021, eq. 34)."
     if _by_complex(x): return _turned(x, _turns(pos, x.shape[-1], base, x.dtype))

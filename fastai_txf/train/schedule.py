@@ -95,7 +95,7 @@ def warmup_stable_decay(
     warmup:float=0.05, # part in which the rate rises, from 0
     decay:float=0.3, # last part, in which it falls to 0
 ): # factors on the largest rate, shaped as `pct`
-    "A linear rise, a constant rate and a linear fall (Hu et al. 2024, section 4)."
+    "A linear rise, a constant rate and a fall, here a linear one (Hu et al. 2024, section 4)."
     pct = np.asarray(pct, dtype=float)
     rise = np.minimum(1, pct/warmup) if warmup else 1.
     return np.minimum(rise, (1-pct)/decay).clip(0, 1)

@@ -113,7 +113,7 @@ def query_key_value():
     return d
 
 def heads():
-    d = Drawing('heads', 'Heads: a vector is cut, each slice attends, the results are joined', 760, 300)
+    d = Drawing('heads', 'Heads: queries, keys and values are cut, each slice attends, the results are joined', 760, 300)
     steps = [('x', '(b, t, d)'), ('q, k, v', '(b, t, d)'), ('cut', '(b, h, t, d/h)'), ('attend', '(b, h, t, d/h)'),
              ('join', '(b, t, d)'), ('map', '(b, t, d)')]
     for i,(name,shape) in enumerate(steps):
