@@ -230,6 +230,16 @@ def not_a_text(
     remedy = f': {_of_path}' if isinstance(o, PathLike) else ''
     return TypeError(f'text number {i} is {o!r}: a {type(o).__name__}, not a str{remedy}')
 
+def is_pandas(item, name):
+    "Whether `item` is pandas' `DataFrame` or `Series`, without an import."
+    return any(c.__name__ == name and c.__module__.partition('.')[0] == 'pandas'
+               for c in type(item).__mro__)
+
+def has_columns(row, cols):
+    "Whether `row` is a dictionary, or a series with the columns `cols`."
+    if isinstance(row, dict): return True
+    return is_pandas(row, 'Series') and all(isinstance(c, str) and c in row.index for c in cols)
+
 def check_ordered(
     items, # what is given for many texts
 ):
