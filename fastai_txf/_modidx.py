@@ -1100,6 +1100,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                          'fastai_txf.model.config.TransformerConfig.scale_dropout': ( '1_model/config.html#transformerconfig.scale_dropout',
                                                                                                       'fastai_txf/model/config.py'),
                                          'fastai_txf.model.config._init': ('1_model/config.html#_init', 'fastai_txf/model/config.py'),
+                                         'fastai_txf.model.config.fields_of': ( '1_model/config.html#fields_of',
+                                                                                'fastai_txf/model/config.py'),
                                          'fastai_txf.model.config.init_gpt2': ( '1_model/config.html#init_gpt2',
                                                                                 'fastai_txf/model/config.py'),
                                          'fastai_txf.model.config.init_scaled': ( '1_model/config.html#init_scaled',

@@ -28,7 +28,7 @@ from fastai_txf.train.rates import width_lr
 from fastai_txf.learn.classifier import ENCODER_FIELDS, transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.model.windows import compact
-from fastai_txf.model.config import TransformerConfig, UNUSED
+from fastai_txf.model.config import fields_of, ROLES, TransformerConfig, UNUSED
 from fastai_txf.model.models import TransformerClassifier, TransformerLM
 from fixtures import *
 
@@ -60,6 +60,11 @@ def test_signature(factory):
         if k not in ('dls','model'): assert sig[k].default == p.default
     assert {'dls','config','arch','block','pretrained','drop_mult'} <= sig.keys() and ('y_range' in sig) != lm
     assert not sig.keys() & {'kwargs','model'}
+
+def test_roles_of_fields():
+    "Every field has a role, and no role names a field that is none, or one twice"
+    assert {*fields_of(*ROLES)} == {f.name for f in dataclasses.fields(TransformerConfig)}
+    for names in map(str.split, ROLES.values()): assert len(names) == len({*names})
 
 @factories
 @pytest.mark.parametrize('wrong,near', [('n_haeds','n_heads'), ('metrcs','metrics'), ('d_modle','d_model'), ('pretraned',None), ('zzzz',None)])
@@ -838,7 +843,7 @@ def test_encoder_read_once(make, dls, tmp_path, monkeypatch):
 
 def test_encoder_fields():
     "A model of which nothing was asked takes over all by which an encoder may be refused"
-    assert {*transfer.SHAPE_FIELDS, *transfer.DERIVED_FIELDS} - {*UNUSED['classifier']} <= {*ENCODER_FIELDS}
+    assert {*fields_of('shape', 'derived')} - {*UNUSED['classifier']} <= {*ENCODER_FIELDS}
 
 @pytest.mark.parametrize('n,m', [(40,60), (60,40)])
 def test_encoder_other_max_len(make, n, m):

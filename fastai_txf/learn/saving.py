@@ -14,16 +14,15 @@ from fastai.torch_core import get_model, join_path_file, rank_distrib
 from fastcore.basics import first, ifnone
 from fastcore.meta import delegates
 from ..base.files import naming, replacing, save_tensors
-from ..model.config import FOR_TRAINING, TransformerConfig, UNUSED
+from ..model.config import fields_of, FOR_TRAINING, TransformerConfig, UNUSED
 from ..model.models import Seq2SeqTransformer, SigmoidRange, TASKS
 from ..text.codec import TextCodec
 from ..text.special import NAMED_RULES, plain_rule, vocab_lists
 from ..text.tokens import BPETokenizer, CharTokenizer
-from .transfer import DERIVED_FIELDS, part_names, shapes_of, wavelengths
+from .transfer import part_names, shapes_of, wavelengths
 
 # %% ../../nbs/5_learn/03_saving.ipynb #5c1d0b03
 _of_data = 'vocab_sz','tgt_vocab_sz' # vocabularies are compared themselves
-_reading = 'max_len','long' # how much is read at once: another may be meant
 
 def _config_of(model):
     "The fields of its configuration that a model's answers depend on."
@@ -103,8 +102,8 @@ def _reading_differences(theirs, mine):
 # %% ../../nbs/5_learn/03_saving.ipynb #5c1d0b04
 def _reading_apart(theirs, mine, same):
     "Both without derived fields, if shapes are the `same`; and what differs in how they read."
-    known = {*(DERIVED_FIELDS if same else ()), *_reading}
-    other = _apart(theirs['config'], mine['config'], _reading)
+    known = fields_of('reading', *['derived']*same)
+    other = _apart(theirs['config'], mine['config'], fields_of('reading'))
     def without(o): return o | dict(config={k:v for k,v in o['config'].items() if k not in known})
     return without(theirs), without(mine), ', '.join(other)
 
