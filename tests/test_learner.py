@@ -13,7 +13,7 @@ from fastai.text.all import (AccumMetric, AvgMetric, BaseLoss, BaseTokenizer, BC
                              TextDataLoaders, ValueMetric, accuracy, accuracy_multi, get_text_files, load_learner, mae, parent_label, rmse, set_seed,
                              tokenize_folder, top_k_accuracy)
 import fastai.text.learner as fastai_text, fastai_txf.learn.transfer as transfer, fastai_txf.text.pairs as pairs
-from fastai_txf.text.special import pad_index, text_vocab
+from fastai_txf.text.special import pad_index, text_vocab, vocab_lists
 from fastai_txf.text.labels import check_df
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import CharTokenizer
@@ -870,6 +870,16 @@ def test_loaders_of_another_vocabulary(make, df, kind):
         for f in (learn.validate, learn.get_preds, learn.show_results, partial(learn.fit, 1)):
             with pytest.raises(ValueError, match='other words: make them with the same'): f()
     learn.dls = of; learn.validate()
+
+@both
+def test_vocabularies_of_an_older_export(make, kind):
+    "Lists of tokens and labels, whatever the loaders have; one that kept its tokens alone as a plain list answers, saves and loads"
+    learn = make(kind)
+    assert [*map(type, learn.vocabs)] == [list]*len(learn.vocabs) and learn.vocabs[0] == text_vocab(learn.dls)
+    assert learn.vocabs == vocab_lists(learn.vocabs) == vocab_lists(learn.dls)
+    if kind == 'lm': learn.vocabs = learn.vocabs[0]
+    learn.validate(); learn.validate(dl=learn.dls.valid)
+    learn.save('weights'); learn.load('weights'); make(kind).load('weights')
 
 def test_encoder_of_a_learner(make, tmp_path):
     "Without a file in between: the same as with one"

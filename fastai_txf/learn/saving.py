@@ -38,13 +38,12 @@ def _config_of(model):
 
 def answers_depend_on(
     model, # a module
-    vocabs:list, # tokens, or lists of tokens and of labels, as `vocab_lists` gives them
+    vocabs:list, # lists of tokens and of labels, as `vocab_lists` gives them
 )->dict: # numbers and strings
     "What a model's answers depend on besides its weights."
-    lists = [vocabs] if vocabs and isinstance(vocabs[0], str) else vocabs
     ranges = [[m.low, m.high] for m in model.modules() if isinstance(m, SigmoidRange)]
     return dict(config=_config_of(model), bases=wavelengths(model), parts=part_names(model),
-                y_range=first(ranges), vocabs=[[*map(str, o)] for o in lists])
+                y_range=first(ranges), vocabs=[[*map(str, o)] for o in vocabs])
 
 def _list_difference(i, theirs, mine, pairs):
     "How two vocabularies, or lists of labels, differ; '' if they do not."
@@ -142,7 +141,7 @@ def _written(learn):
 
 def _about_learner(learn):
     model,dls = _written(learn), learn.dls
-    about = answers_depend_on(model, vars(learn).get('vocabs') or vocab_lists(dls))
+    about = answers_depend_on(model, vocab_lists(vars(learn).get('vocabs') or dls))
     if len(dls.loaders) < 2 or not isinstance(dls.valid_ds, (Datasets,TfmdLists)): return about
     sides = range(1 + isinstance(model, Seq2SeqTransformer))
     return about | dict(reads=[_how_read(TextCodec(dls, side=i)) for i in sides])
