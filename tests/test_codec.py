@@ -4,11 +4,12 @@ import numpy as np, pandas as pd, pytest, torch
 from concurrent.futures import ThreadPoolExecutor
 from hypothesis import given, settings, strategies as st
 from fastai.text.all import (
-    accuracy, accuracy_multi, BaseTokenizer, decode_spec_tokens, defaults, L, mse, MultiCategoryBlock,
-    Numericalize, RegressionBlock, SentencePieceTokenizer, TextDataLoaders, WordTokenizer)
+    accuracy, accuracy_multi, BaseTokenizer, CategoryBlock, ColReader, ColSplitter, DataBlock, decode_spec_tokens, defaults,
+    L, mse, MultiCategoryBlock, Numericalize, RegressionBlock, SentencePieceTokenizer, TextBlock, TextDataLoaders, WordTokenizer)
 from fastai_txf.all import (
     BPETokenizer, CharTokenizer, decode_ids, encode_text, FastSpacyTokenizer, LMDataLoaders,
     Seq2SeqDataLoaders, TextCodec, tokenize_like, TransformerDataLoaders, transformer_lm_learner)
+from fastai_txf.text.codec import join_columns
 from fastai_txf.text.plain import PlainCodec
 from fastai_txf.text.special import BARRED, FILLERS, STOPS, token_places
 from fastai_txf.text.target import Target
@@ -208,6 +209,37 @@ def test_bare_strings_for_columns(two, item):
         with pytest.raises(ValueError, match='title'): call(item)
     marked = 'xxfld 1 Title 1 xxfld 2 a film'
     assert codec.encode(marked)[0].equal(codec.encode({'title':'Title 1', 'text':'a film'})[0])
+
+@pytest.fixture(scope='module')
+def marked():
+    block = TextBlock.from_df('review', tok=BaseTokenizer(), mark_fields=True)
+    return DataBlock([block, CategoryBlock], get_x=ColReader('text'), get_y=ColReader('label'),
+                     splitter=ColSplitter()).dataloaders(DF.rename(columns=dict(text='review')), bs=4, num_workers=0)
+
+def test_one_column_with_marks(marked):
+    "A frame, a row, a dictionary, lists of them and a series of the column get the mark of training; a bare string is refused"
+    df,want = VALID.rename(columns=dict(text='review')), ids_of(marked.valid_ds)
+    rows = [row for _,row in df.iterrows()]
+    codec = TextCodec(marked)
+    plain = PlainCodec(codec.vocab, codec.tok, codec.rules, text_cols=['review'], marked=True, sep=codec.sep)
+    for item in (df, df[['review']], rows, df.to_dict('records'), df.review, df.reset_index(drop=True).review):
+        assert all(a.equal(b) for a,b in zip(codec.encode(item), want))
+        assert plain.encode(item) == [ids.tolist() for ids in want]
+    for o in (rows[0], dict(rows[0]), {'review':rows[0].review}):
+        assert codec.encode(o)[0].equal(want[0]) and codec.is_one(o)
+    for c in (codec, plain):
+        assert [*map(list, c.encode(df, 'review'))] == [ids.tolist() for ids in want]
+        assert c.texts(df) == [f'xxfld 1 {t}' for t in df.review] and c.rows(df) == [(t,) for t in df.review]
+        assert c.texts(c.texts(df)) == c.texts(df)
+        for item in ('a film', ['a film']):
+            with pytest.raises(ValueError, match="does not say where the columns"): c.encode(item)
+
+def test_columns_as_fastai_joins_them(dls):
+    "`texts` are strings, whatever the columns and whether they are marked; `rows` those of each column"
+    codec = TextCodec(dls)
+    joined = join_columns(VALID, codec.text_cols, codec.marked)
+    assert codec.texts(VALID) == [*joined]
+    assert codec.rows(VALID) == [*VALID[codec.text_cols].itertuples(index=False, name=None)]
 
 def test_tokens_pass(dls):
     "What is cut already is not cut again; a frame of tokens neither"

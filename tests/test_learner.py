@@ -13,7 +13,7 @@ from fastai.text.all import (AccumMetric, AvgMetric, BaseLoss, BaseTokenizer, BC
                              TextDataLoaders, ValueMetric, accuracy, accuracy_multi, get_text_files, load_learner, mae, parent_label, rmse, set_seed,
                              tokenize_folder, top_k_accuracy)
 import fastai.text.learner as fastai_text, fastai_txf.learn.transfer as transfer, fastai_txf.text.pairs as pairs
-from fastai_txf.text.special import pad_index, text_vocab
+from fastai_txf.text.special import pad_index, text_vocab, vocab_lists
 from fastai_txf.text.labels import check_df
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import CharTokenizer
@@ -28,7 +28,7 @@ from fastai_txf.train.rates import width_lr
 from fastai_txf.learn.classifier import ENCODER_FIELDS, transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.model.windows import compact
-from fastai_txf.model.config import TransformerConfig, UNUSED
+from fastai_txf.model.config import fields_of, ROLES, TransformerConfig, UNUSED
 from fastai_txf.model.models import TransformerClassifier, TransformerLM
 from fixtures import *
 
@@ -60,6 +60,11 @@ def test_signature(factory):
         if k not in ('dls','model'): assert sig[k].default == p.default
     assert {'dls','config','arch','block','pretrained','drop_mult'} <= sig.keys() and ('y_range' in sig) != lm
     assert not sig.keys() & {'kwargs','model'}
+
+def test_roles_of_fields():
+    "Every field has a role, and no role names a field that is none, or one twice"
+    assert {*fields_of(*ROLES)} == {f.name for f in dataclasses.fields(TransformerConfig)}
+    for names in map(str.split, ROLES.values()): assert len(names) == len({*names})
 
 @factories
 @pytest.mark.parametrize('wrong,near', [('n_haeds','n_heads'), ('metrcs','metrics'), ('d_modle','d_model'), ('pretraned',None), ('zzzz',None)])
@@ -838,7 +843,7 @@ def test_encoder_read_once(make, dls, tmp_path, monkeypatch):
 
 def test_encoder_fields():
     "A model of which nothing was asked takes over all by which an encoder may be refused"
-    assert {*transfer.SHAPE_FIELDS, *transfer.DERIVED_FIELDS} - {*UNUSED['classifier']} <= {*ENCODER_FIELDS}
+    assert {*fields_of('shape', 'derived')} - {*UNUSED['classifier']} <= {*ENCODER_FIELDS}
 
 @pytest.mark.parametrize('n,m', [(40,60), (60,40)])
 def test_encoder_other_max_len(make, n, m):
@@ -865,6 +870,16 @@ def test_loaders_of_another_vocabulary(make, df, kind):
         for f in (learn.validate, learn.get_preds, learn.show_results, partial(learn.fit, 1)):
             with pytest.raises(ValueError, match='other words: make them with the same'): f()
     learn.dls = of; learn.validate()
+
+@both
+def test_vocabularies_of_an_older_export(make, kind):
+    "Lists of tokens and labels, whatever the loaders have; one that kept its tokens alone as a plain list answers, saves and loads"
+    learn = make(kind)
+    assert [*map(type, learn.vocabs)] == [list]*len(learn.vocabs) and learn.vocabs[0] == text_vocab(learn.dls)
+    assert learn.vocabs == vocab_lists(learn.vocabs) == vocab_lists(learn.dls)
+    if kind == 'lm': learn.vocabs = learn.vocabs[0]
+    learn.validate(); learn.validate(dl=learn.dls.valid)
+    learn.save('weights'); learn.load('weights'); make(kind).load('weights')
 
 def test_encoder_of_a_learner(make, tmp_path):
     "Without a file in between: the same as with one"

@@ -1,11 +1,12 @@
 "The baseline against scikit-learn's own n-grams, suggestions that can be followed, pretraining that never looks at the validation set"
-import math, random, sys, warnings
+import inspect, math, random, sys, warnings
 import numpy as np, pandas as pd, pytest, torch
 import fastai_txf.recipes.pretrain as recipes, fastai_txf.recipes.suggest as suggest
 import fastai_txf.train.schedule as schedule
 from types import SimpleNamespace
 from hypothesis import given, strategies as st
 from fastai.text.all import BaseTokenizer, Callback, Learner, set_seed, tokenize_texts
+from fastai_txf.model.config import fields_of, ROLES
 from fastai_txf.text.special import text_vocab
 from fastai_txf.text.target import Target
 from fastai_txf.text.loaders import TransformerDataLoaders
@@ -295,6 +296,14 @@ def test_report(df, clock):
     assert repr(res) == res.results.to_string() and res.learn.predict('a warm film')[0] in ('pos','neg')
     enc = res.pretrained.model.encoder.config
     assert enc.causal and not res.learn.model.encoder.config.causal and res.learn.opt.frozen_idx == 0
+
+@pytest.mark.parametrize('objective,field', [('lm','tie'), ('mlm','mlm_head'), ('counts','share_emb')])
+def test_fields_of_other_models(df, monkeypatch, objective, field):
+    "What a classifier does not look at is refused before a text is cut; the others are those of its factory"
+    monkeypatch.setattr(recipes, 'read_loaders', None)
+    with pytest.raises(TypeError, match=f'no option {field!r}'): pretrain(df, objective=objective, **{field:True})
+    mine,theirs = (inspect.signature(f).parameters.keys() & fields_of(*ROLES) for f in (self_pretrain, transformer_classifier_learner))
+    assert mine == theirs - {'n_out'}
 
 def below(df, **kw):
     "The warnings of a classifier that is not trained"

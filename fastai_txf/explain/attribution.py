@@ -327,11 +327,6 @@ def _warn_of_one_word(counts):
                   'so their curves tell nothing: leave them out, or, of text without spaces, '
                   'make the loaders with tok_tfm=BPETokenizer(2000) or CharTokenizer()')
 
-def _each_text(codec, texts, text_col):
-    "The texts, one after the other; rows where a text has several columns."
-    texts = codec.texts(texts, text_col)
-    return [r for _,r in texts.iterrows()] if isinstance(texts, pd.DataFrame) else texts
-
 def deletion_curve(
     learn, # a classifier's learner
     texts, # a list of texts or of rows, a series or a data frame
@@ -353,7 +348,7 @@ def deletion_curve(
     shares = np.linspace(0, 1, n_points)
     model,curves = kept_shadow(learn.model), []
     pad_idx = model.encoder.config.pad_idx
-    for text in _each_text(codec_of(learn), texts, text_col):
+    for text in codec_of(learn).texts(texts, text_col):
         e = learn.explain(text, **kwargs)
         def prob(o): return target_score(o, e.idx, asked.kind).sigmoid()
         words = _words(e)

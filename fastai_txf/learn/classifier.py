@@ -24,7 +24,7 @@ from fastcore.xtras import is_listy
 from plum import dispatch
 from torch.nn.utils.rnn import pad_sequence
 from ..base.checks import check_values
-from ..model.config import make_config, TransformerConfig
+from ..model.config import fields_of, make_config, TransformerConfig
 from ..model.models import classifier_splitter, TransformerClassifier
 from ..text.codec import text_list
 from ..text.loaders import check_dls, shown_batch
@@ -38,7 +38,6 @@ from ..train.targets import (
     check_loss, check_metrics, check_outputs, check_weights, has_head, has_numbers, InSpreads,
     may_change, OneClass, start_numbers, try_metrics, without_outliers)
 from .scoring import text_outputs
-from .transfer import DERIVED_FIELDS, SHAPE_FIELDS
 from .base import TransformerLearner
 from .factory import (
     check_kind, check_training_texts, HIDDEN, make_learner, split_options, start_config)
@@ -46,8 +45,7 @@ from .counted import auto_fields, CountWords, read_vocab, wide_path
 
 # %% ../../nbs/5_learn/08_classifier.ipynb #5b1e7a05
 # fields that an encoder's weights, or what they mean, depend on
-ENCODER_FIELDS = (*SHAPE_FIELDS, *(f for f in DERIVED_FIELDS if f != 'n_dec_layers'),
-                  'causal','pos_base','max_len','emb_norm','scale_emb')
+ENCODER_FIELDS = {*fields_of('shape', 'derived', 'encoder')} - {'n_dec_layers'}
 
 def _is_automatic(dls, config, config_kw, **asked):
     "Whether the fields are to be chosen: by name, or as nothing is asked and the texts are known."

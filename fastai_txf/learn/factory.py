@@ -14,7 +14,7 @@ from fastai.torch_core import trainable_params
 from fastcore.basics import ifnone
 from fastcore.foundation import L
 from ..base.checks import check_functions
-from ..model.config import make_config, TransformerConfig, UNUSED
+from ..model.config import fields_of, make_config, TransformerConfig, UNUSED
 from ..text.special import pad_index, text_vocab, vocab_lists
 from ..text.codec import note_columns
 from ..text.pairs import PairDL
@@ -24,9 +24,8 @@ from .transfer import adopted_fields, load_head
 from .base import saved_encoder
 
 # %% ../../nbs/5_learn/05_factory.ipynb #88b1a27b
-_shared = 'vocab_sz','pad_idx' # the data decide
-HIDDEN = { # what the signature of each factory does not show
-    k:[*_shared, *v, *(['tgt_vocab_sz'] if k == 'seq2seq' else [])] for k,v in UNUSED.items()}
+HIDDEN = { # what the signature of each factory does not show; a classifier's has `n_out`
+    k:[*(f for f in fields_of('data') if f != 'n_out'), *v] for k,v in UNUSED.items()}
 
 def split_options(kwargs, kind, own=False):
     """`kwargs` parted into fields of the configuration that a model of this `kind` uses (the user's

@@ -14,7 +14,6 @@ from fastai.losses import CrossEntropyLossFlat
 from fastcore.basics import store_attr
 from fastcore.meta import delegates
 from ..base.checks import check_values
-from ..base.compat import join_texts
 from ..base.shadow import kept_shadow
 from ..model.windows import compact
 from ..model.config import TransformerConfig
@@ -124,11 +123,9 @@ class TransformerMLMLearner(TokenLearner):
         check_guesses(n)
         codec,hide = self.codec, self.mask_tokens
         text = kept(text)
-        texts = codec.texts(text, text_col)
-        if isinstance(texts, pd.DataFrame): texts = join_texts(texts, codec.marked)
         res = [pd.DataFrame(fill_gaps(self.model, codec, hide.ordinary, hide.mask_idx, t, n))
-               for t in texts]
-        return res[0] if self.codec.is_one(text, text_col) else res
+               for t in codec.texts(text, text_col)]
+        return res[0] if codec.is_one(text, text_col) else res
     predict = fill
 
     def get_preds(self,

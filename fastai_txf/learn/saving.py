@@ -14,16 +14,15 @@ from fastai.torch_core import get_model, join_path_file, rank_distrib
 from fastcore.basics import first, ifnone
 from fastcore.meta import delegates
 from ..base.files import naming, replacing, save_tensors
-from ..model.config import FOR_TRAINING, TransformerConfig, UNUSED
+from ..model.config import fields_of, FOR_TRAINING, TransformerConfig, UNUSED
 from ..model.models import Seq2SeqTransformer, SigmoidRange, TASKS
 from ..text.codec import TextCodec
 from ..text.special import NAMED_RULES, plain_rule, vocab_lists
 from ..text.tokens import BPETokenizer, CharTokenizer
-from .transfer import DERIVED_FIELDS, part_names, shapes_of, wavelengths
+from .transfer import part_names, shapes_of, wavelengths
 
 # %% ../../nbs/5_learn/03_saving.ipynb #5c1d0b03
 _of_data = 'vocab_sz','tgt_vocab_sz' # vocabularies are compared themselves
-_reading = 'max_len','long' # how much is read at once: another may be meant
 
 def _config_of(model):
     "The fields of its configuration that a model's answers depend on."
@@ -39,13 +38,12 @@ def _config_of(model):
 
 def answers_depend_on(
     model, # a module
-    vocabs:list, # tokens, or lists of tokens and of labels, as `vocab_lists` gives them
+    vocabs:list, # lists of tokens and of labels, as `vocab_lists` gives them
 )->dict: # numbers and strings
     "What a model's answers depend on besides its weights."
-    lists = [vocabs] if vocabs and isinstance(vocabs[0], str) else vocabs
     ranges = [[m.low, m.high] for m in model.modules() if isinstance(m, SigmoidRange)]
     return dict(config=_config_of(model), bases=wavelengths(model), parts=part_names(model),
-                y_range=first(ranges), vocabs=[[*map(str, o)] for o in lists])
+                y_range=first(ranges), vocabs=[[*map(str, o)] for o in vocabs])
 
 def _list_difference(i, theirs, mine, pairs):
     "How two vocabularies, or lists of labels, differ; '' if they do not."
@@ -103,8 +101,8 @@ def _reading_differences(theirs, mine):
 # %% ../../nbs/5_learn/03_saving.ipynb #5c1d0b04
 def _reading_apart(theirs, mine, same):
     "Both without derived fields, if shapes are the `same`; and what differs in how they read."
-    known = {*(DERIVED_FIELDS if same else ()), *_reading}
-    other = _apart(theirs['config'], mine['config'], _reading)
+    known = fields_of('reading', *['derived']*same)
+    other = _apart(theirs['config'], mine['config'], fields_of('reading'))
     def without(o): return o | dict(config={k:v for k,v in o['config'].items() if k not in known})
     return without(theirs), without(mine), ', '.join(other)
 
@@ -143,7 +141,7 @@ def _written(learn):
 
 def _about_learner(learn):
     model,dls = _written(learn), learn.dls
-    about = answers_depend_on(model, vars(learn).get('vocabs') or vocab_lists(dls))
+    about = answers_depend_on(model, vocab_lists(vars(learn).get('vocabs') or dls))
     if len(dls.loaders) < 2 or not isinstance(dls.valid_ds, (Datasets,TfmdLists)): return about
     sides = range(1 + isinstance(model, Seq2SeqTransformer))
     return about | dict(reads=[_how_read(TextCodec(dls, side=i)) for i in sides])

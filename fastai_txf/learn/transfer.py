@@ -12,7 +12,7 @@ from fastai.text.core import PAD
 from fastai.torch_core import to_cpu
 from fastcore.basics import ifnone
 from ..base.files import load_tensors
-from ..model.config import PRESETS, TransformerConfig
+from ..model.config import fields_of, PRESETS, TransformerConfig
 from ..model.models import LinearRange, TransformerLM, TransformerMLM
 from ..train.rates import callers_level
 
@@ -55,9 +55,6 @@ def _least_squares(x, y, at):
     return y_mean + (at-x_mean) @ torch.linalg.lstsq(x-x_mean, y-y_mean).solution
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #2dba19e1
-SHAPE_FIELDS = ('d_model','n_heads','n_layers','mode','qk_norm','positions','ff','norm','wiring',
-                'eps','bigrams')
-DERIVED_FIELDS = ('d_ff','d_head','n_kv_heads','n_dec_layers','bias') # None may say the same
 _fitted = {'emb.weight','positions.emb.weight'} # as many rows as are needed
 _defaults = {f.name:f.default for f in dataclasses.fields(TransformerConfig)}
 
@@ -99,7 +96,7 @@ def check_same_shape(
     for one of other parts with the same weights."""
     theirs,mine = shapes_of(saved['weights']), shapes_of(enc.state_dict())
     config = {**_defaults, **saved['config']}
-    fields = SHAPE_FIELDS + (DERIVED_FIELDS if theirs != mine else ())
+    fields = fields_of('shape') + (fields_of('derived') if theirs != mine else ())
     odd = [f for f in fields if config[f] != getattr(enc.config, f)]
     diff = [f'{f}={config[f]!r} (here {getattr(enc.config, f)!r})' for f in odd]
     diff = diff or _odd(theirs, mine, '{} of shape {} (here {})')
@@ -176,8 +173,6 @@ def read_encoder(
     return saved
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #5c1d0a7e
-_adopted = 'eps','scale_emb','qk_norm','bias'
-
 def adopted_fields(
     saved:dict, # what the file of an encoder holds
     config, # the factory's: a preset's name, a `TransformerConfig` or None
@@ -187,7 +182,7 @@ def adopted_fields(
     "Fields of a new model's configuration that follow the encoder that it starts from."
     if isinstance(config, TransformerConfig): return {}
     given = {**PRESETS.get(ifnone(config, 'default'), {}), **config_kw}
-    fields = [f for f in _adopted if f not in given and (tied or f != 'scale_emb')]
+    fields = [f for f in fields_of('adopted') if f not in given and (tied or f != 'scale_emb')]
     return {f:saved['config'][f] for f in fields if f in saved['config']}
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #4c7a26c5

@@ -77,8 +77,8 @@ def predict(
     options = dict(temperature=temperature, min_p=min_p, n_samples=n_samples, **kwargs)
     check_values(num_beams=num_beams, length_penalty=length_penalty, **options)
     codec,text = writing_codec(learn), kept(text)
-    prompts,one = _as_strings(codec.texts(text, text_col)), codec.is_one(text, text_col)
-    ids = codec.prompts(text, text_col)
+    prompts = [*map(' '.join, codec.rows(text, text_col))]
+    ids,one = codec.prompts(text, text_col), codec.is_one(text, text_col)
     how = dict(n_words=n_words, no_unk=no_unk, decoder=decoder, n_tokens=n_tokens, stop=stop)
     if stream:
         _check_stream(len(prompts), num_beams, n_samples)
@@ -127,7 +127,7 @@ def perplexity(
     negative log-probability, infinite where it is beyond all numbers. A ValueError for a text of
     fewer than two tokens."""
     codec,text = codec_of(learn), kept(text)
-    texts = _as_strings(codec.texts(text, text_col))
+    texts = map(' '.join, codec.rows(text, text_col))
     logps = [_logprobs(learn.model, *o) for o in zip(texts, codec.prompts(text, text_col))]
     res = [_exp(-logp.cpu().double().mean().item()) for logp in logps]
     return res[0] if codec.is_one(text, text_col) else res
@@ -169,11 +169,6 @@ def _print_stream(text, pieces):
         text += piece
     print()
     return text
-
-def _as_strings(texts):
-    "One string a text, also where a text has several columns."
-    if isinstance(texts, list): return texts
-    return [' '.join(map(str, row)) for row in texts.itertuples(index=False)]
 
 # %% ../../nbs/5_learn/06_writing.ipynb #5be57dc9
 def _field(text):

@@ -59,9 +59,6 @@ INITS = dict(
 # %% ../../nbs/1_model/04_config.ipynb #4090f159
 LONG = 'window', 'head', 'tail', 'head+tail'
 
-_probs = 'p','attn_p','ff_p','emb_p','head_p','token_p','word_p'
-FOR_TRAINING = *_probs,'init','checkpoint' # fields that no answer depends on
-
 @dataclass(frozen=True)
 class TransformerConfig:
     "Everything that describes a transformer but its weights."
@@ -124,7 +121,7 @@ class TransformerConfig:
             if not derived and not (whole and v >= 1):
                 none = ', or None' if f.default is None else ''
                 raise ValueError(f'{f.name}={v!r}: a whole number is needed, at least 1{none}')
-        if f.name in _probs and not (isinstance(v, Real) and 0 <= v < 1):
+        if f.name in fields_of('dropout') and not (isinstance(v, Real) and 0 <= v < 1):
             raise ValueError(f'{f.name}={v!r} is a probability: 0 ≤ {f.name} < 1')
         if f.name in ('eps','pos_base') and not (isinstance(v, Real) and 0 < v < math.inf):
             raise ValueError(f'{f.name}={v!r}: a number above 0 is needed')
@@ -133,7 +130,31 @@ class TransformerConfig:
         mult:float, # factor, as fastai's `drop_mult`
     ): # a new `TransformerConfig`
         "All dropouts times `mult`."
-        return dataclasses.replace(self, **{f:getattr(self, f)*mult for f in _probs})
+        return dataclasses.replace(self, **{f:getattr(self, f)*mult for f in fields_of('dropout')})
+
+# %% ../../nbs/1_model/04_config.ipynb #5c1d0f04
+ROLES = dict(
+    data='vocab_sz tgt_vocab_sz n_out pad_idx', # learners take them from it
+    shape='d_model n_heads n_layers mode qk_norm positions ff norm wiring eps bigrams',
+    derived='d_ff d_head n_kv_heads n_dec_layers bias', # None may say the same
+    encoder='causal pos_base max_len emb_norm scale_emb', # else that its answers depend on
+    dropout='p attn_p ff_p emb_p head_p token_p word_p',
+    training='init checkpoint',
+    reading='max_len long', # how much is read at once
+    classifier='n_out pool pooler token_p word_p head_p wide wide_words wide_letters members',
+    wide='wide wide_words wide_letters', # the path of counted words
+    pairs='tgt_vocab_sz n_dec_layers share_emb',
+    output='tie mlm_head',
+    adopted='eps scale_emb qk_norm bias') # a new model follows the encoder that it starts from
+
+def fields_of(
+    *roles, # keys of `ROLES`
+)->tuple:
+    "The names of the fields that have one of the `roles`, each once."
+    return (*dict.fromkeys(f for r in roles for f in ROLES[r].split()),)
+
+# %% ../../nbs/1_model/04_config.ipynb #5c1d0f05
+FOR_TRAINING = fields_of('dropout', 'training') # fields that no answer depends on
 
 # %% ../../nbs/1_model/04_config.ipynb #13720971
 PRESETS = dict(
@@ -167,12 +188,8 @@ def make_config(
     return TransformerConfig(**{**PRESETS[ifnone(config, 'default')], **kwargs})
 
 # %% ../../nbs/1_model/04_config.ipynb #5c1d0f02
-_classifiers = ('n_out','pool','pooler','token_p','word_p','head_p','wide','wide_words',
-                'wide_letters','members')
-_pairs = 'tgt_vocab_sz','n_dec_layers','share_emb'
-
 UNUSED = dict( # fields that a model of each kind does not look at
-    classifier=(*_pairs,'tie','mlm_head'),
-    lm=(*_classifiers,*_pairs,'long','mlm_head'),
-    mlm=(*_classifiers,*_pairs,'long','causal'),
-    seq2seq=(*_classifiers,'causal','mlm_head'))
+    classifier=fields_of('pairs', 'output'),
+    lm=(*fields_of('classifier', 'pairs'), 'long', 'mlm_head'),
+    mlm=(*fields_of('classifier', 'pairs'), 'long', 'causal'),
+    seq2seq=(*fields_of('classifier'), 'causal', 'mlm_head'))

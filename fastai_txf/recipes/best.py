@@ -15,7 +15,7 @@ from fastai.torch_core import no_random
 from fastcore.basics import ifnone, store_attr
 from ..base.checks import check_values
 from ..base.files import load_tensors, save_tensors
-from ..model.config import make_config
+from ..model.config import fields_of, make_config
 from ..text.special import text_vocab
 from ..text.frames import as_frame, one_column, valid_mask
 from ..text.target import labelled_ids
@@ -32,7 +32,6 @@ from .guesses import learn_guesses
 import fastai_txf.train.schedule # it gives learners their `fit_minutes`
 
 # %% ../../nbs/7_recipes/09_best.ipynb #0858bae6
-_no_wide = dict(wide=None, wide_words=False, wide_letters=False)
 _one_class = 'all .* are one class' # a warning that the table makes needless
 
 class _Towers:
@@ -48,7 +47,8 @@ class _Towers:
         self.much = chars.sum() > MANY and chars.mean() > LONG_TEXT     # of long documents
         self.epochs = 2 if self.much else int(np.clip(80_000/n, 4, 30))
         self.bs = int(2**np.clip(np.log2(n/50)//1, 3, 6))
-        self.config = make_config(**{**text.fields, **_no_wide})
+        wide = fields_of('wide')
+        self.config = make_config(**{k:v for k,v in text.fields.items() if k not in wide})
 
     def learner(self, k):
         "An untrained learner without the rows of fold `k`, and with them for validation."

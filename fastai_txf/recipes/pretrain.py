@@ -15,8 +15,7 @@ from fastcore.basics import ifnone
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
 from ..base.checks import check_batch_size, check_values
-from ..model.config import make_config, TransformerConfig
-from ..model.config import UNUSED
+from ..model.config import fields_of, make_config, TransformerConfig, UNUSED
 from ..text.special import MASKS, text_vocab
 from ..text.frames import as_frame, one_column, split_rows
 from ..text.labels import check_df
@@ -27,6 +26,7 @@ from ..text.loaders import check_loader_options, TransformerDataLoaders
 from ..text.frames import as_texts
 from ..learn.base import TransformerLearner
 from ..learn.classifier import transformer_classifier_learner, TransformerClassifierLearner
+from ..learn.factory import HIDDEN
 from ..learn.lm import transformer_lm_learner
 from ..learn.mlm import transformer_mlm_learner
 from .baseline import baseline
@@ -103,9 +103,6 @@ def _beside(dls, target, score):
                       'more minutes or more text, or take that one', stacklevel=3)
     return _row(target, its, (0., simple.seconds/60))
 
-# fields of the configuration that come from the data or belong to other models
-_given = 'vocab_sz','tgt_vocab_sz','pad_idx','n_out','n_dec_layers','share_emb'
-
 def read_loaders(
     df, # a row for each labelled text
     text_col, # name of the text column
@@ -139,8 +136,8 @@ def _language_model(dls, objective, config, config_kw):
     has, and with no more dropout than text needs unless it is asked for."""
     factory = transformer_lm_learner if objective == 'lm' else transformer_mlm_learner
     given = make_config(config)
-    options = {f:min(getattr(given, f), 0.1) for f in ('p','attn_p','ff_p','emb_p')}
-    options.update({k:v for k,v in config_kw.items() if k not in UNUSED['mlm']})
+    options = {f:min(getattr(given, f), 0.1) for f in fields_of('dropout')} | config_kw
+    options = {k:v for k,v in options.items() if k not in UNUSED['mlm']}
     learn = factory(dls, config, metrics=accuracy, **options)
     if objective == 'mlm': learn.lr = width_lr(learn.model.config.d_model)
     return learn
@@ -209,14 +206,14 @@ def read_and_learn(
     return learn, lm
 
 def _split_options(kwargs):
-    "The fields of the configuration among `kwargs`, and the rest."
-    names = {f.name for f in dataclasses.fields(TransformerConfig)}
+    "The fields of the configuration that a classifier uses among `kwargs`, and the rest."
+    names = {f.name for f in dataclasses.fields(TransformerConfig)} - {*UNUSED['classifier']}
     config_kw = {k:v for k,v in kwargs.items() if k in names}
     return config_kw, {k:v for k,v in kwargs.items() if k not in config_kw}
 
 # %% ../../nbs/7_recipes/03_pretrain.ipynb #751392f6
 @delegates(TransformerDataLoaders.from_df, but=['y_block','text_vocab','is_lm'])
-@delegates(TransformerConfig, keep=True, but=_given)
+@delegates(TransformerConfig, keep=True, but=[*HIDDEN['classifier'],'n_out'])
 def self_pretrain(
     df:pd.DataFrame, # a row for each labelled text
     text_col='text', # name or position of the text column

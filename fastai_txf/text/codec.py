@@ -22,7 +22,7 @@ from ..base.compat import join_texts
 from .special import check_ordered, FLD, text_vocab
 from .tokens import as_tokenizer, token_lists
 from .plain import check_cut, mark_columns, PlainCodec, put_start, refuse_row
-from .frames import as_texts, column_names, given_frame, is_row, read_texts
+from .frames import as_texts, column_names, given_frame, read_texts
 from .labels import check_df
 
 # %% ../../nbs/2_text/05_codec.ipynb #298bf91a
@@ -251,35 +251,25 @@ def columns(self:TextCodec,
     return cols
 
 @patch
-def is_one(self:TextCodec,
-    item, # what is given for one text or for many
-    text_col:str=None, # the column of a row; default: those of training
-)->bool:
-    "Whether `item` is one text: a string, a dictionary, or a row of a frame."
-    return isinstance(item, str) or is_row(item, self.columns(item, text_col))
-
-@patch
-def texts(self:TextCodec,
+def rows(self:TextCodec,
     item, # a text, a row, a dictionary; or a list or series of texts, a list of rows, a data frame
     text_col:str=None, # the column of a row or frame; default: those of training
-): # list of strings; or a frame with the text columns if there are several
+)->list: # the strings of each row's columns; of a string, itself
     "What is given, checked. ValueError and TypeError say what is wrong with it."
     cols = self.columns(item, text_col)
     item = given_frame(item, cols)
-    if isinstance(item, pd.DataFrame) and text_col is None:
-        check_df(item, cols)
-        item = item[column_names(item, cols)]
-        if len(cols) > 1: return item
-        item = item.iloc[:,0]
-    return self.check_marks(as_texts(item, text_col))
+    if text_col is not None or not isinstance(item, pd.DataFrame):
+        return [(t,) for t in as_texts(item, text_col)]
+    check_df(item, cols)
+    return [*item[column_names(item, cols)].itertuples(index=False, name=None)]
 
 def _holds_tokens(item):
     return isinstance(item, (list,L,pd.Series)) and len(item) > 0 and all(map(is_listy, item))
 
 @patch
 def cut_already(self:TextCodec,
-    item, # as in `texts`; or lists of tokens, or rows with them in a column
-    text_col:str=None, # as in `texts`; default: the column of tokens, or the only one of texts
+    item, # as in `rows`; or lists of tokens, or rows with them in a column
+    text_col:str=None, # as in `rows`; default: the column of tokens, or the only one of texts
 )->list: # lists of tokens, or None where there are texts
     "The tokens in `item`, if it was cut before. A ValueError for a list around each text."
     cols = [self.token_col] + self.text_cols*(len(self.text_cols) == 1)
@@ -289,20 +279,6 @@ def cut_already(self:TextCodec,
         item = first(item[c] for c in cols if c in item and _holds_tokens(item[c]))
     is_cut = _holds_tokens(item)
     return check_cut(list(item), self.vocab) if is_cut else None
-
-@patch
-def tokens(self:TextCodec,
-    item, # as in `texts`; lists of tokens stay as they are
-    text_col:str=None, # as in `texts`
-)->list: # a list of tokens for each text
-    "Cut texts as those of training were."
-    toks = self.cut_already(item, text_col)
-    if toks is not None: return toks
-    self.check_tokenizer()
-    texts = self.texts(item, text_col)
-    if isinstance(texts, pd.DataFrame): texts = join_texts(texts, self.marked)
-    return list(token_lists(texts, self.tok, self.rules))
-
 
 # %% ../../nbs/2_text/05_codec.ipynb #b2a30004
 @patch
@@ -373,7 +349,7 @@ def _tokenize_frame(df, codec):
 # %% ../../nbs/2_text/05_codec.ipynb #a9ae850f
 def encode_text(
     dls, # text `DataLoaders`, or a learner that has them
-    text, # as in `TextCodec.texts`: one text or many
+    text, # as in `TextCodec.rows`: one text or many
     side:int=0, # as in `text_list`: 1 for the texts to write (pairs)
     text_col:str=None, # the data frame's column; default: those of training
 ): # token ids, `(n_tokens,)`; a list of them for several texts

@@ -13,7 +13,8 @@ from fastcore.foundation import L
 from fastcore.xtras import is_listy
 from ..base.checks import check_share
 from ..base.files import read_text
-from .special import check_ordered, check_unicode, is_unicode, not_a_text
+from .special import (
+    check_ordered, check_unicode, has_columns, is_unicode, not_a_text)
 
 # %% ../../nbs/2_text/02_frames.ipynb #fdcb8f18
 def holds_several(o): return is_listy(o) or isinstance(o, np.ndarray)
@@ -148,16 +149,10 @@ def check_columns(df, tls):
     column_names(df, read_columns(tls))
 
 # %% ../../nbs/2_text/02_frames.ipynb #b2a20004
-def is_row(item, cols):
-    "Whether `item` is one text: a dictionary, or a series that has the text columns in its index."
-    if isinstance(item, dict): return True
-    if not isinstance(item, pd.Series): return False
-    return all(isinstance(c, str) and c in item.index for c in cols)
-
 def given_frame(item, cols):
     "`item`, a frame if it is a row or a list of rows; columns are called by strings."
-    if is_row(item, cols): item = [item]
-    if isinstance(item, list) and item and all(is_row(o, cols) for o in item):
+    if has_columns(item, cols): item = [item]
+    if isinstance(item, list) and item and all(has_columns(o, cols) for o in item):
         item = pd.DataFrame(item)
     return item.rename(columns=str) if isinstance(item, pd.DataFrame) else item
 

@@ -16,7 +16,7 @@ from os.path import commonprefix
 from ..base.plain import first, ifnone, is_listy
 from .special import (
     BARRED, BOS, check_ordered, check_unicode, decode_specials, EOS, FAKE, FILLERS,
-    FLD, not_a_text, PAD, pad_index, STOPS, token_places)
+    FLD, has_columns, is_pandas, not_a_text, PAD, pad_index, STOPS, token_places)
 from .tokens import CharTokenizer, token_lists
 
 # %% ../../nbs/2_text/04_plain.ipynb #a049f5cc
@@ -31,11 +31,6 @@ def put_ends(toks):
 STEPS = dict(start=put_start, ends=put_ends, reverse=None) # `reverse`: the ids in reverse
 
 # %% ../../nbs/2_text/04_plain.ipynb #564b6aaa
-def is_pandas(item, name):
-    "Whether `item` is pandas' `DataFrame` or `Series`, without an import."
-    return any(c.__name__ == name and c.__module__.partition('.')[0] == 'pandas'
-               for c in type(item).__mro__)
-
 def kept(
     item, # as in `PlainCodec.rows`
 ): # the same; of what can be read only once, a list
@@ -59,11 +54,6 @@ def _records(item, cols):
     if isinstance(item, (str,dict)): return [item]
     check_ordered(item)
     return [o.to_dict() if is_pandas(o, 'Series') else o for o in item]
-
-def has_columns(row, cols):
-    "Whether `row` is a dictionary, or a series with the columns `cols`."
-    if isinstance(row, dict): return True
-    return is_pandas(row, 'Series') and all(isinstance(c, str) and c in row.index for c in cols)
 
 def mark_columns(
     texts, # of the columns of a row
@@ -215,9 +205,8 @@ class PlainCodec:
         text_col:str=None, # as in `rows`
     )->list: # strings
         "What is given as texts like those of training, its columns marked if theirs were."
-        marked = self.marked and text_col is None
         def _joined(row):
-            if not marked or len(row) != len(self.text_cols): return ' '.join(row)
+            if not self.marked or len(row) != len(self.text_cols): return ' '.join(row)
             if len(row) == 1 and row[0].startswith(f'{FLD} 1 '): return row[0]
             return mark_columns(row)
         item = kept(item)
@@ -250,14 +239,22 @@ class PlainCodec:
         raise ValueError('these loaders were made from tokens and have no tokenizer: '
                          'give lists of tokens, or make the loaders from texts')
 
+    def cut_already(self,
+        item, # as in `rows`; or lists of tokens
+        text_col:str=None, # as in `rows`
+    )->list: # lists of tokens, or None where there are texts
+        "The tokens in `item`, if it was cut before. A ValueError for a list around each text."
+        if not is_listy(item) or not len(item) or not all(map(is_listy, item)): return
+        return check_cut(list(item), self.vocab)
+
     def tokens(self,
         item, # as in `rows`; lists of tokens stay as they are
         text_col:str=None, # as in `rows`
     )->list: # a list of tokens for each text
         "Cut texts as those of training were."
         item = kept(item)
-        if is_listy(item) and len(item) and all(map(is_listy, item)):
-            return check_cut(list(item), self.vocab)
+        toks = self.cut_already(item, text_col)
+        if toks is not None: return toks
         self.check_tokenizer()
         return list(token_lists(self.texts(item, text_col), self.tok, self.rules))
 

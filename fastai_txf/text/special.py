@@ -67,18 +67,19 @@ def pad_index(
 
 # %% ../../nbs/2_text/00_special.ipynb #a2868f1b
 def vocab_lists(
-    dls, # `DataLoaders`, or one loader
-)->list: # of tokens, or of lists: tokens and labels
+    dls, # `DataLoaders`, one loader, or the lists that a learner has kept
+)->list: # of lists: tokens, and labels if there are any
     "Tokens and labels in the order of their numbers."
-    return [o if isinstance(o, str) else list(o) for o in getattr(dls, 'vocab', ())]
+    vocab = dls if isinstance(dls, list) else getattr(dls, 'vocab', ())
+    if len(vocab) and isinstance(vocab[0], str): vocab = [vocab]        # tokens alone
+    return [*map(list, vocab)]
 
 def vocabs_differ(
     some, # `vocab_lists`
     others, # `vocab_lists`
 )->bool:
     "Whether they differ, as far as both have them: a loader may be without labels."
-    alone = [[o] if o and isinstance(o[0], str) else o for o in (some, others)]
-    return any(a != b for a,b in zip(*alone))
+    return any(a != b for a,b in zip(some, others))
 
 # %% ../../nbs/2_text/00_special.ipynb #e087b673
 def mask_index(
@@ -229,6 +230,16 @@ def not_a_text(
     "An error that says what `o` is, and of a path what to do."
     remedy = f': {_of_path}' if isinstance(o, PathLike) else ''
     return TypeError(f'text number {i} is {o!r}: a {type(o).__name__}, not a str{remedy}')
+
+def is_pandas(item, name):
+    "Whether `item` is pandas' `DataFrame` or `Series`, without an import."
+    return any(c.__name__ == name and c.__module__.partition('.')[0] == 'pandas'
+               for c in type(item).__mro__)
+
+def has_columns(row, cols):
+    "Whether `row` is a dictionary, or a series with the columns `cols`."
+    if isinstance(row, dict): return True
+    return is_pandas(row, 'Series') and all(isinstance(c, str) and c in row.index for c in cols)
 
 def check_ordered(
     items, # what is given for many texts
