@@ -149,6 +149,7 @@ wrong['check_scaled_dots'] = [
     ('softmax is taken already', lambda q, k: weights(scaled(q, k))),
     ('∞ before it is divided', lambda q, k: q @ k.mT / k.shape[-1]**0.5),
     ('queries and keys are swapped', lambda q, k: scaled(k, q)),
+    ('whatever the width', scaled_by(lambda x: 3**0.5)),
     ('cosines', lambda q, k: F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT)]
 
 def cut(x, h): return x.view(*x.shape[:2], h, -1)                             # (b, t, h, k)
