@@ -313,6 +313,7 @@ def pos(self, x, *args): return self.pos_emb(torch.arange(*args))
 wrong['check_embeddings'] = [
     ('the text in the batch', embeddings(lambda self, x: self.token_emb(x) + pos(self, x, len(x))[:,None])),
     (r'not the texts of the batch', embeddings(lambda self, x: self.token_emb(x) + pos(self, x, len(x)))),
+    (r'(?s)tensor a \(5\).*not all positions that there are', embeddings(lambda self, x: self.token_emb(x) + self.pos_emb.weight)),
     ('looked up by token', embeddings(lambda self, x: self.token_emb(x) + self.pos_emb(x))),
     ('positions are missing', embeddings(lambda self, x: self.token_emb(x))),
     ('tokens are missing', embeddings(lambda self, x: pos(self, x, x.shape[1]).expand(*x.shape, -1))),
