@@ -3609,6 +3609,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'fastai_txf/workshop/language.py')},
             'fastai_txf.workshop.models': { 'fastai_txf.workshop.models._check_sizes': ( '9_roof/workshop_models.html#_check_sizes',
                                                                                          'fastai_txf/workshop/models.py'),
+                                            'fastai_txf.workshop.models._cut_mistakes': ( '9_roof/workshop_models.html#_cut_mistakes',
+                                                                                          'fastai_txf/workshop/models.py'),
                                             'fastai_txf.workshop.models._decoder_mistakes': ( '9_roof/workshop_models.html#_decoder_mistakes',
                                                                                               'fastai_txf/workshop/models.py'),
                                             'fastai_txf.workshop.models._library_cross': ( '9_roof/workshop_models.html#_library_cross',

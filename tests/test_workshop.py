@@ -644,7 +644,7 @@ wrong['check_decoder_block'] = [
     ('one norm is used in several', decoder(change=lambda m, k, heads: setattr(m, 'norm3', m.norm1))),
     ('`self.cross` is missing', decoder(change=lambda m, k, heads: delattr(m, 'cross')))]
 
-def adapter(read=lambda x, n: compact(x)[0][:,:n], sizes=lambda c: (c.d_model, c.n_heads, c.n_layers, c.max_len, c.vocab_sz, c.n_out)):
+def adapter(read=lambda x, n: compact(x, 2)[0][:,:n], sizes=lambda c: (c.d_model, c.n_heads, c.n_layers, c.max_len, c.vocab_sz, c.n_out)):
     "A class for fastai."
     class Wrong(Classifier):
         def __init__(self, config):
@@ -655,10 +655,13 @@ def adapter(read=lambda x, n: compact(x)[0][:,:n], sizes=lambda c: (c.d_model, c
 
 wrong['check_fastai_classifier'] = [
     ('cut before padding is moved', adapter(lambda x, n: x[:,:n])),
+    ('is cut first and compacted then', adapter(lambda x, n: compact(x[:,:n], 2)[0])),
+    ('^`compact` takes token 1 for padding', adapter(lambda x, n: compact(x)[0][:,:n])),
+    ('cut first, and then `compact` takes', adapter(lambda x, n: compact(x[:,:n])[0])),
     ('cut at its front', adapter(lambda x, n: x[:,-n:])),
-    ('the last tokens are kept', adapter(lambda x, n: compact(x)[0][:,-n:])),
-    ('one token less', adapter(lambda x, n: compact(x)[0][:,:n-1])),
-    ('longer than config.max_len', adapter(lambda x, n: compact(x)[0])),
+    ('the last tokens are kept', adapter(lambda x, n: compact(x, 2)[0][:,-n:])),
+    ('one token less', adapter(lambda x, n: compact(x, 2)[0][:,:n-1])),
+    ('longer than config.max_len', adapter(lambda x, n: compact(x, 2)[0])),
     ('holds 3 blocks, but `depth` is 2', adapter(sizes=lambda c: (c.d_model, c.n_layers, c.n_heads, c.max_len, c.vocab_sz, c.n_out))),
     ('`token_emb` holds 4 vectors', adapter(sizes=lambda c: (c.d_model, c.n_heads, c.n_layers, c.vocab_sz, c.max_len, c.n_out))),
     ('`toprobs` maps width 6 to 30', adapter(sizes=lambda c: (c.d_model, c.n_heads, c.n_layers, c.max_len, c.vocab_sz, c.vocab_sz)))]
