@@ -3457,6 +3457,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                     'fastai_txf/workshop/answers.py'),
                                              'fastai_txf.workshop.answers._told': ( '9_roof/workshop_answers.html#_told',
                                                                                     'fastai_txf/workshop/answers.py'),
+                                             'fastai_txf.workshop.answers._wants_whole': ( '9_roof/workshop_answers.html#_wants_whole',
+                                                                                           'fastai_txf/workshop/answers.py'),
                                              'fastai_txf.workshop.answers.check': ( '9_roof/workshop_answers.html#check',
                                                                                     'fastai_txf/workshop/answers.py'),
                                              'fastai_txf.workshop.answers.compare': ( '9_roof/workshop_answers.html#compare',

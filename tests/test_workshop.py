@@ -160,6 +160,7 @@ wrong['check_split_heads'] = [
     ('come before the texts', lambda x, h: cut(x, h).permute(2, 0, 1, 3).reshape(len(x)*h, x.shape[1], -1)),
     ('not folded', lambda x, h: cut(x, h).transpose(1, 2)),
     ('use `reshape`', lambda x, h: cut(x, h).transpose(1, 2).view(len(x)*h, x.shape[1], -1)),
+    ('`hk/heads` is a float: write `hk//heads`', lambda x, h: x.view(*x.shape[:2], h, x.shape[2]/h)),
     ('not swapped with the tokens', cut),
     ('each gets the whole vector', lambda x, h: x.repeat_interleave(h, 0)),
     ('averaged', lambda x, h: cut(x, h).mean(2)),
@@ -174,7 +175,9 @@ wrong['check_merge_heads'] = [
     ('averaged', lambda x, h: apart(x, h).mean(1)),
     ('added up', lambda x, h: apart(x, h).sum(1)),
     ('not joined', lambda x, h: apart(x, h).transpose(1, 2)),
-    ('use `reshape`', lambda x, h: apart(x, h).transpose(1, 2).view(len(x)//h, x.shape[1], -1))]
+    ('use `reshape`', lambda x, h: apart(x, h).transpose(1, 2).view(len(x)//h, x.shape[1], -1)),
+    ('invalid combination.*`hk//heads`', lambda x, h: x.view(len(x)/h, h, *x.shape[1:])),
+    (r'reshape\(\) takes.*`hk//heads`', lambda x, h: x.reshape(len(x)/h, h, *x.shape[1:]))]
 
 class Bypassed(SelfAttention):
     "Self-attention that asks torch for the weights."
