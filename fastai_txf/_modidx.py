@@ -3577,6 +3577,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'fastai_txf/workshop/language.py'),
                                               'fastai_txf.workshop.language._check_cold': ( '9_roof/workshop_language.html#_check_cold',
                                                                                             'fastai_txf/workshop/language.py'),
+                                              'fastai_txf.workshop.language._check_longer': ( '9_roof/workshop_language.html#_check_longer',
+                                                                                              'fastai_txf/workshop/language.py'),
                                               'fastai_txf.workshop.language._expect_frequencies': ( '9_roof/workshop_language.html#_expect_frequencies',
                                                                                                     'fastai_txf/workshop/language.py'),
                                               'fastai_txf.workshop.language._frequencies': ( '9_roof/workshop_language.html#_frequencies',

@@ -423,6 +423,11 @@ def hidden(diagonal=1, value=float('-inf'), flip=False):
         return dots.masked_fill(m.T if flip else m, value)
     return f
 
+def only_four(dots):
+    "Hides the future of the first four tokens."
+    dots[:, *torch.triu_indices(4, 4, 1)] = float('-inf')
+    return dots
+
 wrong['check_mask'] = [
     ('nothing is hidden', lambda dots: dots),
     ('diagonal is hidden too', hidden(0)),
@@ -436,6 +441,8 @@ wrong['check_mask'] = [
     ('softmax is taken already', lambda dots: hidden()(weights(dots))),
     ('0·∞', lambda dots: dots * torch.ones(4, 4).triu(1) * float('-inf')),
     ('all but the diagonal', lambda dots: hidden()(hidden(flip=True)(dots))),
+    (r'(?s)RuntimeError.*size of its own', lambda dots: dots.masked_fill(torch.ones(4, 4, dtype=torch.bool).triu(1), float('-inf'))),
+    ('^the mask has a size of its own', only_four),
     ('None: is the `return` missing', lambda dots: None)]
 
 wrong['check_may_see'] = [
@@ -800,7 +807,7 @@ def test_minus_a_billion():
     "What leads to the same weights is as good as −∞, and changing the given tensor is allowed"
     workshop.check_mask(hidden(value=-1e9))
     def in_place(dots):
-        dots[:, *torch.triu_indices(4, 4, 1)] = float('-inf')
+        dots[:, *torch.triu_indices(*dots.shape[1:], 1)] = float('-inf')
         return dots
     workshop.check_mask(in_place)
 

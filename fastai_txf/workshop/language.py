@@ -37,6 +37,17 @@ def check_mask(
     compare(got.softmax(-1), want.softmax(-1), _mask_mistakes(dots, above),
             'the softmax of the result')
     expect_gradients(lambda d: fn(d.clone()), dots)
+    _check_longer(fn, above)
+
+def _check_longer(fn, above):
+    "A `WrongAnswer` unless `fn` hides the future of six tokens, too; `above` is that of four."
+    own = 'the mask has a size of its own: take it from the dot products, `dots.shape[-1]`'
+    dots = torch.randn(3, 6, 6)
+    want = dots.masked_fill(~causal_mask(6), -math.inf)
+    got = run_answer(lambda: fn(dots.clone()), hint=own[0].upper() + own[1:] + '.')
+    compare(got.softmax(-1), want.softmax(-1), {
+        own: dots.masked_fill(F.pad(above, (0,2,0,2)), -math.inf).softmax(-1)},
+        'the softmax of the result')
 
 def _mask_mistakes(dots, above):
     "The softmax where something else than what stands `above` the diagonal is hidden."
