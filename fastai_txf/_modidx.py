@@ -3589,6 +3589,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'fastai_txf/workshop/language.py'),
                                               'fastai_txf.workshop.language._shift_mistakes': ( '9_roof/workshop_language.html#_shift_mistakes',
                                                                                                 'fastai_txf/workshop/language.py'),
+                                              'fastai_txf.workshop.language._side_by_side': ( '9_roof/workshop_language.html#_side_by_side',
+                                                                                              'fastai_txf/workshop/language.py'),
                                               'fastai_txf.workshop.language._token_id': ( '9_roof/workshop_language.html#_token_id',
                                                                                           'fastai_txf/workshop/language.py'),
                                               'fastai_txf.workshop.language._writing_mistakes': ( '9_roof/workshop_language.html#_writing_mistakes',

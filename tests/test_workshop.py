@@ -522,6 +522,8 @@ wrong['check_shift'] = [
     (r'the input has the shape \(4, 4\) and the target \(4, 3\)', lambda x: (x, x[:,1:])),
     ('the target is a NoneType: it should be a tensor', lambda x: (x[:,:-1], None)),
     ('the input is a list', lambda x: (x[:,:-1].tolist(), x[:,1:])),
+    ('counts the texts', lambda x: (x[:,:len(x)-1], x[:,1:len(x)])),
+    (r'shape \(3, 6\), but should have \(3, 10\)', lambda x: (x[:,:3], x[:,1:4])),
     ('return two tensors', lambda x: x[:,1:])]
 
 def draw(p): return torch.multinomial(p, 1)[0]
