@@ -14,11 +14,10 @@ from fastai_txf.model.models import (
     TransformerClassifier, TransformerLM, TransformerMLM)
 from fastai_txf.generate.cache import KVCache
 from fastai_txf.model.positions import LearnedPositions, NoPositions, POSITIONS
+from fixtures import close
 
 vocab_sz,pad,all_pools = 30, 1, [*POOLS,'max_logits']
 few,some = settings(max_examples=3), settings(max_examples=12)
-
-def close(a, b): torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 @st.composite
 def configs(draw, **kwargs):

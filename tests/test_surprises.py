@@ -1,7 +1,7 @@
 "Crashes and surprises: what a user meets in a day, each mended or said in time"
 import sys; sys.modules.setdefault('torchvision', None) # `transformers` would import it
 import configparser, copy, math, os, random, re, subprocess, textwrap, warnings
-import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch, torch.nn as nn, torch.nn.functional as F
+import numpy as np, pandas as pd, pytest, torch, torch.nn as nn, torch.nn.functional as F
 from functools import partial
 from pathlib import Path
 from fastai.text.all import (AWD_LSTM, BaseTokenizer, BCEWithLogitsLossFlat, Callback, ClassificationInterpretation, CSVLogger, MixUp, ModelResetter, MultiCategoryBlock,
@@ -12,24 +12,16 @@ from fastai_txf.all import (adamw,
     SampleText, TransformerConfig, beam_search, from_hf, generate, muon, self_pretrain, stream_tokens, transformer_classifier_learner,
     transformer_lm_learner, transformer_mlm_learner, transformer_seq2seq_learner)
 from fastai_txf.learn.scoring import text_outputs
-from fixtures import SMALL, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet, weights
+from fixtures import SMALL, close, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, no_pictures_left, quiet, weights
 
 TEXT = 'music warm clever dull film'
 REFUSED = (ValueError,TypeError)
-
-def close(a, b, eps=1e-5): torch.testing.assert_close(a, b, atol=eps, rtol=eps)
 
 def rough(model):
     "`model` in evaluation, with weights so large that all of it matters"
     torch.manual_seed(0)
     for p in model.parameters(): p.data += 0.3*torch.randn_like(p)
     return model.eval()
-
-@pytest.fixture(autouse=True)
-def no_pictures_left():
-    "Close the figures of each test"
-    yield
-    plt.close('all')
 
 @pytest.fixture(scope='module')
 def pairs():
