@@ -1,5 +1,5 @@
 "Small texts, loaders and learners that several test files share"
-import random, pandas as pd, pytest, torch
+import random, matplotlib.pyplot as plt, pandas as pd, pytest, torch
 from fastai.text.all import BaseTokenizer, Callback, MultiCategoryBlock, RegressionBlock, TextDataLoaders, noop
 from fastai_txf.learn.classifier import transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
@@ -39,6 +39,20 @@ def changed(learn, before):
 def uncompiled(step, weights, args, dims):
     "In place of `faststep._build`: `step` itself"
     return step
+
+def close(a, b, eps=1e-5):
+    "Is `a` the same as `b`, up to `eps` of 1 and of its size?"
+    torch.testing.assert_close(a, b, atol=eps, rtol=eps)
+
+def stop(*args):
+    "In place of a function or hook: Ctrl-C"
+    raise KeyboardInterrupt
+
+@pytest.fixture(autouse=True)
+def no_pictures_left():
+    "Close the figures of each test"
+    yield
+    plt.close('all')
 
 @pytest.fixture(scope='session')
 def df(): return texts_df()

@@ -1,6 +1,6 @@
 "Looking inside: captured attention against explicit loops, attributions that add up, curves, tables, pictures, odd input"
 import copy, dataclasses, html, math, random, re, time, warnings
-import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch, torch.nn as nn
+import numpy as np, pandas as pd, pytest, torch, torch.nn as nn
 from types import SimpleNamespace
 from fastai.text.all import BaseTokenizer, Learner, SentencePieceTokenizer, load_learner
 from hypothesis import given, settings, strategies as st
@@ -19,7 +19,7 @@ from fastai_txf.text.pairs import Seq2SeqDataLoaders
 from fastai_txf.model.positions import POSITIONS
 from fastai_txf.learn.seq2seq import transformer_seq2seq_learner
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
-from fixtures import SMALL, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet
+from fixtures import SMALL, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, no_pictures_left, quiet
 from test_properties import build, configs
 
 torch.set_num_threads(1)
@@ -28,12 +28,6 @@ TEXT = 'music warm clever dull film with it'
 LONG = ' '.join(['music warm clever dull film'.split()[i%5] for i in range(19)]) # 20 tokens with xxbos: windows of 7, 7 and 6
 
 def close(a, b, eps=1e-6): torch.testing.assert_close(a, b, atol=eps, rtol=0)
-
-@pytest.fixture(autouse=True)
-def no_pictures_left():
-    "Close the figures of each test"
-    yield
-    plt.close('all')
 
 @pytest.fixture(scope='module')
 def clf(dls): return trained(transformer_classifier_learner(dls, **SMALL))

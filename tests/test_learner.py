@@ -35,8 +35,6 @@ from fixtures import *
 factories = pytest.mark.parametrize('factory', [transformer_classifier_learner, transformer_lm_learner])
 texts = ['a warm film', 'dull acting and a cold story with the music of it', '', 'zzzz qqqq', 'lovely']
 
-def close(a, b, eps=1e-5): torch.testing.assert_close(a, b, atol=eps, rtol=eps)
-
 @pytest.fixture(scope='module')
 def trained(dls, tmp_path_factory):
     "A classifier that knows its task"

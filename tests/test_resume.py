@@ -26,8 +26,6 @@ class Kill(Callback):
     def __call__(self, event_name):
         if event_name == self._event and self.learn.train_iter == self._at: (self._how or stop)()
 
-def stop(): raise KeyboardInterrupt
-
 N = 2 # epochs
 
 @pytest.fixture

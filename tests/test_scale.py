@@ -150,8 +150,6 @@ class Stop(Callback):
     def __call__(self, event_name):
         if event_name == self.event and self.learn.training and self.learn.iter == 2: raise KeyboardInterrupt
 
-def stop(*args): raise KeyboardInterrupt
-
 @pytest.mark.parametrize('where', ['before_batch','model','after_pred','after_loss','before_step'])
 def test_interrupted_chunked_loss(make, where):
     "After Ctrl-C the model gives logits, the loss is the learner's own, and training goes on without the callback"

@@ -20,14 +20,13 @@ from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fastai_txf.train.losses import TokenAccuracy
 from fastai_txf.learn.base import codec_of
 from fastai_txf.learn.writing import perplexity, SampleText, text_logprobs
-from fixtures import changed, make_dls, quiet, texts_df, uncompiled, weights
+from fixtures import changed, close, make_dls, quiet, texts_df, uncompiled, weights
 from test_properties import build, configs
 
 torch.set_num_threads(1)
 V,PAD_,BOS_,EOS_ = 30,1,2,3
 some,few = settings(max_examples=12), settings(max_examples=4)
 
-def close(a, b, eps=1e-5): torch.testing.assert_close(a, b, atol=eps, rtol=eps)
 def text(*shape): return torch.randint(4, V, shape)
 def padded(x, front, back): return F.pad(x, (front,back), value=PAD_)
 

@@ -2,7 +2,7 @@
 import sys; sys.modules.setdefault('torchvision', None) # `transformers` would import it
 import dataclasses, json, math, random, re
 from functools import partial
-import matplotlib.pyplot as plt, pandas as pd, pytest, torch
+import pandas as pd, pytest, torch
 import torch.nn as nn, torch.nn.functional as F
 from fastai.text.all import (BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, ClassificationInterpretation,
                              CrossEntropyLossFlat, Learner,
@@ -18,17 +18,9 @@ from fastai_txf.recipes.pretrain import more_texts
 from fastai_txf.text.plain import PlainCodec
 from fastai_txf.text.target import check_numbers
 from fastai_txf.train.losses import in_full
-from fixtures import SMALL, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet, texts_df
+from fixtures import SMALL, close, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, no_pictures_left, quiet, texts_df
 
 TEXT = 'music warm clever dull film'
-
-def close(a, b, eps=1e-5): torch.testing.assert_close(a, b, atol=eps, rtol=eps)
-
-@pytest.fixture(autouse=True)
-def no_pictures_left():
-    "Close the figures of each test"
-    yield
-    plt.close('all')
 
 @pytest.fixture(scope='module')
 def pairs():

@@ -1,35 +1,27 @@
 "Crashes and surprises: what a user meets in a day, each mended or said in time"
 import sys; sys.modules.setdefault('torchvision', None) # `transformers` would import it
 import configparser, copy, math, os, random, re, subprocess, textwrap, warnings
-import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch, torch.nn as nn, torch.nn.functional as F
+import numpy as np, pandas as pd, pytest, torch, torch.nn as nn, torch.nn.functional as F
 from functools import partial
 from pathlib import Path
 from fastai.text.all import (AWD_LSTM, BaseTokenizer, BCEWithLogitsLossFlat, Callback, ClassificationInterpretation, CSVLogger, MixUp, ModelResetter, MultiCategoryBlock,
                              Perplexity, TextDataLoaders, accuracy, load_learner, set_seed)
 from fastai_txf.all import (adamw,
-    CharTokenizer, KVCache, Seq2SeqDataLoaders, Seq2SeqTransformer, TransformerClassifier,
-    TransformerDataLoaders, TransformerEncoder, TransformerLM, TransformerMLM, add_pseudo_labels,
+    CharTokenizer, KVCache, Seq2SeqDataLoaders, TransformerClassifier,
+    TransformerDataLoaders, TransformerLM, add_pseudo_labels,
     SampleText, TransformerConfig, beam_search, from_hf, generate, muon, self_pretrain, stream_tokens, transformer_classifier_learner,
     transformer_lm_learner, transformer_mlm_learner, transformer_seq2seq_learner)
 from fastai_txf.learn.scoring import text_outputs
-from fixtures import SMALL, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, quiet, weights
+from fixtures import SMALL, close, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, no_pictures_left, quiet, weights
 
 TEXT = 'music warm clever dull film'
 REFUSED = (ValueError,TypeError)
-
-def close(a, b, eps=1e-5): torch.testing.assert_close(a, b, atol=eps, rtol=eps)
 
 def rough(model):
     "`model` in evaluation, with weights so large that all of it matters"
     torch.manual_seed(0)
     for p in model.parameters(): p.data += 0.3*torch.randn_like(p)
     return model.eval()
-
-@pytest.fixture(autouse=True)
-def no_pictures_left():
-    "Close the figures of each test"
-    yield
-    plt.close('all')
 
 @pytest.fixture(scope='module')
 def pairs():
@@ -139,25 +131,6 @@ def test_perplexity_of_an_extreme_model(make):
     assert learn.perplexity(TEXT) == math.inf
     assert learn.perplexity([TEXT, TEXT]) == [math.inf]*2
 
-MODELS = dict(encoder=TransformerEncoder, lm=TransformerLM, classifier=TransformerClassifier,
-              mlm=TransformerMLM, seq2seq=Seq2SeqTransformer)
-each_model = pytest.mark.parametrize('cls', MODELS.values(), ids=MODELS)
-
-def model_and_inputs(cls, **kw):
-    "A small model and two texts, one with padding behind"
-    x = torch.randint(2, 30, (2,7))
-    x[1,5:] = 1
-    return rough(cls(vocab_sz=30, **SMALL, **kw)), (x, x) if cls is Seq2SeqTransformer else (x,)
-
-@each_model
-@pytest.mark.parametrize('n_kv_heads', [None,1])
-def test_trace(cls, n_kv_heads):
-    "`torch.jit.trace`, which `TensorBoardCallback` uses by its defaults"
-    model,xs = model_and_inputs(cls, n_kv_heads=n_kv_heads)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter('ignore')
-        close(torch.jit.trace(model, xs, check_trace=False)(*xs), model(*xs))
-
 @pytest.mark.parametrize('kind', ['clf','lm'])
 def test_tensorboard(make, kind, tmp_path):
     "The callback by its defaults, but for its folder"
@@ -181,20 +154,6 @@ def test_predictions_for_tensorboard():
     samples,outs = L(('a|b\nc','yes'), ('d','no')), L(('no',), ('no',))
     dispatch.functions['tensorboard_log'](TensorText(torch.ones(2, 3)), None, samples, outs, w := Writer(), 1)
     assert w.lines[2:] == [r'| a\|b c | yes | no |', '| d | no | no |']
-
-@each_model
-@pytest.mark.parametrize('positions', ['rotary','learned','alibi'])
-def test_export(cls, positions):
-    "`torch.export` of every model, with the same outputs"
-    model,xs = model_and_inputs(cls, positions=positions)
-    with torch.no_grad(): close(torch.export.export(model, xs).module()(*xs), model(*xs))
-
-@each_model
-def test_onnx(cls, tmp_path):
-    pytest.importorskip('onnxscript')
-    model,xs = model_and_inputs(cls)
-    torch.onnx.export(model, xs, tmp_path/'model.onnx', dynamo=True)
-    assert (tmp_path/'model.onnx').exists()
 
 # What people type
 

@@ -351,8 +351,6 @@ def test_interrupted_batch(make, kind, where):
     with torch.no_grad(): assert learn.model.encoder(x).dtype == torch.float32
     learn.export('interrupted.pkl')
 
-def stop(*args): raise KeyboardInterrupt
-
 def test_cancelled_batch_and_error_leave_autocast(make):
     "So does a batch that a callback skips, and one that fails"
     class Skip(Callback):

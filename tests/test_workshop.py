@@ -149,6 +149,7 @@ wrong['check_scaled_dots'] = [
     ('softmax is taken already', lambda q, k: weights(scaled(q, k))),
     ('∞ before it is divided', lambda q, k: q @ k.mT / k.shape[-1]**0.5),
     ('queries and keys are swapped', lambda q, k: scaled(k, q)),
+    ('whatever the width', scaled_by(lambda x: 3**0.5)),
     ('cosines', lambda q, k: F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT)]
 
 def cut(x, h): return x.view(*x.shape[:2], h, -1)                             # (b, t, h, k)
@@ -159,6 +160,7 @@ wrong['check_split_heads'] = [
     ('come before the texts', lambda x, h: cut(x, h).permute(2, 0, 1, 3).reshape(len(x)*h, x.shape[1], -1)),
     ('not folded', lambda x, h: cut(x, h).transpose(1, 2)),
     ('use `reshape`', lambda x, h: cut(x, h).transpose(1, 2).view(len(x)*h, x.shape[1], -1)),
+    ('`hk/heads` is a float: write `hk//heads`', lambda x, h: x.view(*x.shape[:2], h, x.shape[2]/h)),
     ('not swapped with the tokens', cut),
     ('each gets the whole vector', lambda x, h: x.repeat_interleave(h, 0)),
     ('averaged', lambda x, h: cut(x, h).mean(2)),
@@ -173,7 +175,9 @@ wrong['check_merge_heads'] = [
     ('averaged', lambda x, h: apart(x, h).mean(1)),
     ('added up', lambda x, h: apart(x, h).sum(1)),
     ('not joined', lambda x, h: apart(x, h).transpose(1, 2)),
-    ('use `reshape`', lambda x, h: apart(x, h).transpose(1, 2).view(len(x)//h, x.shape[1], -1))]
+    ('use `reshape`', lambda x, h: apart(x, h).transpose(1, 2).view(len(x)//h, x.shape[1], -1)),
+    ('invalid combination.*`hk//heads`', lambda x, h: x.view(len(x)/h, h, *x.shape[1:])),
+    (r'reshape\(\) takes.*`hk//heads`', lambda x, h: x.reshape(len(x)/h, h, *x.shape[1:]))]
 
 class Bypassed(SelfAttention):
     "Self-attention that asks torch for the weights."
@@ -312,6 +316,7 @@ def pos(self, x, *args): return self.pos_emb(torch.arange(*args))
 wrong['check_embeddings'] = [
     ('the text in the batch', embeddings(lambda self, x: self.token_emb(x) + pos(self, x, len(x))[:,None])),
     (r'not the texts of the batch', embeddings(lambda self, x: self.token_emb(x) + pos(self, x, len(x)))),
+    (r'(?s)tensor a \(5\).*not all positions that there are', embeddings(lambda self, x: self.token_emb(x) + self.pos_emb.weight)),
     ('looked up by token', embeddings(lambda self, x: self.token_emb(x) + self.pos_emb(x))),
     ('positions are missing', embeddings(lambda self, x: self.token_emb(x))),
     ('tokens are missing', embeddings(lambda self, x: pos(self, x, x.shape[1]).expand(*x.shape, -1))),
@@ -418,6 +423,11 @@ def hidden(diagonal=1, value=float('-inf'), flip=False):
         return dots.masked_fill(m.T if flip else m, value)
     return f
 
+def only_four(dots):
+    "Hides the future of the first four tokens."
+    dots[:, *torch.triu_indices(4, 4, 1)] = float('-inf')
+    return dots
+
 wrong['check_mask'] = [
     ('nothing is hidden', lambda dots: dots),
     ('diagonal is hidden too', hidden(0)),
@@ -431,6 +441,8 @@ wrong['check_mask'] = [
     ('softmax is taken already', lambda dots: hidden()(weights(dots))),
     ('0·∞', lambda dots: dots * torch.ones(4, 4).triu(1) * float('-inf')),
     ('all but the diagonal', lambda dots: hidden()(hidden(flip=True)(dots))),
+    (r'(?s)RuntimeError.*size of its own', lambda dots: dots.masked_fill(torch.ones(4, 4, dtype=torch.bool).triu(1), float('-inf'))),
+    ('^the mask has a size of its own', only_four),
     ('None: is the `return` missing', lambda dots: None)]
 
 wrong['check_may_see'] = [
@@ -510,6 +522,8 @@ wrong['check_shift'] = [
     (r'the input has the shape \(4, 4\) and the target \(4, 3\)', lambda x: (x, x[:,1:])),
     ('the target is a NoneType: it should be a tensor', lambda x: (x[:,:-1], None)),
     ('the input is a list', lambda x: (x[:,:-1].tolist(), x[:,1:])),
+    ('counts the texts', lambda x: (x[:,:len(x)-1], x[:,1:len(x)])),
+    (r'shape \(3, 6\), but should have \(3, 10\)', lambda x: (x[:,:3], x[:,1:4])),
     ('return two tensors', lambda x: x[:,1:])]
 
 def draw(p): return torch.multinomial(p, 1)[0]
@@ -642,7 +656,7 @@ wrong['check_decoder_block'] = [
     ('one norm is used in several', decoder(change=lambda m, k, heads: setattr(m, 'norm3', m.norm1))),
     ('`self.cross` is missing', decoder(change=lambda m, k, heads: delattr(m, 'cross')))]
 
-def adapter(read=lambda x, n: compact(x)[0][:,:n], sizes=lambda c: (c.d_model, c.n_heads, c.n_layers, c.max_len, c.vocab_sz, c.n_out)):
+def adapter(read=lambda x, n: compact(x, 2)[0][:,:n], sizes=lambda c: (c.d_model, c.n_heads, c.n_layers, c.max_len, c.vocab_sz, c.n_out)):
     "A class for fastai."
     class Wrong(Classifier):
         def __init__(self, config):
@@ -653,10 +667,13 @@ def adapter(read=lambda x, n: compact(x)[0][:,:n], sizes=lambda c: (c.d_model, c
 
 wrong['check_fastai_classifier'] = [
     ('cut before padding is moved', adapter(lambda x, n: x[:,:n])),
+    ('is cut first and compacted then', adapter(lambda x, n: compact(x[:,:n], 2)[0])),
+    ('^`compact` takes token 1 for padding', adapter(lambda x, n: compact(x)[0][:,:n])),
+    ('cut first, and then `compact` takes', adapter(lambda x, n: compact(x[:,:n])[0])),
     ('cut at its front', adapter(lambda x, n: x[:,-n:])),
-    ('the last tokens are kept', adapter(lambda x, n: compact(x)[0][:,-n:])),
-    ('one token less', adapter(lambda x, n: compact(x)[0][:,:n-1])),
-    ('longer than config.max_len', adapter(lambda x, n: compact(x)[0])),
+    ('the last tokens are kept', adapter(lambda x, n: compact(x, 2)[0][:,-n:])),
+    ('one token less', adapter(lambda x, n: compact(x, 2)[0][:,:n-1])),
+    ('longer than config.max_len', adapter(lambda x, n: compact(x, 2)[0])),
     ('holds 3 blocks, but `depth` is 2', adapter(sizes=lambda c: (c.d_model, c.n_layers, c.n_heads, c.max_len, c.vocab_sz, c.n_out))),
     ('`token_emb` holds 4 vectors', adapter(sizes=lambda c: (c.d_model, c.n_heads, c.n_layers, c.vocab_sz, c.max_len, c.n_out))),
     ('`toprobs` maps width 6 to 30', adapter(sizes=lambda c: (c.d_model, c.n_heads, c.n_layers, c.max_len, c.vocab_sz, c.vocab_sz)))]
@@ -792,7 +809,7 @@ def test_minus_a_billion():
     "What leads to the same weights is as good as −∞, and changing the given tensor is allowed"
     workshop.check_mask(hidden(value=-1e9))
     def in_place(dots):
-        dots[:, *torch.triu_indices(4, 4, 1)] = float('-inf')
+        dots[:, *torch.triu_indices(*dots.shape[1:], 1)] = float('-inf')
         return dots
     workshop.check_mask(in_place)
 

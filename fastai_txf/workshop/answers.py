@@ -6,7 +6,7 @@
 __all__ = ['WrongAnswer']
 
 # %% ../../nbs/9_roof/01_workshop_answers.ipynb #33bbf343
-import functools, itertools, linecache, math, sysconfig
+import functools, itertools, linecache, math, re, sysconfig
 import torch, torch.nn as nn
 from pathlib import Path
 from ..base.compat import show_error_as
@@ -97,6 +97,13 @@ def compare(got, want, mistakes={}, what='the result'):
     raise WrongAnswer(f'{what} {_difference(got, want)}')
 
 # %% ../../nbs/9_roof/01_workshop_answers.ipynb #234b1e0a
+_use_floor = 'A whole number is wanted. `hk/heads` is a float: write `hk//heads`.'
+
+def _wants_whole(e):
+    "Does the error `e` come of a float where torch or Python wants a whole number?"
+    asked = r'\bints?\b[^.]*\bfloat|\(float, |float.* as an integer|reshape\(\) takes'
+    return isinstance(e, TypeError) and bool(re.search(asked, str(e), re.S))
+
 def run_answer(f, *args, hint=''):
     """`f(*args)`; a `WrongAnswer` if that stops with an error, unless the code is not written yet,
     or if it changes a tensor that it is given."""
@@ -105,6 +112,7 @@ def run_answer(f, *args, hint=''):
     except (NotImplementedError, WrongAnswer): raise
     except Exception as e:
         told = f'the code stops with {type(e).__name__}: {e}'
+        if _wants_whole(e): hint = _use_floor
         raise WrongAnswer(f'{told}\n{hint}' if hint else told) from e
     if any(isinstance(o, torch.Tensor) and not o.equal(g) for o,g in zip(args, given)):
         raise WrongAnswer('the code changes its input: `x += y` and `x.exp_()` write into x, '

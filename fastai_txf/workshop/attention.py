@@ -192,6 +192,10 @@ def check_scaled_dots(
     q,k = torch.randn(2, 2, 5, 9).unbind()
     dots = q @ k.mT
     compare_answer(fn, (q,k), dots/3, _scaling_mistakes(q, k, dots))
+    q,k = torch.randn(2, 3, 4, 16).unbind()
+    dots = q @ k.mT
+    compare_answer(fn, (q,k), dots/4, {
+        'the dot products are divided by 3 whatever the width: k is the last dimension': dots/3})
     big = torch.full((1,1,4096), 6.).half()
     if run_answer(fn, big, big).isinf().any():
         raise WrongAnswer('in half precision the dot product of large vectors is ∞ before it is '

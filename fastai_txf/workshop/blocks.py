@@ -169,10 +169,10 @@ def check_embeddings(
     expect_embedding(m, 'pos_emb', SEQ_LENGTH, K, 'position')
     x = torch.randint(0, SEQ_LENGTH, (5,5))
     tok,pos = m.token_emb(x), m.pos_emb.weight
-    compare_answer(m, (x,), tok + pos[:5], _embedding_mistakes(tok, pos, x))
-    x = torch.randint(0, N_TOKENS, (3,4))
     hint = ('The positions count the tokens, x.shape[1], not the texts of the batch, x.shape[0], '
             'and not all positions that there are.')
+    compare_answer(m, (x,), tok + pos[:5], _embedding_mistakes(tok, pos, x), hint)
+    x = torch.randint(0, N_TOKENS, (3,4))
     compare_answer(m, (x,), m.token_emb(x) + pos[:4], hint=hint)
 
 def _weave(a, b): return torch.stack([a, b], -1).flatten(1)

@@ -37,6 +37,17 @@ def check_mask(
     compare(got.softmax(-1), want.softmax(-1), _mask_mistakes(dots, above),
             'the softmax of the result')
     expect_gradients(lambda d: fn(d.clone()), dots)
+    _check_longer(fn, above)
+
+def _check_longer(fn, above):
+    "A `WrongAnswer` unless `fn` hides the future of six tokens, too; `above` is that of four."
+    own = 'the mask has a size of its own: take it from the dot products, `dots.shape[-1]`'
+    dots = torch.randn(3, 6, 6)
+    want = dots.masked_fill(~causal_mask(6), -math.inf)
+    got = run_answer(lambda: fn(dots.clone()), hint=own[0].upper() + own[1:] + '.')
+    compare(got.softmax(-1), want.softmax(-1), {
+        own: dots.masked_fill(F.pad(above, (0,2,0,2)), -math.inf).softmax(-1)},
+        'the softmax of the result')
 
 def _mask_mistakes(dots, above):
     "The softmax where something else than what stands `above` the diagonal is hidden."
@@ -151,8 +162,25 @@ def check_bigram(
         'this looks up columns: the row of a token holds its successors': w.T[x].log_softmax(-1),
         'there is a minus too many: the loss takes care of the sign': -scores.log_softmax(-1)})
 
-def _shift_mistakes(x, pair):
+def _side_by_side(fn, x):
+    "Input and target that `fn` makes of `x`; a `WrongAnswer` unless they are two like tensors."
+    res = run_answer(fn, x)
+    if not isinstance(res, (tuple,list)) or len(res) != 2:
+        raise WrongAnswer(f'the result is a {type(res).__name__}: '
+                          'return two tensors, inputs and targets')
+    xb,yb = res
+    for name,o in (('input',xb), ('target',yb)):
+        if not isinstance(o, torch.Tensor):
+            raise WrongAnswer(f'the {name} is a {type(o).__name__}: it should be a tensor')
+    if xb.shape != yb.shape:
+        raise WrongAnswer(f'the input has the shape {tuple(xb.shape)} and the target '
+                          f'{tuple(yb.shape)}: each token of the input has one target, '
+                          'its successor')
+    return torch.cat([xb, yb], -1)
+
+def _shift_mistakes(x):
     "Inputs and targets that do not fit each other."
+    def pair(a, b): return torch.cat([a, b], -1)
     return {
         'the target is not shifted: the model would only have to repeat what it sees': pair(x, x),
         'the target is not shifted: both have lost their last token': pair(x[:,:-1], x[:,:-1]),
@@ -168,29 +196,19 @@ def _shift_mistakes(x, pair):
         'the shift of the target leaves out its last token':
             pair(x[:,:-2], x[:,1:-1]),
         'the target is the whole text in reverse':
-            pair(x, x.flip(1))}
+            pair(x, x.flip(1)),
+        'the cut counts the texts of the batch, `len(x)`: tokens are dimension 1, `x.shape[1]`':
+            pair(x[:,:len(x)-1], x[:,1:len(x)])}
 
 @check
 def check_shift(
     fn, # from token ids `(b, t+1)` to inputs and targets, each `(b, t)`
 ):
     "Is the target the input one token later?"
-    x = torch.randperm(16).view(4, 4)
-    res = run_answer(fn, x)
-    if not isinstance(res, (tuple,list)) or len(res) != 2:
-        raise WrongAnswer(f'the result is a {type(res).__name__}: '
-                          'return two tensors, inputs and targets')
-    xb,yb = res
-    for name,o in (('input',xb), ('target',yb)):
-        if not isinstance(o, torch.Tensor):
-            raise WrongAnswer(f'the {name} is a {type(o).__name__}: it should be a tensor')
-    if xb.shape != yb.shape:
-        raise WrongAnswer(f'the input has the shape {tuple(xb.shape)} and the target '
-                          f'{tuple(yb.shape)}: each token of the input has one target, '
-                          'its successor')
-    pair = lambda a, b: torch.cat([a, b], -1)
-    compare(pair(xb, yb), pair(x[:,:-1], x[:,1:]), _shift_mistakes(x, pair),
-             'input and target, side by side,')
+    for size in ((4,4), (3,6)):
+        x = torch.randperm(math.prod(size)).view(size)
+        want = torch.cat([x[:,:-1], x[:,1:]], -1)
+        compare(_side_by_side(fn, x), want, _shift_mistakes(x), 'input and target, side by side,')
 
 # %% ../../nbs/9_roof/04_workshop_language.ipynb #ddbe5e18
 def _token_id(o):

@@ -168,32 +168,46 @@ def _check_sizes(m, c):
     expect_blocks(m, c.n_layers, c.d_model, c.n_heads)
     expect_linear(part_of(m, 'toprobs', nn.Linear), 'toprobs', c.d_model, c.n_out, True)
 
+def _cut_mistakes(answer, x, pad_idx):
+    "Answers to a batch that is not compacted or cut to four tokens as it should be."
+    text = compact(x, pad_idx)[0]
+    return {
+        'the batch is cut before padding is moved behind: '
+        'of a short text with padding in front nothing is left':
+            answer(x[:,:4]),
+        'the batch is cut first and compacted then: '
+        'of a short text with padding in front nothing is left':
+            answer(compact(x[:,:4], pad_idx)[0]),
+        '`compact` takes token 1 for padding: give it config.pad_idx, which is 2 here':
+            answer(compact(x)[0][:,:4]),
+        'the batch is cut first, and then `compact` takes token 1 for padding: '
+        'compact it first, and give it config.pad_idx':
+            answer(compact(x[:,:4])[0]),
+        'the batch is cut at its front: of a text with padding behind little is left. '
+        'Compact it, then keep the first tokens':
+            answer(x[:,-4:]),
+        'padding is moved behind the text, but then the last tokens are kept: keep the first':
+            answer(text[:,-4:]),
+        'one token less than config.max_len is read': answer(text[:,:3])}
+
 @check
 def check_fastai_classifier(
     cls, # called as `cls(config)`; maps token ids `(b, t)` of any length to `(b, n_out)`
 ):
     "Does it take its sizes from the configuration, and fastai's batches as they are?"
     c = TransformerConfig(vocab_sz=30, d_model=6, n_heads=3, n_layers=2, max_len=4, n_out=5,
-                          pad_idx=1)
+                          pad_idx=2)
     m = make_answer(cls, c)
     _check_sizes(m, c)
-    x = torch.randint(2, 30, (3,9))
-    x[0,:6] = 1
-    x[1,:3] = x[1,-2:] = 1
+    x = torch.randint(3, 30, (3,9))
+    x[0,:6] = c.pad_idx
+    x[1,:3] = x[1,-2:] = c.pad_idx
+    x[2,0] = 1
     ref = library_model(m.state_dict(), c.n_heads, lm=False)
-    text = compact(x)[0]
-    want = lambda ids: ref(ids).log_softmax(-1)
+    def answer(ids): return ref(ids).log_softmax(-1)
+    want = answer(compact(x, c.pad_idx)[0][:,:4])
     got = run_answer(m, x, hint='A batch may be longer than config.max_len: '
                           'cut it to as many positions as there are.')
-    compare(got.log_softmax(-1) if isinstance(got, torch.Tensor) else got, want(text[:,:4]), {
-        'the batch is cut before padding is moved behind: '
-        'of a short text with padding in front nothing is left':
-            want(x[:,:4]),
-        'the batch is cut at its front: of a text with padding behind little is left. '
-        'Compact it, then keep the first tokens':
-            want(x[:,-4:]),
-        'padding is moved behind the text, but then the last tokens are kept: keep the first':
-            want(text[:,-4:]),
-        'one token less than config.max_len is read': want(text[:,:3])},
-        'the log-softmax of the result')
+    compare(got.log_softmax(-1) if isinstance(got, torch.Tensor) else got, want,
+            _cut_mistakes(answer, x, c.pad_idx), 'the log-softmax of the result')
     expect_gradients(m, x)
