@@ -34,6 +34,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'fastai_txf/base/checks.py'),
                                         'fastai_txf.base.checks.nearest_words': ( '0_base/checks.html#nearest_words',
                                                                                   'fastai_txf/base/checks.py'),
+                                        'fastai_txf.base.checks.refuse_unknown': ( '0_base/checks.html#refuse_unknown',
+                                                                                   'fastai_txf/base/checks.py'),
                                         'fastai_txf.base.checks.whole_ids': ('0_base/checks.html#whole_ids', 'fastai_txf/base/checks.py')},
             'fastai_txf.base.compat': { 'fastai_txf.base.compat.Module': ('0_base/compat.html#module', 'fastai_txf/base/compat.py'),
                                         'fastai_txf.base.compat.Module.__init__': ( '0_base/compat.html#module.__init__',
