@@ -6,8 +6,7 @@
 __all__ = ['to_hf']
 
 # %% ../../nbs/8_share/11_to_hf.ipynb #9c068dff
-import copy, errno, math, os, shutil, tempfile, torch, torch.nn as nn, warnings
-from contextlib import contextmanager
+import copy, errno, math, torch, torch.nn as nn, warnings
 from pathlib import Path
 from fastai.learner import Learner
 from fastai.text.core import BOS, FLD
@@ -18,6 +17,7 @@ from ..model.stack import TransformerEncoder
 from ..text.plain import mark_columns
 from ..text.codec import TextCodec
 from ..text.target import Target
+from .folder import new_folder
 from .hf_tables import MODELS, outward
 from .publish import (
     check_parts, check_same_answers, model_options, threshold_of)
@@ -198,27 +198,6 @@ def _knowledge(learn, name):
     return dict(bos_token_id=told['bos_token_id'], eos_token_id=end), told
 
 # %% ../../nbs/8_share/11_to_hf.ipynb #5fa1eb69
-@contextmanager
-def new_folder(
-    path, # where it shall be; a FileExistsError if something is there
-): # yields the path of an empty folder to fill
-    "Fill a folder that gets its name at the end of the block; after an error there is none."
-    path = Path(path)
-    if path.exists() or path.is_symlink():
-        raise FileExistsError(errno.EEXIST, f'{path} is there already: remove it, or give another '
-                              'name')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = Path(tempfile.mkdtemp(prefix=f'.{path.name}.', suffix='.tmp', dir=path.parent))
-    try:
-        yield tmp
-        mask = os.umask(0)
-        os.umask(mask)
-        tmp.chmod(0o777 & ~mask)
-        tmp.rename(path)
-    except BaseException:
-        shutil.rmtree(tmp, ignore_errors=True)
-        raise
-
 _auto = dict(head='AutoModelForCausalLM', masked='AutoModelForMaskedLM', encoder='AutoModel',
              classifier='AutoModelForSequenceClassification')
 
