@@ -5,6 +5,7 @@ from pathlib import Path
 import fastai, numpy as np, pandas as pd, pytest, torch
 from torch import nn
 from torch.overrides import BaseTorchFunctionMode
+from fastai.callback.schedule import LRFinder
 from fastai.text.all import Callback, CrossEntropyLossFlat, DataLoader, DataLoaders, Learner, MSELossFlat
 from fastai_txf.base import compat
 
@@ -67,6 +68,21 @@ def test_step():
             'if not self.training or not len(self.yb): return', 'self._do_grad_opt()']
     lines = inspect.getsource(Learner._do_one_batch).split('\n')[1:]
     assert [l.strip() for l in lines if l.strip()] == want, f'the step of fastai has changed {HERE}'
+
+def test_kinds_of_fits():
+    "Learner.lock: held in `before_fit` of a validation or a prediction, free in that of a fit and of `lr_find`"
+    seen = []
+    class Watch(Callback):
+        def before_fit(self): seen.append((compat.is_fit(self.learn), compat.is_search(self.learn)))
+    learn = line_learner(cbs=Watch())
+    exists(learn, 'lock')
+    learn.validate(); learn.get_preds()
+    assert seen == [(False,False)]*2
+    learn.fit(1); learn.lr_find(num_it=6, show_plot=False)
+    class Finder(LRFinder): "A search by another name"
+    learn.fit(2, cbs=Finder(num_it=6))
+    assert seen[2:] == [(True,False),(True,True),(True,True)]
+    assert compat.is_search(learn, [Finder()]) and not compat.is_search(learn)
 
 def test_loader_wrap():
     "DistributedTrainer._wrap_dl: what the trainer wraps loaders with, called with itself and a loader"

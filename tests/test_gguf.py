@@ -94,6 +94,10 @@ def test_refused(dls_bpe, texts, df, tmp_path):
     learn = lm(dls_bpe, 'llama')
     learn.model.head.weight.data[3,2] = float('inf')
     with pytest.raises(ValueError, match='holds NaN or infinity.*train it again'): to_gguf(learn, file)
+    for part in ('emb','blocks.1.attn.fn'):
+        learn = lm(dls_bpe, 'llama')
+        learn.model.encoder.get_submodule(part).register_forward_hook(lambda m,args,out: out*1.5)
+        with pytest.raises(ValueError, match='says something else.*a hook'): to_gguf(learn, file)
     assert file.read_text()=='mine' and len(list(tmp_path.iterdir()))==1
 
 def test_missing_package(dls_bpe, monkeypatch, tmp_path):

@@ -71,6 +71,13 @@ def test_misspelt_option(request, factory, wrong, near):
     with pytest.raises(TypeError, match=repr(wrong)) as e: factory(dls, **{wrong:2})
     if near: assert f'did you mean {near!r}?' in str(e.value)
 
+@factories
+def test_first_misspelt_option(request, factory):
+    "Of several the first is named, in every process"
+    dls = request.getfixturevalue('dls_lm' if factory is transformer_lm_learner else 'dls')
+    for wrong in (['n_haeds','metrcs','d_modle','n_lyers','postions'], ['postions','d_modle','n_lyers','metrcs','n_haeds']):
+        with pytest.raises(TypeError, match=repr(wrong[0])): factory(dls, **dict.fromkeys(wrong, 2))
+
 @both
 @pytest.mark.parametrize('kw,words', [(dict(d_model=16, n_heads=3), ['16','n_heads=3']), (dict(config='gtp2'), ["'gtp2'","'gpt2'"]), (dict(positions='roatry'), ["'roatry'","'rotary'"]),
     (dict(norm='batch'), ["'batch'","'layer'"]), (dict(drop_mult=20), ['p=2.0']), (dict(n_layers=0), ['n_layers=0'])])

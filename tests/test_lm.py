@@ -1,5 +1,6 @@
 "What only language models do in a learner: predictions that fit into memory, the likelihood of a text, samples in the fit's table"
 import math, numpy as np, pandas as pd, pytest, torch, torch.nn.functional as F
+from fastai.callback.schedule import LRFinder
 from fastai.text.all import CSVLogger, CrossEntropyLossFlat, Learner, SaveModelCallback, accuracy, set_seed
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.codec import decode_ids, encode_text
@@ -7,6 +8,7 @@ from fastai_txf.generate.decode import generate
 from fastai_txf.learn.writing import predict, text_logprobs
 from fastai_txf.text.stream import LMDataLoaders
 from fastai_txf.text.tokens import CharTokenizer
+from fastai_txf.learn import writing
 from fastai_txf.learn.writing import SampleText
 from fixtures import *
 
@@ -125,6 +127,16 @@ def test_sample_text_beside_others(make, tmp_path):
     learn.add_cb(SampleText())
     learn.lr_find(num_it=3, show_plot=False)
     assert len(learn.validate()) == 2 and len(learn.get_preds()) == 2
+
+def test_sample_text_in_fits_alone(make, monkeypatch):
+    "A validation and a search for a rate, by whatever name, write nothing"
+    learn,asked = make('lm', cbs=SampleText('a warm', n_words=2)), []
+    monkeypatch.setattr(writing, 'predict', lambda *args,**kwargs: asked.append(kwargs) or 'a warm film')
+    class Finder(LRFinder): "A search by another name"
+    learn.validate(); learn.get_preds(); learn.lr_find(num_it=6, show_plot=False); learn.fit(2, cbs=Finder(num_it=6))
+    assert not asked
+    learn.fit(1)
+    assert len(asked) == 2
 
 def test_sample_text_options():
     "A misspelt option is refused when the callback is made"

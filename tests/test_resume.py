@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np, pandas as pd, pytest, torch
 from fastai.text.all import (Adam, Callback, CancelFitException, CSVLogger, CrossEntropyLossFlat, DataLoaders, EarlyStoppingCallback, FocalLossFlat, GradientAccumulation, Learner, MSELossFlat, RegressionBlock, SaveModelCallback, accuracy,
                              set_seed)
+from fastai.callback.schedule import LRFinder
 from fastai.data.load import DataLoader
 from hypothesis import given, settings, strategies as st
 from pathlib import Path
@@ -228,6 +229,8 @@ def test_costs_nothing(new, whole):
     file = learn.path/learn.model_dir/'resume.pth'
     before = file.read_bytes()
     learn.validate(); learn.predict('a warm film'); learn.get_preds(); learn.lr_find(num_it=5, show_plot=False)
+    class Finder(LRFinder): "A search by another name"
+    learn.fit(2, cbs=Finder(num_it=6))
     assert file.read_bytes() == before
 
 def test_two_that_begin_at_once(new, tmp_path):

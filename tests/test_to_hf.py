@@ -331,6 +331,42 @@ def test_refused(make, match, tmp_path):
     with pytest.raises(ValueError, match=match): to_hf(model, tmp_path/'out')
     assert not list(tmp_path.iterdir())
 
+def hooked(part, f):
+    part.register_forward_hook(lambda m,args,out: f(out))
+
+def own_forward(part, f):
+    old = part.forward
+    part.forward = lambda *args,**kwargs: f(old(*args, **kwargs))
+
+@pytest.mark.parametrize('change', [hooked,own_forward])
+@pytest.mark.parametrize('name', ['gpt2, tanh','llama','encoder, bert','bert','masked'])
+@pytest.mark.parametrize('part', ['emb','blocks.0.ff.fn'])
+def test_refused_changes(name, part, change, tmp_path):
+    "A hook or a forward of one's own that changes what the model says; nothing is written"
+    model = forms[name]()
+    change(getattr(model, 'encoder', model).get_submodule(part), lambda out: out*1.5)
+    with pytest.raises(ValueError, match='says something else.*a hook'): to_hf(model, tmp_path/'out')
+    assert not list(tmp_path.iterdir())
+
+def test_hooks_that_listen(tmp_path):
+    "A hook that changes nothing stays on the model and says nothing against it"
+    model = lm('gpt2').train()
+    hooked(model.encoder.emb, lambda out: None)
+    before = model.state_dict()
+    theirs = to_hf(model)
+    assert model.training and not theirs.training and theirs.dtype==torch.float32
+    assert all(torch.equal(v, before[k]) for k,v in model.state_dict().items())
+
+@pytest.mark.parametrize('dtype', [torch.float64,torch.float16,torch.bfloat16])
+@pytest.mark.parametrize('name', ['gpt2','gpt2, scaled','llama','bert'])
+def test_any_precision(name, dtype):
+    "Weights in other precisions than fp32 arrive bit by bit"
+    model = forms[name]().to(dtype)
+    for p in model.parameters(): p.data.add_(torch.randn_like(p)*1e-3)
+    theirs = to_hf(model)
+    if name == 'gpt2, scaled': assert torch.equal(theirs.transformer.wte.weight, model.encoder.emb.weight*4)
+    else: assert same_state(from_hf(theirs), model)
+
 def test_refused_learners(df, tmp_path):
     "So are an `arch=` of one's own and a tokenizer that is code, unless it is left out"
     dls = bpe_dls(df, is_lm=True, label_col=None, seq_len=16)

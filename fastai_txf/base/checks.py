@@ -164,14 +164,24 @@ def nearest_words(word, known):
     return f'close to it are {", ".join(map(repr, near))}' if near else 'nothing is close to it'
 
 # %% ../../nbs/0_base/01_checks.ipynb #c25a0202
+def refuse_unknown(
+    names, # of options, in their order
+    known, # names that there are
+    what:str, # the message, with {} for the name
+    else_:str='', # its end where nothing known looks like the name
+):
+    "A TypeError for the first name that is not known, with the one that looks most like it."
+    for k in names:
+        if k in known: continue
+        near = difflib.get_close_matches(k, known, 1)
+        hint = f': did you mean {near[0]!r}?' if near else else_
+        raise TypeError(what.format(repr(k)) + hint)
+
 def check_spelling(
     func, # takes the options, and does so in its signature
     options, # their names
 ):
     "A TypeError that helps to spell what `func` does not take."
     known = [*inspect.signature(func).parameters]
-    for k in options:
-        if k in known: continue
-        near = difflib.get_close_matches(k, known, 1)
-        hint = f'did you mean {near[0]!r}?' if near else f'it takes {", ".join(known)}'
-        raise TypeError(f'{func.__name__} has no option {k!r}: {hint}')
+    refuse_unknown(options, known, func.__name__ + ' has no option {}',
+                   f': it takes {", ".join(known)}')

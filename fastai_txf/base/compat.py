@@ -40,6 +40,20 @@ def set_loader_wrap(
     "Let `trainer` and its subclasses share out loaders by `wrap`."
     trainer._wrap_dl = wrap
 
+def is_fit(
+    learn, # in `before_fit`
+)->bool:
+    "Whether a fit begins, and no validation or prediction: fastai locks the learner for those."
+    return not learn.lock.locked()
+
+def is_search(
+    learn, # any `Learner`
+    cbs=(), # more callbacks of the fit
+)->bool:
+    "Whether a fit looks for a learning rate, and puts the weights back."
+    from fastai.callback.schedule import LRFinder
+    return any(isinstance(cb, LRFinder) for cb in [*learn.cbs, *cbs])
+
 # %% ../../nbs/0_base/00_compat.ipynb #c25a0002
 class Module(nn.Module):
     "`nn.Module`, set up before `__init__` runs: no `super().__init__()` is needed."

@@ -46,10 +46,15 @@ def _of_disk(e):
 
 def _mode(path):
     "The permissions of the file that is there, or those of a new one."
-    if path.exists(): return path.stat().st_mode & 0o777
+    return path.stat().st_mode & 0o777 if path.exists() else new_mode(0o666)
+
+def new_mode(
+    most:int, # permissions that it may have
+)->int:
+    "The permissions of a new file or folder: those that the system's mask leaves."
     mask = os.umask(0)
     os.umask(mask)
-    return 0o666 & ~mask
+    return most & ~mask
 
 def sweep(
     path, # a file that `replacing` writes

@@ -9,6 +9,7 @@ __all__ = []
 import math, numpy as np, torch
 from fastai.callback.core import Callback
 from fastai.data.core import Datasets
+from ..base.compat import is_fit
 from ..base.ids import evenly_drawn
 from ..model.config import PRESETS
 from ..model.wide import token_letters
@@ -82,7 +83,7 @@ class CountWords(Callback):
 
     def before_fit(self):
         wide = wide_path(self.learn.model)
-        if wide is None or self.learn.lock.locked(): return # locked: validation or prediction
+        if wide is None or not is_fit(self.learn): return
         if not wide.counted: self.learn.count_wide()
         self.kind = Target.of(self.dls).kind if wide.shares[1] > 0 else None
 

@@ -6,14 +6,14 @@
 __all__ = []
 
 # %% ../../nbs/5_learn/05_factory.ipynb #8115517e
-import copy, dataclasses, difflib, inspect, torch.nn as nn
+import copy, dataclasses, inspect, torch.nn as nn
 from pathlib import Path
 from fastai.learner import Learner
 from fastai.text.data import LMDataLoader
 from fastai.torch_core import trainable_params
 from fastcore.basics import ifnone
 from fastcore.foundation import L
-from ..base.checks import check_functions
+from ..base.checks import check_functions, refuse_unknown
 from ..model.config import fields_of, make_config, TransformerConfig, UNUSED
 from ..text.special import pad_index, text_vocab, vocab_lists
 from ..text.codec import note_columns
@@ -33,11 +33,8 @@ def split_options(kwargs, kind, own=False):
     fields = {f.name for f in dataclasses.fields(TransformerConfig)}
     if not own: fields -= {*UNUSED[kind]}
     learner = inspect.signature(Learner.__init__).parameters.keys() - {'self','dls','model'}
-    for k in kwargs.keys() - fields - learner:
-        near = difflib.get_close_matches(k, sorted(fields|learner), 1)
-        hint = f': did you mean {near[0]!r}?' if near else ''
-        raise TypeError(f'{k!r} is neither a field of TransformerConfig that this model uses '
-                        f'nor an argument of Learner{hint}')
+    refuse_unknown(kwargs, fields|learner, '{} is neither a field of TransformerConfig that this '
+                   'model uses nor an argument of Learner')
     config_kw = {k:v for k,v in kwargs.items() if k in fields}
     return config_kw, {k:v for k,v in kwargs.items() if k in learner}
 

@@ -17,6 +17,7 @@ from fastcore.basics import store_attr
 from fastcore.meta import delegates
 from torch.nn.utils.rnn import pad_sequence
 from ..base.checks import check_spelling, check_values
+from ..base.compat import is_fit
 from ..base.ids import evenly_drawn
 from ..base.plain import package
 from ..base.shadow import kept_shadow, shadow
@@ -45,8 +46,7 @@ class TeacherForcing(Callback):
 
     def before_fit(self):
         "A ValueError for targets that go beyond learned positions."
-        if self.learn.lock.locked(): return                    # no fit: validation or prediction
-        if isinstance(self.model, Seq2SeqTransformer):
+        if is_fit(self.learn) and isinstance(self.model, Seq2SeqTransformer):
             _check_targets(self.dls, self.model.decoder.positions.max_len)
 
     def before_batch(self):

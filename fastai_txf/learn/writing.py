@@ -12,6 +12,7 @@ from fastai.callback.core import Callback
 from fastcore.meta import delegates
 from fastprogress.fastprogress import progress_bar
 from ..base.checks import check_spelling, check_values
+from ..base.compat import is_fit, is_search
 from ..model.models import Seq2SeqTransformer
 from ..text.special import decode_specials
 from ..text.plain import kept
@@ -193,8 +194,8 @@ class SampleText(Callback):
         check_spelling(predict, kwargs)
 
     def before_fit(self):
-        recorder = getattr(self, 'recorder', None)  # off the record: a prediction
-        self.writes = recorder is not None and recorder.run and not hasattr(self, 'lr_finder')
+        recorded = getattr(self, 'recorder', None) is not None
+        self.writes = recorded and is_fit(self.learn) and not is_search(self.learn)
         if not self.writes: return
         if isinstance(self.model, Seq2SeqTransformer):
             raise TypeError('SampleText continues a prompt, which an encoder–decoder does not: '

@@ -7,12 +7,12 @@ __all__ = ['INITS', 'LONG', 'FOR_TRAINING', 'PRESETS', 'init_scaled', 'init_gpt2
            'make_config']
 
 # %% ../../nbs/1_model/04_config.ipynb #fea72798
-import dataclasses, difflib, math, torch.nn as nn
+import dataclasses, math, torch.nn as nn
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral, Real
 from ..base.plain import ifnone
-from ..base.checks import check_named
+from ..base.checks import check_named, refuse_unknown
 from .attention import PerHeadLinear
 from .positions import POSITIONS
 from .layers import FEED_FORWARDS, NORMS, WIRINGS
@@ -178,11 +178,8 @@ def make_config(
 ): # `TransformerConfig`
     "`config` with `kwargs` in place; unknown names raise with the nearest known one."
     known = [f.name for f in dataclasses.fields(TransformerConfig)]
-    for k in kwargs:
-        if k in known: continue
-        near = difflib.get_close_matches(k, known, 1)
-        hint = f': did you mean {near[0]!r}?' if near else f'; the fields are {", ".join(known)}'
-        raise TypeError(f'{k!r} is no field of TransformerConfig' + hint)
+    refuse_unknown(kwargs, known, '{} is no field of TransformerConfig',
+                   f'; the fields are {", ".join(known)}')
     if isinstance(config, TransformerConfig): return dataclasses.replace(config, **kwargs)
     check_named(ifnone(config, 'default'), PRESETS, 'config')
     return TransformerConfig(**{**PRESETS[ifnone(config, 'default')], **kwargs})

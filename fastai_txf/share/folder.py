@@ -7,8 +7,10 @@ __all__ = []
 
 # %% ../../nbs/8_share/07_folder.ipynb #6e108522
 import errno, json, os, shutil, tempfile, time
+from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
+from ..base.files import new_mode
 from ..model.models import TASKS
 from .bundle import FILES
 
@@ -111,12 +113,30 @@ def write_folder(
         path.parent.mkdir(parents=True, exist_ok=True)
         tmp = Path(tempfile.mkdtemp(prefix=f'.{path.name}.', suffix='.tmp', dir=path.parent))
         for name,data in files.items(): _write_synced(tmp/name, data)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(tmp, 0o777 & ~mask)
+        tmp.chmod(new_mode(0o777))
         _put_in_place(tmp, path, replace)
     except BaseException as e:
         if tmp is not None: shutil.rmtree(tmp, ignore_errors=True)
         if isinstance(e, FileExistsError) or not isinstance(e, OSError): raise
         raise type(e)(e.errno, f'cannot write {path}: {e.strerror or e}') from e
     return Path(folder) if Path(folder).exists() else path
+
+# %% ../../nbs/8_share/07_folder.ipynb #f01de402
+@contextmanager
+def new_folder(
+    path, # where it shall be; a FileExistsError if something is there
+): # yields the path of an empty folder to fill
+    "Fill a folder that gets its name at the end of the block; after an error there is none."
+    path = Path(path)
+    if path.exists() or path.is_symlink():
+        raise FileExistsError(errno.EEXIST, f'{path} is there already: remove it, or give another '
+                              'name')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tmp = Path(tempfile.mkdtemp(prefix=f'.{path.name}.', suffix='.tmp', dir=path.parent))
+    try:
+        yield tmp
+        tmp.chmod(new_mode(0o777))
+        tmp.rename(path)
+    except BaseException:
+        shutil.rmtree(tmp, ignore_errors=True)
+        raise

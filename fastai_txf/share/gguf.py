@@ -18,6 +18,7 @@ from ..text.codec import TextCodec
 from ..text.tokens import BPETokenizer
 from .hf_tables import MODELS
 from .hf_tokens import added_ids, byte_pairs, check_cutting
+from .publish import checked_model
 from .to_hf import architecture_of, model_parts
 
 # %% ../../nbs/8_share/12_gguf.ipynb #56b2e909
@@ -134,6 +135,7 @@ def to_gguf(
         raise TypeError(f'{type(learn).__name__} is no learner, which knows the tokens')
     name = architecture_of(learn.model)
     _refuse(learn.model, name)
+    checked_model(learn.model, 'lm')
     family,file = MODELS[name].family.title, Path(file)
     if rank_distrib(): return file
     out = gguf.GGUFWriter(None, {'GPT-2':'gpt2', 'Llama':'llama'}[family])

@@ -65,7 +65,9 @@ def check_parts(
         _refuse(f"{f}={name!r} is a part of your own in the library's table, which only code can "
                 'describe', _keep)
 
-def _model_options(model):
+def model_options(
+    model, # of this library
+)->dict: # arguments of its class
     "What a model was made with, besides its configuration."
     range = getattr(model, 'range', None)
     if isinstance(range, SigmoidRange): return dict(y_range=[range.low, range.high])
@@ -90,14 +92,25 @@ def _probe(model, kind, config):
     tgt = (x % (config.tgt_vocab_sz or config.vocab_sz))[:,:4]
     with torch.no_grad(): return model(x, tgt) if kind == 'seq2seq' else model(x)
 
+def check_same_answers(
+    own, # a model in evaluation mode, on the CPU
+    other, # what its configuration and weights make
+    config, # `TransformerConfig`
+    kind:str=None, # 'seq2seq' for a model that takes two texts
+):
+    "A ValueError where two models do not say the same of some ids."
+    a,b = (_probe(m, kind, config) for m in (own,other))
+    if torch.allclose(a, b, rtol=1e-4, atol=1e-5*max(1., float(b.abs().max()))): return
+    _refuse('the model says something else than its configuration (a block= with options of its '
+            'own, a hook or a changed part)', _keep)
+
 def checked_model(
     model, # of a learner
     kind:str, # a key of `TASKS`
 ): # a copy on the CPU that its configuration describes
     "The model as its configuration and weights give it again. A ValueError where they do not."
-    check_parts(model.config)
     own = copy.deepcopy(shadow(model)).to('cpu').float()
-    res = build_model(kind, model.config, _model_options(model))
+    res = build_model(kind, model.config, model_options(model))
     _same_parts(own, res)
     mine,new = unique_weights(own), unique_weights(res)
     for k in {*mine} ^ {*new}:
@@ -109,10 +122,8 @@ def checked_model(
             t.copy_(mine[k])
             if not t.isfinite().all():
                 _refuse(f'{k} holds NaN or infinity', 'the model has diverged, so train it again')
-    a,b = (_probe(m, kind, res.config) for m in (own,res))
-    if torch.allclose(a, b, rtol=1e-4, atol=1e-5*max(1., float(b.abs().max()))): return res
-    _refuse('the model says something else than its configuration (a block= with options of its '
-            'own, a hook or a changed part)', _keep)
+    check_same_answers(own, res, res.config, kind)
+    return res
 
 # %% ../../nbs/8_share/08_publish.ipynb #4c8151be
 _steps = dict(TextEnds='ends', TextStart='start', reverse_text='reverse')
@@ -203,6 +214,7 @@ def bundle_files(
 )->dict: # name to content
     "The files of a published model. A ValueError or TypeError names a part that is code."
     save,kind = safetensors_torch().save, model_kind(learn.model)
+    check_parts(learn.model.config)
     model = checked_model(learn.model, kind)
     codecs = [learn.codec, *([learn.target_codec] if kind == 'seq2seq' else [])]
     texts = [*map(published_text, codecs)]
@@ -212,7 +224,7 @@ def bundle_files(
     files = {'model.safetensors':save(weights), 'text.json':json_text(dict(sides=texts)).encode(),
              'labels.json':json_text(labels).encode(), 'README.md':card.encode()}
     config = dict(kind=kind, config=_fields(learn.model.config), versions=versions,
-                  options=_model_options(learn.model))
+                  options=model_options(learn.model))
     return {**files, 'config.json':seal(config, files)}
 
 # %% ../../nbs/8_share/08_publish.ipynb #0bf6c566

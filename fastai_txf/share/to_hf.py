@@ -6,20 +6,21 @@
 __all__ = ['to_hf']
 
 # %% ../../nbs/8_share/11_to_hf.ipynb #9c068dff
-import errno, math, os, shutil, tempfile, torch, torch.nn as nn, warnings
-from contextlib import contextmanager
+import copy, errno, math, torch, torch.nn as nn, warnings
 from pathlib import Path
 from fastai.learner import Learner
 from fastai.text.core import BOS, FLD
 from fastai.torch_core import rank_distrib
-from ..model.models import (
-    LinearRange, SigmoidRange, TransformerClassifier, TransformerLM, TransformerMLM)
+from ..base.shadow import shadow
+from ..model.models import TransformerClassifier, TransformerLM, TransformerMLM
 from ..model.stack import TransformerEncoder
 from ..text.plain import mark_columns
 from ..text.codec import TextCodec
 from ..text.target import Target
+from .folder import new_folder
 from .hf_tables import MODELS, outward
-from .publish import check_parts, threshold_of
+from .publish import (
+    check_parts, check_same_answers, model_options, threshold_of)
 from .hf_tokens import package_of, to_hf_tokenizer
 
 # %% ../../nbs/8_share/11_to_hf.ipynb #5ee49b33
@@ -57,15 +58,14 @@ def _settings(m):
 
 def _refuse_own(model):
     "ValueError for a part that the configuration does not know of."
-    if isinstance(getattr(model, 'range', None), SigmoidRange):
+    if 'y_range' in (options := model_options(model)):
         raise ValueError('y_range squeezes the outputs, and transformers has nothing of the kind: '
                          'leave it out')
     for k,v in model.state_dict().items():
         if v.is_floating_point() and not v.isfinite().all():
             raise ValueError(f'{k} holds NaN or infinity: the model has diverged, so train it '
                              'again')
-    scaled = dict(scaled=True) if isinstance(getattr(model, 'range', None), LinearRange) else {}
-    with torch.device('meta'): fresh = type(model)(model.config, **scaled)
+    with torch.device('meta'): fresh = type(model)(model.config, **options)
     plan = {k:_settings(m) for k,m in fresh.named_modules()}
     for k,m in model.named_modules():
         if plan.get(k) == _settings(m): continue
@@ -158,11 +158,15 @@ def _fill(theirs, weights):
 
 def _their_model(model, name, more):
     "The model of `transformers`, on the CPU, in the precision of ours. No random number is drawn."
-    config,first = _their_config(model, name, more), next(model.parameters())
+    dtype = next(model.parameters()).dtype
+    own = copy.deepcopy(shadow(model)).to('cpu', torch.promote_types(dtype, torch.float32))
+    config,weights = _their_config(own, name, more), _their_weights(own, name)
     options = dict(add_pooling_layer=False) if name == 'BertModel' else {}
     with torch.random.fork_rng(devices=[]):
         theirs = getattr(package_of('transformers'), name)(config, **options)
-    return _fill(theirs.to(first.dtype), _their_weights(model, name))
+    _fill(theirs.to(next(own.parameters()).dtype), weights)
+    check_same_answers(own, lambda x: theirs(x)[0], own.config)
+    return theirs.to(dtype)
 
 # %% ../../nbs/8_share/11_to_hf.ipynb #d3770ade
 _problems = dict(category='single_label_classification', multi='multi_label_classification',
@@ -194,27 +198,6 @@ def _knowledge(learn, name):
     return dict(bos_token_id=told['bos_token_id'], eos_token_id=end), told
 
 # %% ../../nbs/8_share/11_to_hf.ipynb #5fa1eb69
-@contextmanager
-def new_folder(
-    path, # where it shall be; a FileExistsError if something is there
-): # yields the path of an empty folder to fill
-    "Fill a folder that gets its name at the end of the block; after an error there is none."
-    path = Path(path)
-    if path.exists() or path.is_symlink():
-        raise FileExistsError(errno.EEXIST, f'{path} is there already: remove it, or give another '
-                              'name')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = Path(tempfile.mkdtemp(prefix=f'.{path.name}.', suffix='.tmp', dir=path.parent))
-    try:
-        yield tmp
-        mask = os.umask(0)
-        os.umask(mask)
-        tmp.chmod(0o777 & ~mask)
-        tmp.rename(path)
-    except BaseException:
-        shutil.rmtree(tmp, ignore_errors=True)
-        raise
-
 _auto = dict(head='AutoModelForCausalLM', masked='AutoModelForMaskedLM', encoder='AutoModel',
              classifier='AutoModelForSequenceClassification')
 

@@ -9,10 +9,10 @@ __all__ = ['BatchWarmup']
 import math
 from fastai.callback.core import Callback
 from fastai.callback.rnn import ModelResetter
-from fastai.callback.schedule import LRFinder
 from fastai.text.data import LMDataLoader
 from fastcore.basics import ifnone, store_attr
 from ..base.checks import check_values
+from ..base.compat import is_search
 from .schedule import TimeBudget
 
 # %% ../../nbs/4_train/15_batch_warmup.ipynb #c7578583
@@ -54,7 +54,7 @@ class BatchWarmup(Callback):
             start,full = ifnone(getattr(self, name), 1), getattr(dl, name)
             if start <= full: continue
             raise ValueError(f'{name}={start} is more than the {full} of the loader')
-        self.run = not any(isinstance(cb, LRFinder) for cb in self.learn.cbs)
+        self.run = not is_search(self.learn)
 
     def before_batch(self):
         def now(start, full):

@@ -16,6 +16,7 @@ from fastcore.basics import ifnone
 from fastcore.foundation import L
 from fastcore.meta import delegates
 from ..base.checks import check_rates, check_values
+from ..base.compat import is_search
 
 # %% ../../nbs/4_train/09_rates.ipynb #3f0b6d21
 _per_width = dict(muon=1.28, muon_or_adamw=1.28) # the rate times the width, with others than Adam
@@ -52,9 +53,8 @@ def warn_of_rate(
     "A warning that names a fitting rate where `lr` is far beyond what the model's width bears."
     d_model = getattr(getattr(learn.model, 'config', None), 'd_model', None)
     cbs = [*learn.cbs, *L(cbs)]
-    finds = any(isinstance(cb, LRFinder) for cb in cbs)
     opt = getattr(getattr(learn.opt_func, 'func', learn.opt_func), '__name__', '')
-    if d_model is None or finds or opt in _endless: return
+    if d_model is None or is_search(learn, cbs) or opt in _endless: return
     n,frozen = len(learn.opt.param_lists), learn.opt.frozen_idx
     alone = n > 1 and frozen == n-1
     rates,fits = _top_rates(ifnone(lr, learn.lr), cbs), width_lr(d_model, opt)
@@ -130,8 +130,7 @@ class RatedLearner(Learner):
             for cb in cbs: _take_back(self, cb)
             raise
         finally:
-            search = any(isinstance(cb, LRFinder) for cb in cbs)
-            if not search and self._rows() is not before: self._remember_fit()
+            if not is_search(self, cbs) and self._rows() is not before: self._remember_fit()
 
     def _rows(self):
         "What the recorder has of each epoch; another list from fit to fit."

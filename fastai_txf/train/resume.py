@@ -13,6 +13,7 @@ from fastai.callback.tracker import SaveModelCallback
 from fastai.learner import join_path_file, Recorder
 from fastai.torch_core import get_random_states, num_distrib, set_random_states
 from fastcore.foundation import GetAttr, store_attr
+from ..base.compat import is_fit, is_search
 from ..base.files import load_tensors, save_tensors, sweep
 from .schedule import TimeBudget
 from .state import (
@@ -45,8 +46,7 @@ class ResumeCallback(Callback):
         self._on,self._saved = False,None
 
     def before_fit(self):
-        # locked: validation or prediction
-        self._on = not self.learn.lock.locked() and not hasattr(self.learn, 'lr_finder')
+        self._on = is_fit(self.learn) and not is_search(self.learn)
         if not self._on: return
         self.order = type(self).order
         if self.learn.cbs.filter(lambda cb: isinstance(cb, TimeBudget)):
