@@ -8,6 +8,7 @@ __all__ = ['spared_params', 'SpareDecay', 'TorchOptimizer', 'adamw']
 # %% ../../nbs/4_train/01_optim.ipynb #3a37bba1
 import torch, torch.nn as nn
 from collections.abc import MutableMapping
+from contextlib import contextmanager
 from functools import partial
 from fastai.callback.core import Callback
 from fastai.optimizer import OptimWrapper, pytorch_hp_map, set_item_pg
@@ -29,6 +30,7 @@ def spared_params(
 class SpareDecay(Callback):
     """Weight decay for matrices only.
     At the start of a fit, a TypeError for an `OptimWrapper` that is no `TorchOptimizer`."""
+    order = 70                                      # behind what loads at the end of a fit
     _learn = None
     def __init__(self,
         embeddings:bool=True, # spare embeddings too, and heads tied to them
@@ -51,12 +53,29 @@ class SpareDecay(Callback):
                             'use a fastai optimizer, `adamw`, or TorchOptimizer')
         spared = spared_params(self.model, self.embeddings)
         self._spared = {p for p in spared if self.opt.state[p].get('do_wd', True)}
-        for p in self._spared: self.opt.state[p]['do_wd'] = False
+        self.mark(False)
     def after_fit(self): self._decay_all()
     def _decay_all(self):
         "Let everything decay again that did."
-        for p in self._spared: self.opt.state[p]['do_wd'] = True
+        self.mark(True)
         self._spared = set()
+    def mark(self,
+        do_wd:bool, # True: as between fits
+    ):
+        "Let what this fit spares decay, or spare it."
+        for p in self._spared: self.opt.state[p]['do_wd'] = do_wd
+
+# %% ../../nbs/4_train/01_optim.ipynb #1bbdb9e7
+@contextmanager
+def unspared(
+    learn, # whose optimizer is written or read
+):
+    "Within it the optimizer is as between fits: nothing is spared by `SpareDecay`."
+    cbs = [cb for cb in learn.cbs if isinstance(cb, SpareDecay) and learn.opt is not None]
+    for cb in cbs: cb.mark(True)
+    try: yield
+    finally:
+        for cb in cbs: cb.mark(False)
 
 # %% ../../nbs/4_train/01_optim.ipynb #2d645060
 class _Hypers(dict):
