@@ -464,8 +464,8 @@ def test_no_bar_and_no_logging(make, kind, capsys):
     (lambda l: l.fit(1, 1e-3, wd=[0.1,0.2]), ValueError, '2 weight decays for'), (lambda l: l.fit(1, 1e-3, wd='0.1'), TypeError, 'a weight decay of .0.1.'),
     (lambda l: l.fit_wsd(1, 1e-3, warmup=math.nan), ValueError, 'warmup=nan'), (lambda l: l.fit_wsd(1, 1e-3, decay=math.nan), ValueError, 'decay=nan'),
     (lambda l: l.fit_warmup(1, 1e-3, warmup=math.nan), ValueError, 'warmup=nan'), (lambda l: l.fit_one_cycle(1, 1e-3, div=0), ValueError, 'div=0'),
-    (lambda l: l.fit_gradual(1, slice(1e-4, 1e-3)), TypeError, 'rate of the last group alone'), (lambda l: l.fit(1, torch.tensor(1e-3)), TypeError, 'Tensor: give a float'),
-    (lambda l: l.fit(1, np.float32(1e-3)), TypeError, 'float32: give a float'), (lambda l: l.fit_one_cycle(1, '1e-3'), TypeError, "'1e-3', a str"),
+    (lambda l: l.fit_gradual(1, slice(1e-4, 1e-3)), TypeError, 'rate of the last group alone'),
+    (lambda l: l.fit(1, torch.full((3,3), 1e-3)), TypeError, 'Tensor: give a float'), (lambda l: l.fit(1, slice(None)), TypeError, 'rate of None'), (lambda l: l.fit_one_cycle(1, '1e-3'), TypeError, "'1e-3', a str"),
     (lambda l: l.fit(1, [1e-3,'a']), TypeError, "'a', a str")])
 def test_no_training_with_no_number(call, error, why, dls_lm):
     "What is no rate, share or decay is named before a weight has moved"
@@ -473,6 +473,22 @@ def test_no_training_with_no_number(call, error, why, dls_lm):
     before = [p.clone() for p in learn.model.parameters()]
     with pytest.raises(error, match=why): call(learn)
     assert all(map(torch.equal, before, learn.model.parameters()))
+
+@pytest.mark.parametrize('kind', [np.float64,torch.tensor])
+def test_numbers_of_other_libraries(kind, dls_lm):
+    "A rate, decay or warm-up of NumPy or torch is the number that it is, in every kind of fit and as the learner's own"
+    learn = quiet(transformer_lm_learner(dls_lm, **SMALL, opt_func=Adam, lr=kind(2e-3)))
+    fits = [lambda lr: learn.fit(1, lr, wd=kind(0.125)), lambda lr: learn.fit_one_cycle(1, lr), lambda lr: learn.fit_flat_cos(1, lr), lambda lr: learn.fit_sgdr(1, 1, lr),
+            lambda lr: learn.fit_minutes(0.01, lr), lambda lr: learn.fit_wsd(1, lr), lambda lr: learn.fit_warmup(1, lr, warmup=np.int64(2)), lambda lr: learn.fit_gradual(0.03, lr),
+            lambda lr: learn.fit(1, slice(lr/2, lr))]
+    for fit in fits:
+        watch,seen = max_lrs(learn)
+        with learn.added_cbs([watch]): fit(kind(4e-3))
+        assert 1e-4 < np.max(seen) < 4.001e-3
+    assert {h['wd'] for h in learn.opt.hypers} == {0.125}
+    learn.fit(1)
+    assert [h['lr'] for h in learn.opt.hypers] == pytest.approx([2e-3]*3)
+    learn.fit_warmup(1, warmup=np.int64(5))
 
 @pytest.mark.parametrize('kw', [dict(opt_func='adam'), dict(metrics='accuracy'), dict(metrics=[accuracy,'f1'])])
 def test_names_of_functions(kw, dls_lm):

@@ -109,23 +109,28 @@ def check_ids(
                      f'(0 to {n-1}): number texts with the vocabulary of the model')
 
 # %% ../../nbs/0_base/01_checks.ipynb #5b1e84f7
+def _rate(o, name):
+    "`o` in Python's floats; an error for what is no number, or below 0, or not finite."
+    is_one = isinstance(o, numbers.Real) or getattr(o, 'ndim', None) == 0
+    if isinstance(o, str) or not is_one:
+        raise TypeError(f'a {name} of {o!r}, a {type(o).__name__}: give a float')
+    if not 0 <= o < math.inf: raise ValueError(f'a {name} of {o}: give 0 or more, finite')
+    return float(o)
+
 def check_rates(
     lr, # learning rate: a number, one for each group, a slice, or None
     n_groups:int, # groups of parameters
     name:str='learning rate', # or another number that each group may have
-):
+): # `lr` in Python's floats, which fastai understands
     """A ValueError for a rate below 0, one that is not finite, or another number of them;
-    a TypeError for what is no number of Python's, which fastai would not understand."""
-    if isinstance(lr, slice): rates = [o for o in (lr.start, lr.stop) if o is not None]
-    elif lr is None or not isinstance(lr, Iterable) or isinstance(lr, str): rates = [lr]
-    else: rates = [lr] if getattr(lr, 'ndim', 1) == 0 else list(lr)
-    for o in rates:
-        if o is None: continue
-        if not isinstance(o, (int,float)) and (o is lr or not isinstance(o, numbers.Real)):
-            raise TypeError(f'a {name} of {o!r}, a {type(o).__name__}: give a float')
-        if 0 <= o < math.inf: continue
-        raise ValueError(f'a {name} of {o}: give 0 or more, finite')
-    if isinstance(lr, slice) or len(rates) in (1,n_groups): return
+    a TypeError for what is no number."""
+    if lr is None: return
+    if isinstance(lr, slice):
+        return slice(lr.start if lr.start is None else _rate(lr.start, name), _rate(lr.stop, name))
+    if isinstance(lr, str) or not isinstance(lr, Iterable) or getattr(lr, 'ndim', 1) == 0:
+        return _rate(lr, name)
+    rates = [_rate(o, name) for o in lr]
+    if len(rates) in (1,n_groups): return rates
     raise ValueError(f'{len(rates)} {name}s for {n_groups} groups of parameters: '
                      'give one, one for each, or slice(first, last)')
 

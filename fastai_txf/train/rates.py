@@ -12,6 +12,7 @@ from fastai.callback.mixup import MixHandler
 from fastai.callback.rnn import ModelResetter
 from fastai.callback.schedule import LRFinder, ParamScheduler
 from fastai.learner import Learner
+from fastai.optimizer import OptimWrapper
 from fastcore.basics import ifnone
 from fastcore.foundation import L
 from fastcore.meta import delegates
@@ -119,9 +120,9 @@ class RatedLearner(Learner):
         even if it is broken off."""
         cbs = L(cbs)
         check_callbacks([*self.cbs, *cbs], self.model)
-        self.check_rates(lr)
+        lr = self.check_rates(lr)
         warn_of_rate(self, lr, cbs)
-        check_rates(wd, len(self.opt.param_lists), 'weight decay')
+        wd = check_rates(wd, len(self.opt.param_lists), 'weight decay')
         self.model.zero_grad()
         before = self._rows()
         try:
@@ -146,10 +147,20 @@ class RatedLearner(Learner):
 
     def check_rates(self,
         lr, # a number, one for each group, a slice, or None for the learner's own
-    ):
+    ): # the same in Python's floats
         "A ValueError for what is no learning rate, or for a list without one rate for each group."
         if self.opt is None: self.create_opt()
-        check_rates(ifnone(lr, self.lr), len(self.opt.param_lists))
+        n = len(self.opt.param_lists)
+        if lr is None: self.lr = check_rates(self.lr, n)
+        return check_rates(lr, n)
+
+    def create_opt(self):
+        "As in `Learner`. A ValueError for a learning rate of the learner's own that is none."
+        given = isinstance(self.opt_func, OptimWrapper)     # an optimizer that has been made
+        groups = self.opt_func.param_lists if given else L(self.splitter(self.model))
+        split = len(groups) > 0 and isinstance(groups[0], (L,list))
+        self.lr = check_rates(self.lr, len(groups) if split else 1)
+        super().create_opt()
 
     @delegates(Learner.fit_one_cycle)
     def fit_one_cycle(self,
@@ -161,7 +172,7 @@ class RatedLearner(Learner):
         **kwargs
     ):
         "As in `Learner`. A ValueError for rates that do not fit the groups."
-        self.check_rates(lr_max)
+        lr_max = self.check_rates(lr_max)
         check_values(div=div, div_final=div_final)
         super().fit_one_cycle(n_epoch, lr_max, div, div_final, *args, **kwargs)
 
@@ -173,7 +184,7 @@ class RatedLearner(Learner):
         **kwargs
     ):
         "As in `Learner`. A ValueError for rates that do not fit the groups."
-        self.check_rates(lr)
+        lr = self.check_rates(lr)
         super().fit_flat_cos(n_epoch, lr, *args, **kwargs)
 
     @delegates(Learner.fit_sgdr)
@@ -185,7 +196,7 @@ class RatedLearner(Learner):
         **kwargs
     ):
         "As in `Learner`. A ValueError for rates that do not fit the groups."
-        self.check_rates(lr_max)
+        lr_max = self.check_rates(lr_max)
         super().fit_sgdr(n_cycles, cycle_len, lr_max, *args, **kwargs)
 
     @delegates(Learner.fine_tune)
