@@ -490,6 +490,26 @@ def test_numbers_of_other_libraries(kind, dls_lm):
     assert [h['lr'] for h in learn.opt.hypers] == pytest.approx([2e-3]*3)
     learn.fit_warmup(1, warmup=np.int64(5))
 
+@pytest.mark.parametrize('kw,error,why', [
+    (dict(wd=-50.), ValueError, 'a weight decay of -50'), (dict(wd=math.nan), ValueError, 'a weight decay of nan'), (dict(wd=[0.1,0.2]), ValueError, '2 weight decays for 3'),
+    (dict(wd='0.1'), TypeError, "a weight decay of '0.1'"), (dict(lr=[1e-3]*2), ValueError, '2 learning rates for 3'), (dict(lr='1e-3'), TypeError, "a learning rate of '1e-3'"),
+    (dict(opt_func=partial(adamw, wd=-50.)), ValueError, 'a weight decay of -50'), (dict(opt_func=partial(muon, wd=math.nan)), ValueError, 'a weight decay of nan'),
+    (dict(opt_func=partial(adamw, lr=-1.)), ValueError, 'a learning rate of -1'), (dict(opt_func=partial(muon, wd='0.1')), TypeError, "a weight decay of '0.1'")])
+def test_no_learner_of_no_number(kw, error, why, dls_lm):
+    "The learner's own rates and decays, and those of its optimizer, are named before a weight has moved"
+    learn = quiet(transformer_lm_learner(dls_lm, **{**SMALL, 'opt_func':Adam, **kw}))
+    before = weights(learn)
+    for fit in (learn.fit, learn.fit_one_cycle):
+        with pytest.raises(error, match=why): fit(1)
+    assert not changed(learn, before)
+
+@pytest.mark.parametrize('opt_func', [Adam,adamw,muon])
+def test_a_rate_for_each_group(opt_func, dls_lm):
+    "A learner's own rates and decays may differ from group to group, whatever its optimizer"
+    learn = quiet(transformer_lm_learner(dls_lm, **SMALL, opt_func=opt_func, lr=slice(1e-4,1e-2), wd=[0.1,0.2,0.3]))
+    learn.fit(1)
+    assert [h['lr'] for h in learn.opt.hypers] == pytest.approx([1e-4,1e-3,1e-2]) and [h['wd'] for h in learn.opt.hypers] == [0.1,0.2,0.3]
+
 @pytest.mark.parametrize('kw', [dict(opt_func='adam'), dict(metrics='accuracy'), dict(metrics=[accuracy,'f1'])])
 def test_names_of_functions(kw, dls_lm):
     with pytest.raises(TypeError, match='is a str: give the function itself'): transformer_lm_learner(dls_lm, **SMALL, **kw)

@@ -15,6 +15,7 @@ from fastai.optimizer import OptimWrapper, pytorch_hp_map, set_item_pg
 from fastai.torch_core import params
 from fastcore.basics import store_attr
 from fastcore.foundation import L
+from ..base.checks import check_rates
 from ..base.compat import decay_all
 
 # %% ../../nbs/4_train/01_optim.ipynb #1bbdb9e3
@@ -98,19 +99,23 @@ class _Hypers(dict):
 
 class TorchOptimizer(OptimWrapper):
     """A torch optimizer with decoupled weight decay (Loshchilov & Hutter 2019) that heeds
-    fastai's `do_wd`."""
+    fastai's `do_wd`. A ValueError for a rate or decay that is none."""
     def __init__(self,
         params, # parameters, or lists of them: one for each group
         opt, # makes the optimizer: a class of `torch.optim` that has `weight_decay`, or a `partial`
-        lr:float, # learning rate, until a schedule sets it
-        wd:float=0.01, # decoupled weight decay: a step takes `lr*wd` of each weight
+        lr:float, # learning rate, or one for each group, until a schedule sets it
+        wd:float=0.01, # decoupled decay, or one for each: a step takes `lr*wd` of each weight
         **kwargs # of `opt`
     ):
         groups = L(params)
         if not isinstance(groups[0], (L,list)): groups = [groups]
-        groups = [dict(params=list(g), wd=wd) for g in groups]
+        lr = check_rates(lr, len(groups))
+        wd = check_rates(wd, len(groups), 'weight decay')
+        groups = [dict(params=list(g), wd=0.) for g in groups]
         hp_map = {k:v for k,v in pytorch_hp_map.items() if v != 'wd'}
-        super().__init__(groups, opt, hp_map, lr=lr, weight_decay=0., **kwargs)
+        first = lr if isinstance(lr, float) else 0. # torch takes one for all
+        super().__init__(groups, opt, hp_map, lr=first, weight_decay=0., **kwargs)
+        self.set_hypers(lr=lr, wd=wd)
 
     @property
     def hypers(self):

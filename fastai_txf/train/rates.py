@@ -122,7 +122,7 @@ class RatedLearner(Learner):
         check_callbacks([*self.cbs, *cbs], self.model)
         lr = self.check_rates(lr)
         warn_of_rate(self, lr, cbs)
-        wd = check_rates(wd, len(self.opt.param_lists), 'weight decay')
+        wd = check_rates(ifnone(wd, self.wd), len(self.opt.param_lists), 'weight decay')
         self.model.zero_grad()
         before = self._rows()
         try:
