@@ -1,5 +1,5 @@
 "Fitting: rates, frozen groups, time budgets, mixed precision and fastai's callbacks, on classifiers and language models"
-import copy, math, os, pickle, subprocess, sys, time, numpy as np, pandas as pd, pytest, torch
+import copy, math, os, pickle, subprocess, sys, time, warnings, numpy as np, pandas as pd, pytest, torch
 from torch import nn
 from contextlib import nullcontext
 from functools import partial
@@ -466,7 +466,11 @@ def test_no_bar_and_no_logging(make, kind, capsys):
     (lambda l: l.fit_warmup(1, 1e-3, warmup=math.nan), ValueError, 'warmup=nan'), (lambda l: l.fit_one_cycle(1, 1e-3, div=0), ValueError, 'div=0'),
     (lambda l: l.fit_gradual(1, slice(1e-4, 1e-3)), TypeError, 'rate of the last group alone'),
     (lambda l: l.fit(1, torch.full((3,3), 1e-3)), TypeError, 'Tensor: give a float'), (lambda l: l.fit(1, slice(None)), TypeError, 'rate of None'), (lambda l: l.fit_one_cycle(1, '1e-3'), TypeError, "'1e-3', a str"),
-    (lambda l: l.fit(1, [1e-3,'a']), TypeError, "'a', a str")])
+    (lambda l: l.fit(1, [1e-3,'a']), TypeError, "'a', a str"),
+    (lambda l: l.fit_flat_cos(1, 1e-3, 0), ValueError, 'div_final=0'), (lambda l: l.fit_flat_cos(1, 1e-3, div_final=-1), ValueError, 'div_final=-1'),
+    (lambda l: l.fit_flat_cos(1, 1e-3, pct_start=1.5), ValueError, 'pct_start=1.5'), (lambda l: l.fit_one_cycle(1, 1e-3, pct_start=-0.1), ValueError, 'pct_start=-0.1'),
+    (lambda l: l.fit_one_cycle(1, 1e-3, moms=(0.9,1.,0.9)), ValueError, 'moms='), (lambda l: l.fit_one_cycle(1, 1e-3, moms=(0.9,0.8)), ValueError, 'moms='),
+    (lambda l: l.fit_one_cycle(1, 1e-3, moms=0.9), ValueError, 'moms=0.9'), (lambda l: l.fine_tune(1, 1e-3, pct_start=2), ValueError, 'pct_start=2')])
 def test_no_training_with_no_number(call, error, why, dls_lm):
     "What is no rate, share or decay is named before a weight has moved"
     learn = quiet(transformer_lm_learner(dls_lm, **SMALL))
@@ -509,6 +513,15 @@ def test_a_rate_for_each_group(opt_func, dls_lm):
     learn = quiet(transformer_lm_learner(dls_lm, **SMALL, opt_func=opt_func, lr=slice(1e-4,1e-2), wd=[0.1,0.2,0.3]))
     learn.fit(1)
     assert [h['lr'] for h in learn.opt.hypers] == pytest.approx([1e-4,1e-3,1e-2]) and [h['wd'] for h in learn.opt.hypers] == [0.1,0.2,0.3]
+
+@pytest.mark.parametrize('pct_start', [0,1])
+def test_all_rise_or_all_fall(pct_start, dls_lm):
+    "The ends of `pct_start`: no warning of a rate, and weights that are numbers"
+    learn = quiet(transformer_lm_learner(dls_lm, **SMALL))
+    with warnings.catch_warnings():
+        warnings.filterwarnings('error', message='a learning rate')
+        learn.fit_one_cycle(1, 1e-3, pct_start=pct_start)
+    assert all(p.isfinite().all() for p in learn.model.parameters())
 
 @pytest.mark.parametrize('kw', [dict(opt_func='adam'), dict(metrics='accuracy'), dict(metrics=[accuracy,'f1'])])
 def test_names_of_functions(kw, dls_lm):

@@ -43,7 +43,7 @@ def _top_rates(lr, cbs):
     scheds = [cb.scheds['lr'] for cb in cbs if isinstance(cb, ParamScheduler) and 'lr' in cb.scheds]
     if not scheds: return np.atleast_1d(lr.stop if isinstance(lr, slice) else lr)
     rates = [np.atleast_1d(f(pct)) for f in scheds for pct in np.linspace(0, 1, 21)]
-    return np.max(rates, axis=0)
+    return np.nanmax(rates, axis=0) # with pct_start=1 fastai's are nan at the end
 
 def warn_of_rate(
     learn, # before a fit, its optimizer made
@@ -168,24 +168,31 @@ class RatedLearner(Learner):
         lr_max=None, # largest learning rate; default: the learner's
         div:float=25., # the first rate is `lr_max/div`
         div_final:float=1e5, # the last rate is `lr_max/div_final`
-        *args, # `pct_start` and on
+        pct_start:float=0.25, # part of the fit in which the rate rises
+        wd=None, # weight decay, or one for each group; default: the learner's
+        moms:tuple=None, # momentum at the start, at `lr_max`, at the end; default: the learner's
+        *args, # `cbs` and on
         **kwargs
     ):
-        "As in `Learner`. A ValueError for rates that do not fit the groups."
+        "As in `Learner`. A ValueError for rates that do not fit the groups, or out of range."
         lr_max = self.check_rates(lr_max)
-        check_values(div=div, div_final=div_final)
-        super().fit_one_cycle(n_epoch, lr_max, div, div_final, *args, **kwargs)
+        moms = ifnone(moms, self.moms)
+        check_values(div=div, div_final=div_final, pct_start=pct_start, moms=moms)
+        super().fit_one_cycle(n_epoch, lr_max, div, div_final, pct_start, wd, moms, *args, **kwargs)
 
     @delegates(Learner.fit_flat_cos)
     def fit_flat_cos(self,
         n_epoch:int, # epochs
         lr=None, # learning rate before it falls; default: the learner's
-        *args, # `div_final` and on
+        div_final:float=1e5, # the last rate is `lr/div_final`
+        pct_start:float=0.75, # part of the fit in which the rate stays
+        *args, # `wd` and on
         **kwargs
     ):
-        "As in `Learner`. A ValueError for rates that do not fit the groups."
+        "As in `Learner`. A ValueError for rates that do not fit the groups, or out of range."
         lr = self.check_rates(lr)
-        super().fit_flat_cos(n_epoch, lr, *args, **kwargs)
+        check_values(div_final=div_final, pct_start=pct_start)
+        super().fit_flat_cos(n_epoch, lr, div_final, pct_start, *args, **kwargs)
 
     @delegates(Learner.fit_sgdr)
     def fit_sgdr(self,
@@ -205,12 +212,14 @@ class RatedLearner(Learner):
         base_lr:float=None, # rate of the frozen epochs, half of it later; default: `2*width_lr`
         freeze_epochs:int=1, # with the last group alone, before
         lr_mult:float=10, # the first group's rate is the last one's divided by this (fastai: 100)
-        *args, # `pct_start` and `div`
+        pct_start:float=0.3, # part of the last `epochs` in which the rate rises
+        div:float=5., # the first rate is the largest one divided by this, of these epochs
         **kwargs
     ):
         """As in `Learner`, with rates that suit a transformer of this width.
-        A ValueError unless `lr_mult` is above 0."""
+        A ValueError for what is out of range, before the first epoch."""
         if not lr_mult > 0: raise ValueError(f'{lr_mult=}: a number above 0')
+        check_values(pct_start=pct_start, div=div)
         d_model = getattr(getattr(self.model, 'config', None), 'd_model', 128)
         base_lr = ifnone(base_lr, 2*width_lr(d_model))
-        return super().fine_tune(epochs, base_lr, freeze_epochs, lr_mult, *args, **kwargs)
+        return super().fine_tune(epochs, base_lr, freeze_epochs, lr_mult, pct_start, div, **kwargs)
