@@ -523,6 +523,45 @@ def test_all_rise_or_all_fall(pct_start, dls_lm):
         learn.fit_one_cycle(1, 1e-3, pct_start=pct_start)
     assert all(p.isfinite().all() for p in learn.model.parameters())
 
+def test_gradients_that_never_step(make):
+    "A fit with fewer texts than a step takes says so, and none is said of one that steps"
+    learn = make()
+    before = weights(learn)
+    with pytest.raises(ValueError, match='n_acc=0: give'): learn.fit(1, 1e-3, cbs=GradientAccumulation(0))
+    with pytest.warns(UserWarning, match='waits for 1000 texts, and this fit had 128: nothing is trained; take n_acc=128 or less'): learn.fit(2, 1e-3, cbs=GradientAccumulation(1000))
+    assert not changed(learn, before)
+    with warnings.catch_warnings():
+        warnings.filterwarnings('error', message='GradientAccumulation')
+        learn.fit(2, 1e-3, cbs=GradientAccumulation(100))
+    assert learn.n_steps == 1 and changed(learn, before)
+
+@both
+def test_all_frozen(make, kind):
+    "A fit of no weight at all names the remedy, and it helps"
+    learn = make(kind)
+    learn.create_opt()
+    for p in learn.model.parameters(): p.requires_grad_(False)
+    with pytest.raises(ValueError, match=r'all groups .* frozen: call learn.unfreeze\(\)'): learn.fit(1, 1e-3)
+    learn.unfreeze()
+    learn.fit(1, 1e-3)
+
+@pytest.mark.parametrize('n', [-3,1.5,None])
+def test_no_number_of_epochs(make, n):
+    learn = make()
+    for fit in (learn.fit, learn.fit_one_cycle, learn.fit_flat_cos, learn.fit_warmup):
+        with pytest.raises(ValueError, match=f'n_epoch={n} is out of range: a whole number'): fit(n, 1e-3)
+    with pytest.raises(ValueError, match=f'freeze_epochs={n}'): learn.fine_tune(1, 1e-3, n)
+    learn.fit(0)
+    assert learn.opt is not None
+    learn.fit(np.int64(1), 1e-3)
+
+def test_minutes_without_a_recorder(make):
+    learn = make()
+    before = weights(learn)
+    learn.remove_cb(learn.recorder)
+    learn.fit_minutes(0.01)
+    assert changed(learn, before)
+
 @pytest.mark.parametrize('kw', [dict(opt_func='adam'), dict(metrics='accuracy'), dict(metrics=[accuracy,'f1'])])
 def test_names_of_functions(kw, dls_lm):
     with pytest.raises(TypeError, match='is a str: give the function itself'): transformer_lm_learner(dls_lm, **SMALL, **kw)

@@ -53,6 +53,7 @@ _settings = dict(
     pct_start=(lambda v: 0 <= v <= 1, 'a part of the fit, 0 ≤ pct_start ≤ 1'),
     moms=(lambda v: len(v) == 3 and all(0 <= o < 1 for o in v),
         'three numbers from 0 on, below 1: at the start, at the largest rate and at the end'),
+    **dict.fromkeys(('n_epoch','epochs','freeze_epochs'), (_whole(0), 'a whole number, 0 or more')),
     turns=(_whole(1), 'a whole number from 1'),
     label_smoothing=(lambda v: 0 <= v < 1, 'a share of the probability, 0 ≤ label_smoothing < 1'),
     mask_p=(lambda v: 0 < v <= 1, 'the part of the tokens to predict, 0 < mask_p ≤ 1'),
@@ -69,7 +70,8 @@ _settings = dict(
 
 _needed = {'temperature','n','min_tokens','n_samples','num_beams','length_penalty','minutes',
            'C','seq_len','max_vocab','max_n','turns','label_smoothing','mask_p','p_mask','p_random',
-           'backwards','is_lm','warmup','div','div_final','pct_start'}
+           'backwards','is_lm','warmup','div','div_final','pct_start',
+           'n_epoch','epochs','freeze_epochs'}
 
 def check_values(**values):
     "A ValueError for the first value out of its range; names that are not known pass."

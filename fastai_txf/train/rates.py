@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from fastai.callback.mixup import MixHandler
 from fastai.callback.rnn import ModelResetter
 from fastai.callback.schedule import LRFinder, ParamScheduler
+from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
 from fastai.optimizer import OptimWrapper
 from fastcore.basics import ifnone
@@ -72,7 +73,11 @@ def check_callbacks(
     model, # that it trains
 ):
     """A ValueError for what mixes inputs, as a number between two token ids is another token,
-    and for what resets the state of a model that has none."""
+    for what resets the state of a model that has none, and for what never steps."""
+    for cb in cbs:
+        if isinstance(cb, GradientAccumulation) and not cb.n_acc >= 1:
+            raise ValueError(f'GradientAccumulation with n_acc={cb.n_acc}: give the number of '
+                             'texts of a step, 1 or more')
     for kind in [cb if isinstance(cb, type) else type(cb) for cb in cbs]:
         if issubclass(kind, MixHandler):
             raise ValueError(f'{kind.__name__} mixes inputs, and these are numbers of tokens, '
@@ -92,6 +97,14 @@ def _take_back(
     cb.learn = learn
     cb.after_fit()
 
+def _warn_without_step(learn, cbs):
+    "A warning where the fit ended before its gradients were enough for a step."
+    for cb in [] if learn.n_steps else cbs:
+        if not isinstance(cb, GradientAccumulation) or not vars(cb).get('count'): continue
+        warnings.warn(f'GradientAccumulation waits for {cb.n_acc} texts, and this fit had '
+                      f'{cb.count}: nothing is trained; take n_acc={cb.count} or less',
+                      stacklevel=callers_level())
+
 @contextmanager
 def all_running(
     learn, # a learner
@@ -103,8 +116,10 @@ def all_running(
 
 class RatedLearner(Learner):
     """A `Learner` that looks at learning rates before it works with them;
-    `last_fit` has the number of epochs of the last fit, and what the last of them measured."""
+    `last_fit` has the number of epochs of the last fit, and what the last of them measured,
+    `n_steps` the number of its optimizer's steps."""
     last_fit = {}
+    n_steps = 0
 
     def fit(self,
         n_epoch:int, # epochs
@@ -115,16 +130,17 @@ class RatedLearner(Learner):
         start_epoch:int=0, # skip the epochs before this one
     ):
         """As in `Learner`, without gradients that an earlier fit has left.
-        A ValueError for a rate or a decay that is none, and for callbacks that mix inputs;
-        a warning for a rate that is far too high. What `lr_find` changed is put back
-        even if it is broken off."""
+        A ValueError for epochs, a rate or a decay that are none, for frozen weights alone, and for
+        callbacks that mix inputs; a warning for a rate that is far too high, and where there was
+        no step. What `lr_find` changed is put back even if it is broken off."""
+        check_values(n_epoch=n_epoch)
         cbs = L(cbs)
         check_callbacks([*self.cbs, *cbs], self.model)
         lr = self.check_rates(lr)
         warn_of_rate(self, lr, cbs)
         wd = check_rates(ifnone(wd, self.wd), len(self.opt.param_lists), 'weight decay')
         self.model.zero_grad()
-        before = self._rows()
+        before,self.n_steps = self._rows(), 0
         try:
             with all_running(self): super().fit(n_epoch, lr, wd, cbs, reset_opt, start_epoch)
         except BaseException:
@@ -133,6 +149,18 @@ class RatedLearner(Learner):
         finally:
             search = any(isinstance(cb, LRFinder) for cb in cbs)
             if not search and self._rows() is not before: self._remember_fit()
+        _warn_without_step(self, [*self.cbs, *cbs])
+
+    def _backward(self):
+        if not self.loss_grad.requires_grad: self._refuse_frozen()
+        super()._backward()
+    def _refuse_frozen(self):
+        "A ValueError where no weight is trained."
+        if any(p.requires_grad for p,*_ in self.opt.all_params()): return
+        raise ValueError('all groups of parameters are frozen: call learn.unfreeze()')
+    def _step(self):
+        super()._step()
+        self.n_steps += 1
 
     def _rows(self):
         "What the recorder has of each epoch; another list from fit to fit."
@@ -219,7 +247,7 @@ class RatedLearner(Learner):
         """As in `Learner`, with rates that suit a transformer of this width.
         A ValueError for what is out of range, before the first epoch."""
         if not lr_mult > 0: raise ValueError(f'{lr_mult=}: a number above 0')
-        check_values(pct_start=pct_start, div=div)
+        check_values(epochs=epochs, freeze_epochs=freeze_epochs, pct_start=pct_start, div=div)
         d_model = getattr(getattr(self.model, 'config', None), 'd_model', 128)
         base_lr = ifnone(base_lr, 2*width_lr(d_model))
         return super().fine_tune(epochs, base_lr, freeze_epochs, lr_mult, pct_start, div, **kwargs)

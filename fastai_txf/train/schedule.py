@@ -39,7 +39,8 @@ class TimeBudget(Callback):
         self.began = True
     def after_train(self):
         self.used += time.perf_counter() - self.start
-        self.recorder.cancel_train = False # the epoch's row keeps its training loss
+        # the epoch's row keeps its training loss
+        if hasattr(self.learn, 'recorder'): self.recorder.cancel_train = False
     def after_fit(self):
         if self.began: return
         warnings.warn(f'minutes={self.minutes} were over before the first step: nothing is trained')
