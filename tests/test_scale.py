@@ -2,7 +2,7 @@
 from contextlib import nullcontext
 from functools import partial
 import numpy as np, pandas as pd, pytest, torch, torch.nn as nn, torch.nn.functional as F
-from fastai.text.all import (Adam, Callback, CrossEntropyLossFlat, GradientAccumulation, LMDataLoader, LabelSmoothingCrossEntropyFlat, Learner, OptimWrapper,
+from fastai.text.all import (Adam, Callback, CrossEntropyLossFlat, GradientAccumulation, LMDataLoader, LabelSmoothingCrossEntropyFlat, Learner, OptimWrapper, SaveModelCallback,
                              accuracy, set_seed)
 from hypothesis import given, settings, strategies as st
 from fastai_txf.model.models import Seq2SeqTransformer, TransformerClassifier, TransformerLM
@@ -280,6 +280,40 @@ def test_interrupted_spare_decay(make, dls_lm, cls, mine):
         learn.remove_cb(cb)
     assert spared() == own
     learn.fit(1)
+
+@pytest.mark.parametrize('cls', [None,Learner])
+def test_spared_in_no_file(make, dls_lm, cls, tmp_path):
+    "What a fit spares is spared in no later one, though its state was loaded at its end; a file loaded within it lets nothing of that decay"
+    learn = make('lm', opt_func=Adam)
+    if cls: learn = quiet(cls(dls_lm, learn.model, CrossEntropyLossFlat(), opt_func=Adam, path=tmp_path))
+    def spared(l): return [i for i,(p,*_) in enumerate(l.opt.all_params()) if not l.opt.state[p].get('do_wd', True)]
+    learn.create_opt()
+    own,emb = spared(learn), learn.model.encoder.emb.weight
+    learn.fit(1, 1e-3, cbs=[SpareDecay(),SaveModelCallback(with_opt=True)])
+    assert spared(learn) == own
+    before = emb.norm().item()
+    learn.fit(1, 1e-3, wd=50.)
+    assert emb.norm() < 0.9*before
+    if cls: return                                                          # fastai's own `save` writes all that there is
+    class Mid(Callback):
+        def after_epoch(self):
+            self.learn.save('mid')
+            self.learn.load('mid')
+            self.within = spared(self.learn)
+    mid = Mid()
+    learn.fit(1, 1e-3, cbs=[mid,SpareDecay()])
+    assert len(mid.within) > len(own) and spared(learn) == own
+    assert spared(make('lm', opt_func=Adam).load('mid')) == own
+
+def test_lr_find_spares_for_itself(make):
+    "A search for a rate whose learner spares weights leaves none of them spared when the callback is gone"
+    learn = make('lm', opt_func=Adam, cbs=SpareDecay())
+    learn.create_opt()
+    def spared(): return {n for n,p in learn.model.named_parameters() if not learn.opt.state[p].get('do_wd', True)}
+    own = spared()
+    learn.lr_find(num_it=8, show_plot=False)
+    learn.remove_cb(SpareDecay)
+    assert spared() == own
 
 def test_spared_params():
     "A tied head is an embedding; without embeddings, it decays with them"

@@ -1,5 +1,5 @@
 "Fitting: rates, frozen groups, time budgets, mixed precision and fastai's callbacks, on classifiers and language models"
-import copy, math, os, pickle, subprocess, sys, time, numpy as np, pandas as pd, pytest, torch
+import copy, math, os, pickle, subprocess, sys, time, warnings, numpy as np, pandas as pd, pytest, torch
 from torch import nn
 from contextlib import nullcontext
 from functools import partial
@@ -462,15 +462,103 @@ def test_no_bar_and_no_logging(make, kind, capsys):
     (lambda l: l.fit(1, 1e-3, wd=[0.1,0.2]), ValueError, '2 weight decays for'), (lambda l: l.fit(1, 1e-3, wd='0.1'), TypeError, 'a weight decay of .0.1.'),
     (lambda l: l.fit_wsd(1, 1e-3, warmup=math.nan), ValueError, 'warmup=nan'), (lambda l: l.fit_wsd(1, 1e-3, decay=math.nan), ValueError, 'decay=nan'),
     (lambda l: l.fit_warmup(1, 1e-3, warmup=math.nan), ValueError, 'warmup=nan'), (lambda l: l.fit_one_cycle(1, 1e-3, div=0), ValueError, 'div=0'),
-    (lambda l: l.fit_gradual(1, slice(1e-4, 1e-3)), TypeError, 'rate of the last group alone'), (lambda l: l.fit(1, torch.tensor(1e-3)), TypeError, 'Tensor: give a float'),
-    (lambda l: l.fit(1, np.float32(1e-3)), TypeError, 'float32: give a float'), (lambda l: l.fit_one_cycle(1, '1e-3'), TypeError, "'1e-3', a str"),
-    (lambda l: l.fit(1, [1e-3,'a']), TypeError, "'a', a str")])
+    (lambda l: l.fit_gradual(1, slice(1e-4, 1e-3)), TypeError, 'rate of the last group alone'),
+    (lambda l: l.fit(1, torch.full((3,3), 1e-3)), TypeError, 'Tensor: give a float'), (lambda l: l.fit(1, slice(None)), TypeError, 'rate of None'), (lambda l: l.fit_one_cycle(1, '1e-3'), TypeError, "'1e-3', a str"),
+    (lambda l: l.fit(1, [1e-3,'a']), TypeError, "'a', a str"),
+    (lambda l: l.fit_flat_cos(1, 1e-3, 0), ValueError, 'div_final=0'), (lambda l: l.fit_flat_cos(1, 1e-3, div_final=-1), ValueError, 'div_final=-1'),
+    (lambda l: l.fit_flat_cos(1, 1e-3, pct_start=1.5), ValueError, 'pct_start=1.5'), (lambda l: l.fit_one_cycle(1, 1e-3, pct_start=-0.1), ValueError, 'pct_start=-0.1'),
+    (lambda l: l.fit_one_cycle(1, 1e-3, moms=(0.9,1.,0.9)), ValueError, 'moms='), (lambda l: l.fit_one_cycle(1, 1e-3, moms=(0.9,0.8)), ValueError, 'moms='),
+    (lambda l: l.fit_one_cycle(1, 1e-3, moms=0.9), ValueError, 'moms=0.9'), (lambda l: l.fine_tune(1, 1e-3, pct_start=2), ValueError, 'pct_start=2')])
 def test_no_training_with_no_number(call, error, why, dls_lm):
     "What is no rate, share or decay is named before a weight has moved"
     learn = quiet(transformer_lm_learner(dls_lm, **SMALL))
     before = [p.clone() for p in learn.model.parameters()]
     with pytest.raises(error, match=why): call(learn)
     assert all(map(torch.equal, before, learn.model.parameters()))
+
+@pytest.mark.parametrize('kind', [np.float64,torch.tensor])
+def test_numbers_of_other_libraries(kind, dls_lm):
+    "A rate, decay or warm-up of NumPy or torch is the number that it is, in every kind of fit and as the learner's own"
+    learn = quiet(transformer_lm_learner(dls_lm, **SMALL, opt_func=Adam, lr=kind(2e-3)))
+    fits = [lambda lr: learn.fit(1, lr, wd=kind(0.125)), lambda lr: learn.fit_one_cycle(1, lr), lambda lr: learn.fit_flat_cos(1, lr), lambda lr: learn.fit_sgdr(1, 1, lr),
+            lambda lr: learn.fit_minutes(0.01, lr), lambda lr: learn.fit_wsd(1, lr), lambda lr: learn.fit_warmup(1, lr, warmup=np.int64(2)), lambda lr: learn.fit_gradual(0.03, lr),
+            lambda lr: learn.fit(1, slice(lr/2, lr))]
+    for fit in fits:
+        watch,seen = max_lrs(learn)
+        with learn.added_cbs([watch]): fit(kind(4e-3))
+        assert 1e-4 < np.max(seen) < 4.001e-3
+    assert {h['wd'] for h in learn.opt.hypers} == {0.125}
+    learn.fit(1)
+    assert [h['lr'] for h in learn.opt.hypers] == pytest.approx([2e-3]*3)
+    learn.fit_warmup(1, warmup=np.int64(5))
+
+@pytest.mark.parametrize('kw,error,why', [
+    (dict(wd=-50.), ValueError, 'a weight decay of -50'), (dict(wd=math.nan), ValueError, 'a weight decay of nan'), (dict(wd=[0.1,0.2]), ValueError, '2 weight decays for 3'),
+    (dict(wd='0.1'), TypeError, "a weight decay of '0.1'"), (dict(lr=[1e-3]*2), ValueError, '2 learning rates for 3'), (dict(lr='1e-3'), TypeError, "a learning rate of '1e-3'"),
+    (dict(opt_func=partial(adamw, wd=-50.)), ValueError, 'a weight decay of -50'), (dict(opt_func=partial(muon, wd=math.nan)), ValueError, 'a weight decay of nan'),
+    (dict(opt_func=partial(adamw, lr=-1.)), ValueError, 'a learning rate of -1'), (dict(opt_func=partial(muon, wd='0.1')), TypeError, "a weight decay of '0.1'")])
+def test_no_learner_of_no_number(kw, error, why, dls_lm):
+    "The learner's own rates and decays, and those of its optimizer, are named before a weight has moved"
+    learn = quiet(transformer_lm_learner(dls_lm, **{**SMALL, 'opt_func':Adam, **kw}))
+    before = weights(learn)
+    for fit in (learn.fit, learn.fit_one_cycle):
+        with pytest.raises(error, match=why): fit(1)
+    assert not changed(learn, before)
+
+@pytest.mark.parametrize('opt_func', [Adam,adamw,muon])
+def test_a_rate_for_each_group(opt_func, dls_lm):
+    "A learner's own rates and decays may differ from group to group, whatever its optimizer"
+    learn = quiet(transformer_lm_learner(dls_lm, **SMALL, opt_func=opt_func, lr=slice(1e-4,1e-2), wd=[0.1,0.2,0.3]))
+    learn.fit(1)
+    assert [h['lr'] for h in learn.opt.hypers] == pytest.approx([1e-4,1e-3,1e-2]) and [h['wd'] for h in learn.opt.hypers] == [0.1,0.2,0.3]
+
+@pytest.mark.parametrize('pct_start', [0,1])
+def test_all_rise_or_all_fall(pct_start, dls_lm):
+    "The ends of `pct_start`: no warning of a rate, and weights that are numbers"
+    learn = quiet(transformer_lm_learner(dls_lm, **SMALL))
+    with warnings.catch_warnings():
+        warnings.filterwarnings('error', message='a learning rate')
+        learn.fit_one_cycle(1, 1e-3, pct_start=pct_start)
+    assert all(p.isfinite().all() for p in learn.model.parameters())
+
+def test_gradients_that_never_step(make):
+    "A fit with fewer texts than a step takes says so, and none is said of one that steps"
+    learn = make()
+    before = weights(learn)
+    with pytest.raises(ValueError, match='n_acc=0: give'): learn.fit(1, 1e-3, cbs=GradientAccumulation(0))
+    with pytest.warns(UserWarning, match='waits for 1000 texts, and this fit had 128: nothing is trained; take n_acc=128 or less'): learn.fit(2, 1e-3, cbs=GradientAccumulation(1000))
+    assert not changed(learn, before)
+    with warnings.catch_warnings():
+        warnings.filterwarnings('error', message='GradientAccumulation')
+        learn.fit(2, 1e-3, cbs=GradientAccumulation(100))
+    assert learn.n_steps == 1 and changed(learn, before)
+
+@both
+def test_all_frozen(make, kind):
+    "A fit of no weight at all names the remedy, and it helps"
+    learn = make(kind)
+    learn.create_opt()
+    for p in learn.model.parameters(): p.requires_grad_(False)
+    with pytest.raises(ValueError, match=r'all groups .* frozen: call learn.unfreeze\(\)'): learn.fit(1, 1e-3)
+    learn.unfreeze()
+    learn.fit(1, 1e-3)
+
+@pytest.mark.parametrize('n', [-3,1.5,None])
+def test_no_number_of_epochs(make, n):
+    learn = make()
+    for fit in (learn.fit, learn.fit_one_cycle, learn.fit_flat_cos, learn.fit_warmup):
+        with pytest.raises(ValueError, match=f'n_epoch={n} is out of range: a whole number'): fit(n, 1e-3)
+    with pytest.raises(ValueError, match=f'freeze_epochs={n}'): learn.fine_tune(1, 1e-3, n)
+    learn.fit(0)
+    assert learn.opt is not None
+    learn.fit(np.int64(1), 1e-3)
+
+def test_minutes_without_a_recorder(make):
+    learn = make()
+    before = weights(learn)
+    learn.remove_cb(learn.recorder)
+    learn.fit_minutes(0.01)
+    assert changed(learn, before)
 
 @pytest.mark.parametrize('kw', [dict(opt_func='adam'), dict(metrics='accuracy'), dict(metrics=[accuracy,'f1'])])
 def test_names_of_functions(kw, dls_lm):

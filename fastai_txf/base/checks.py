@@ -50,6 +50,10 @@ _settings = dict(
         'the string between two labels, or None where a text has one label'),
     div=(lambda v: 0 < v < math.inf, 'a number above 0 that divides the rate'),
     div_final=(lambda v: 0 < v < math.inf, 'a number above 0 that divides the rate'),
+    pct_start=(lambda v: 0 <= v <= 1, 'a part of the fit, 0 ≤ pct_start ≤ 1'),
+    moms=(lambda v: len(v) == 3 and all(0 <= o < 1 for o in v),
+        'three numbers from 0 on, below 1: at the start, at the largest rate and at the end'),
+    **dict.fromkeys(('n_epoch','epochs','freeze_epochs'), (_whole(0), 'a whole number, 0 or more')),
     turns=(_whole(1), 'a whole number from 1'),
     label_smoothing=(lambda v: 0 <= v < 1, 'a share of the probability, 0 ≤ label_smoothing < 1'),
     mask_p=(lambda v: 0 < v <= 1, 'the part of the tokens to predict, 0 < mask_p ≤ 1'),
@@ -66,7 +70,8 @@ _settings = dict(
 
 _needed = {'temperature','n','min_tokens','n_samples','num_beams','length_penalty','minutes',
            'C','seq_len','max_vocab','max_n','turns','label_smoothing','mask_p','p_mask','p_random',
-           'backwards','is_lm','warmup'}
+           'backwards','is_lm','warmup','div','div_final','pct_start',
+           'n_epoch','epochs','freeze_epochs'}
 
 def check_values(**values):
     "A ValueError for the first value out of its range; names that are not known pass."
@@ -109,23 +114,28 @@ def check_ids(
                      f'(0 to {n-1}): number texts with the vocabulary of the model')
 
 # %% ../../nbs/0_base/01_checks.ipynb #5b1e84f7
+def _rate(o, name):
+    "`o` in Python's floats; an error for what is no number, or below 0, or not finite."
+    is_one = isinstance(o, numbers.Real) or getattr(o, 'ndim', None) == 0
+    if isinstance(o, str) or not is_one:
+        raise TypeError(f'a {name} of {o!r}, a {type(o).__name__}: give a float')
+    if not 0 <= o < math.inf: raise ValueError(f'a {name} of {o}: give 0 or more, finite')
+    return float(o)
+
 def check_rates(
     lr, # learning rate: a number, one for each group, a slice, or None
     n_groups:int, # groups of parameters
     name:str='learning rate', # or another number that each group may have
-):
+): # `lr` in Python's floats, which fastai understands
     """A ValueError for a rate below 0, one that is not finite, or another number of them;
-    a TypeError for what is no number of Python's, which fastai would not understand."""
-    if isinstance(lr, slice): rates = [o for o in (lr.start, lr.stop) if o is not None]
-    elif lr is None or not isinstance(lr, Iterable) or isinstance(lr, str): rates = [lr]
-    else: rates = [lr] if getattr(lr, 'ndim', 1) == 0 else list(lr)
-    for o in rates:
-        if o is None: continue
-        if not isinstance(o, (int,float)) and (o is lr or not isinstance(o, numbers.Real)):
-            raise TypeError(f'a {name} of {o!r}, a {type(o).__name__}: give a float')
-        if 0 <= o < math.inf: continue
-        raise ValueError(f'a {name} of {o}: give 0 or more, finite')
-    if isinstance(lr, slice) or len(rates) in (1,n_groups): return
+    a TypeError for what is no number."""
+    if lr is None: return
+    if isinstance(lr, slice):
+        return slice(lr.start if lr.start is None else _rate(lr.start, name), _rate(lr.stop, name))
+    if isinstance(lr, str) or not isinstance(lr, Iterable) or getattr(lr, 'ndim', 1) == 0:
+        return _rate(lr, name)
+    rates = [_rate(o, name) for o in lr]
+    if len(rates) in (1,n_groups): return rates
     raise ValueError(f'{len(rates)} {name}s for {n_groups} groups of parameters: '
                      'give one, one for each, or slice(first, last)')
 

@@ -19,6 +19,7 @@ from ..model.models import Seq2SeqTransformer, SigmoidRange, TASKS
 from ..text.codec import TextCodec
 from ..text.special import NAMED_RULES, plain_rule, vocab_lists
 from ..text.tokens import BPETokenizer, CharTokenizer
+from ..train.optim import unspared
 from .transfer import part_names, shapes_of, wavelengths
 
 # %% ../../nbs/5_learn/03_saving.ipynb #5c1d0b03
@@ -183,7 +184,7 @@ def save_named(
 ): # the file's path
     """As in `Learner`; the weights carry what the model's answers depend on besides them.
     It makes the folder, and a file that cannot be written leaves the old one."""
-    with _carrying(self):
+    with _carrying(self), unspared(self):
         path = join_path_file(file, self.path/self.model_dir, ext='.pth')
         if path is file or rank_distrib():
             return Learner.save(self, file, with_opt=with_opt, **kwargs)
@@ -209,7 +210,7 @@ def load_named(
         whole = not path.exists() or zipfile.is_zipfile(path)
     remedy = 'copy it again or repeat learn.save'
     named = nullcontext() if whole else naming(path, 'weights', remedy)
-    with named, _comparing(self, path, kwargs.get('strict', True)):
+    with named, _comparing(self, path, kwargs.get('strict', True)), unspared(self):
         return Learner.load(self, file, device, with_opt=with_opt, **kwargs)
 
 # %% ../../nbs/5_learn/03_saving.ipynb #5c1d0b0a

@@ -8,12 +8,14 @@ __all__ = ['spared_params', 'SpareDecay', 'TorchOptimizer', 'adamw']
 # %% ../../nbs/4_train/01_optim.ipynb #3a37bba1
 import torch, torch.nn as nn
 from collections.abc import MutableMapping
+from contextlib import contextmanager
 from functools import partial
 from fastai.callback.core import Callback
 from fastai.optimizer import OptimWrapper, pytorch_hp_map, set_item_pg
 from fastai.torch_core import params
 from fastcore.basics import store_attr
 from fastcore.foundation import L
+from ..base.checks import check_rates
 from ..base.compat import decay_all
 
 # %% ../../nbs/4_train/01_optim.ipynb #1bbdb9e3
@@ -29,6 +31,7 @@ def spared_params(
 class SpareDecay(Callback):
     """Weight decay for matrices only.
     At the start of a fit, a TypeError for an `OptimWrapper` that is no `TorchOptimizer`."""
+    order = 70                                      # behind what loads at the end of a fit
     _learn = None
     def __init__(self,
         embeddings:bool=True, # spare embeddings too, and heads tied to them
@@ -51,12 +54,29 @@ class SpareDecay(Callback):
                             'use a fastai optimizer, `adamw`, or TorchOptimizer')
         spared = spared_params(self.model, self.embeddings)
         self._spared = {p for p in spared if self.opt.state[p].get('do_wd', True)}
-        for p in self._spared: self.opt.state[p]['do_wd'] = False
+        self.mark(False)
     def after_fit(self): self._decay_all()
     def _decay_all(self):
         "Let everything decay again that did."
-        for p in self._spared: self.opt.state[p]['do_wd'] = True
+        self.mark(True)
         self._spared = set()
+    def mark(self,
+        do_wd:bool, # True: as between fits
+    ):
+        "Let what this fit spares decay, or spare it."
+        for p in self._spared: self.opt.state[p]['do_wd'] = do_wd
+
+# %% ../../nbs/4_train/01_optim.ipynb #1bbdb9e7
+@contextmanager
+def unspared(
+    learn, # whose optimizer is written or read
+):
+    "Within it the optimizer is as between fits: nothing is spared by `SpareDecay`."
+    cbs = [cb for cb in learn.cbs if isinstance(cb, SpareDecay) and learn.opt is not None]
+    for cb in cbs: cb.mark(True)
+    try: yield
+    finally:
+        for cb in cbs: cb.mark(False)
 
 # %% ../../nbs/4_train/01_optim.ipynb #2d645060
 class _Hypers(dict):
@@ -79,19 +99,23 @@ class _Hypers(dict):
 
 class TorchOptimizer(OptimWrapper):
     """A torch optimizer with decoupled weight decay (Loshchilov & Hutter 2019) that heeds
-    fastai's `do_wd`."""
+    fastai's `do_wd`. A ValueError for a rate or decay that is none."""
     def __init__(self,
         params, # parameters, or lists of them: one for each group
         opt, # makes the optimizer: a class of `torch.optim` that has `weight_decay`, or a `partial`
-        lr:float, # learning rate, until a schedule sets it
-        wd:float=0.01, # decoupled weight decay: a step takes `lr*wd` of each weight
+        lr:float, # learning rate, or one for each group, until a schedule sets it
+        wd:float=0.01, # decoupled decay, or one for each: a step takes `lr*wd` of each weight
         **kwargs # of `opt`
     ):
         groups = L(params)
         if not isinstance(groups[0], (L,list)): groups = [groups]
-        groups = [dict(params=list(g), wd=wd) for g in groups]
+        lr = check_rates(lr, len(groups))
+        wd = check_rates(wd, len(groups), 'weight decay')
+        groups = [dict(params=list(g), wd=0.) for g in groups]
         hp_map = {k:v for k,v in pytorch_hp_map.items() if v != 'wd'}
-        super().__init__(groups, opt, hp_map, lr=lr, weight_decay=0., **kwargs)
+        first = lr if isinstance(lr, float) else 0. # torch takes one for all
+        super().__init__(groups, opt, hp_map, lr=first, weight_decay=0., **kwargs)
+        self.set_hypers(lr=lr, wd=wd)
 
     @property
     def hypers(self):

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from fastai.callback.mixup import MixHandler
 from fastai.callback.rnn import ModelResetter
 from fastai.callback.schedule import LRFinder, ParamScheduler
+from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
+from fastai.optimizer import OptimWrapper
 from fastcore.basics import ifnone
 from fastcore.foundation import L
 from fastcore.meta import delegates
@@ -43,7 +45,7 @@ def _top_rates(lr, cbs):
     scheds = [cb.scheds['lr'] for cb in cbs if isinstance(cb, ParamScheduler) and 'lr' in cb.scheds]
     if not scheds: return np.atleast_1d(lr.stop if isinstance(lr, slice) else lr)
     rates = [np.atleast_1d(f(pct)) for f in scheds for pct in np.linspace(0, 1, 21)]
-    return np.max(rates, axis=0)
+    return np.nanmax(rates, axis=0) # with pct_start=1 fastai's are nan at the end
 
 def warn_of_rate(
     learn, # before a fit, its optimizer made
@@ -71,7 +73,11 @@ def check_callbacks(
     model, # that it trains
 ):
     """A ValueError for what mixes inputs, as a number between two token ids is another token,
-    and for what resets the state of a model that has none."""
+    for what resets the state of a model that has none, and for what never steps."""
+    for cb in cbs:
+        if isinstance(cb, GradientAccumulation) and not cb.n_acc >= 1:
+            raise ValueError(f'GradientAccumulation with n_acc={cb.n_acc}: give the number of '
+                             'texts of a step, 1 or more')
     for kind in [cb if isinstance(cb, type) else type(cb) for cb in cbs]:
         if issubclass(kind, MixHandler):
             raise ValueError(f'{kind.__name__} mixes inputs, and these are numbers of tokens, '
@@ -91,6 +97,14 @@ def _take_back(
     cb.learn = learn
     cb.after_fit()
 
+def _warn_without_step(learn, cbs):
+    "A warning where the fit ended before its gradients were enough for a step."
+    for cb in [] if learn.n_steps else cbs:
+        if not isinstance(cb, GradientAccumulation) or not vars(cb).get('count'): continue
+        warnings.warn(f'GradientAccumulation waits for {cb.n_acc} texts, and this fit had '
+                      f'{cb.count}: nothing is trained; take n_acc={cb.count} or less',
+                      stacklevel=callers_level())
+
 @contextmanager
 def all_running(
     learn, # a learner
@@ -102,8 +116,10 @@ def all_running(
 
 class RatedLearner(Learner):
     """A `Learner` that looks at learning rates before it works with them;
-    `last_fit` has the number of epochs of the last fit, and what the last of them measured."""
+    `last_fit` has the number of epochs of the last fit, and what the last of them measured,
+    `n_steps` the number of its optimizer's steps."""
     last_fit = {}
+    n_steps = 0
 
     def fit(self,
         n_epoch:int, # epochs
@@ -114,16 +130,17 @@ class RatedLearner(Learner):
         start_epoch:int=0, # skip the epochs before this one
     ):
         """As in `Learner`, without gradients that an earlier fit has left.
-        A ValueError for a rate or a decay that is none, and for callbacks that mix inputs;
-        a warning for a rate that is far too high. What `lr_find` changed is put back
-        even if it is broken off."""
+        A ValueError for epochs, a rate or a decay that are none, for frozen weights alone, and for
+        callbacks that mix inputs; a warning for a rate that is far too high, and where there was
+        no step. What `lr_find` changed is put back even if it is broken off."""
+        check_values(n_epoch=n_epoch)
         cbs = L(cbs)
         check_callbacks([*self.cbs, *cbs], self.model)
-        self.check_rates(lr)
+        lr = self.check_rates(lr)
         warn_of_rate(self, lr, cbs)
-        check_rates(wd, len(self.opt.param_lists), 'weight decay')
+        wd = check_rates(ifnone(wd, self.wd), len(self.opt.param_lists), 'weight decay')
         self.model.zero_grad()
-        before = self._rows()
+        before,self.n_steps = self._rows(), 0
         try:
             with all_running(self): super().fit(n_epoch, lr, wd, cbs, reset_opt, start_epoch)
         except BaseException:
@@ -131,6 +148,18 @@ class RatedLearner(Learner):
             raise
         finally:
             if not is_search(self, cbs) and self._rows() is not before: self._remember_fit()
+        _warn_without_step(self, [*self.cbs, *cbs])
+
+    def _backward(self):
+        if not self.loss_grad.requires_grad: self._refuse_frozen()
+        super()._backward()
+    def _refuse_frozen(self):
+        "A ValueError where no weight is trained."
+        if any(p.requires_grad for p,*_ in self.opt.all_params()): return
+        raise ValueError('all groups of parameters are frozen: call learn.unfreeze()')
+    def _step(self):
+        super()._step()
+        self.n_steps += 1
 
     def _rows(self):
         "What the recorder has of each epoch; another list from fit to fit."
@@ -145,10 +174,20 @@ class RatedLearner(Learner):
 
     def check_rates(self,
         lr, # a number, one for each group, a slice, or None for the learner's own
-    ):
+    ): # the same in Python's floats
         "A ValueError for what is no learning rate, or for a list without one rate for each group."
         if self.opt is None: self.create_opt()
-        check_rates(ifnone(lr, self.lr), len(self.opt.param_lists))
+        n = len(self.opt.param_lists)
+        if lr is None: self.lr = check_rates(self.lr, n)
+        return check_rates(lr, n)
+
+    def create_opt(self):
+        "As in `Learner`. A ValueError for a learning rate of the learner's own that is none."
+        given = isinstance(self.opt_func, OptimWrapper)     # an optimizer that has been made
+        groups = self.opt_func.param_lists if given else L(self.splitter(self.model))
+        split = len(groups) > 0 and isinstance(groups[0], (L,list))
+        self.lr = check_rates(self.lr, len(groups) if split else 1)
+        super().create_opt()
 
     @delegates(Learner.fit_one_cycle)
     def fit_one_cycle(self,
@@ -156,24 +195,31 @@ class RatedLearner(Learner):
         lr_max=None, # largest learning rate; default: the learner's
         div:float=25., # the first rate is `lr_max/div`
         div_final:float=1e5, # the last rate is `lr_max/div_final`
-        *args, # `pct_start` and on
+        pct_start:float=0.25, # part of the fit in which the rate rises
+        wd=None, # weight decay, or one for each group; default: the learner's
+        moms:tuple=None, # momentum at the start, at `lr_max`, at the end; default: the learner's
+        *args, # `cbs` and on
         **kwargs
     ):
-        "As in `Learner`. A ValueError for rates that do not fit the groups."
-        self.check_rates(lr_max)
-        check_values(div=div, div_final=div_final)
-        super().fit_one_cycle(n_epoch, lr_max, div, div_final, *args, **kwargs)
+        "As in `Learner`. A ValueError for rates that do not fit the groups, or out of range."
+        lr_max = self.check_rates(lr_max)
+        moms = ifnone(moms, self.moms)
+        check_values(div=div, div_final=div_final, pct_start=pct_start, moms=moms)
+        super().fit_one_cycle(n_epoch, lr_max, div, div_final, pct_start, wd, moms, *args, **kwargs)
 
     @delegates(Learner.fit_flat_cos)
     def fit_flat_cos(self,
         n_epoch:int, # epochs
         lr=None, # learning rate before it falls; default: the learner's
-        *args, # `div_final` and on
+        div_final:float=1e5, # the last rate is `lr/div_final`
+        pct_start:float=0.75, # part of the fit in which the rate stays
+        *args, # `wd` and on
         **kwargs
     ):
-        "As in `Learner`. A ValueError for rates that do not fit the groups."
-        self.check_rates(lr)
-        super().fit_flat_cos(n_epoch, lr, *args, **kwargs)
+        "As in `Learner`. A ValueError for rates that do not fit the groups, or out of range."
+        lr = self.check_rates(lr)
+        check_values(div_final=div_final, pct_start=pct_start)
+        super().fit_flat_cos(n_epoch, lr, div_final, pct_start, *args, **kwargs)
 
     @delegates(Learner.fit_sgdr)
     def fit_sgdr(self,
@@ -184,7 +230,7 @@ class RatedLearner(Learner):
         **kwargs
     ):
         "As in `Learner`. A ValueError for rates that do not fit the groups."
-        self.check_rates(lr_max)
+        lr_max = self.check_rates(lr_max)
         super().fit_sgdr(n_cycles, cycle_len, lr_max, *args, **kwargs)
 
     @delegates(Learner.fine_tune)
@@ -193,12 +239,14 @@ class RatedLearner(Learner):
         base_lr:float=None, # rate of the frozen epochs, half of it later; default: `2*width_lr`
         freeze_epochs:int=1, # with the last group alone, before
         lr_mult:float=10, # the first group's rate is the last one's divided by this (fastai: 100)
-        *args, # `pct_start` and `div`
+        pct_start:float=0.3, # part of the last `epochs` in which the rate rises
+        div:float=5., # the first rate is the largest one divided by this, of these epochs
         **kwargs
     ):
         """As in `Learner`, with rates that suit a transformer of this width.
-        A ValueError unless `lr_mult` is above 0."""
+        A ValueError for what is out of range, before the first epoch."""
         if not lr_mult > 0: raise ValueError(f'{lr_mult=}: a number above 0')
+        check_values(epochs=epochs, freeze_epochs=freeze_epochs, pct_start=pct_start, div=div)
         d_model = getattr(getattr(self.model, 'config', None), 'd_model', 128)
         base_lr = ifnone(base_lr, 2*width_lr(d_model))
-        return super().fine_tune(epochs, base_lr, freeze_epochs, lr_mult, *args, **kwargs)
+        return super().fine_tune(epochs, base_lr, freeze_epochs, lr_mult, pct_start, div, **kwargs)

@@ -39,7 +39,8 @@ class TimeBudget(Callback):
         self.began = True
     def after_train(self):
         self.used += time.perf_counter() - self.start
-        self.recorder.cancel_train = False # the epoch's row keeps its training loss
+        # the epoch's row keeps its training loss
+        if hasattr(self.learn, 'recorder'): self.recorder.cancel_train = False
     def after_fit(self):
         if self.began: return
         warnings.warn(f'minutes={self.minutes} were over before the first step: nothing is trained')
@@ -80,9 +81,9 @@ def fit_warmup(self:Learner,
     A ValueError for `warmup` below 1, or rates that do not fit the groups."""
     if not warmup >= 1: raise ValueError(f'{warmup=}: at least 1 step')
     if self.opt is None: self.create_opt()
-    check_rates(lr_max, len(self.opt.param_lists))
     d_model = getattr(getattr(self.model, 'config', None), 'd_model', None)
-    self.opt.set_hyper('lr', ifnone(lr_max, self.lr if d_model is None else (d_model*warmup)**-0.5))
+    lr_max = ifnone(lr_max, self.lr if d_model is None else (d_model*warmup)**-0.5)
+    self.opt.set_hyper('lr', check_rates(lr_max, len(self.opt.param_lists)))
     lrs = np.array([h['lr'] for h in self.opt.hypers])
     def lrs_at(pct):
         n_iter = getattr(self, 'n_iter', len(self.dls.train))     # not known before the first batch
@@ -119,8 +120,8 @@ def fit_wsd(self:Learner,
         raise ValueError(f'{warmup=}, {decay=}: parts of the fit, decay above 0, '
                          'together at most 1')
     if self.opt is None: self.create_opt()
-    check_rates(lr_max, len(self.opt.param_lists))
-    self.opt.set_hyper('lr', ifnone(lr_max, self.lr))
+    lr_max = check_rates(ifnone(lr_max, self.lr), len(self.opt.param_lists))
+    self.opt.set_hyper('lr', lr_max)
     lrs = np.array([h['lr'] for h in self.opt.hypers])
     sched = ParamScheduler({'lr':lambda pct: lrs*warmup_stable_decay(pct, warmup, decay)})
     clock = L() if minutes is None else L(TimeBudget(minutes))
@@ -142,8 +143,9 @@ def fit_gradual(self:Learner,
     if not 0 < frozen < 1: raise ValueError(f'{frozen=} is a part of the time: 0 < frozen < 1')
     if not div > 0: raise ValueError(f'{div=}: it must be more than 0')
     if self.opt is None: self.create_opt()
-    n,lr = len(self.opt.param_lists), ifnone(lr, self.lr)
-    if not isinstance(lr, (int,float)):
+    n = len(self.opt.param_lists)
+    lr = check_rates(ifnone(lr, self.lr), n)
+    if not isinstance(lr, float):
         raise TypeError(f'{lr=}: give the rate of the last group alone, and div for the others')
     rates = slice(lr/div**(n-1), lr)
     for i in range(1, n):

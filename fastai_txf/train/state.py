@@ -101,7 +101,7 @@ def set_dls_state(dls, states):
             dl.make_chunks()
 
 # %% ../../nbs/4_train/05_state.ipynb #3f2c812f
-_counters = 'train_iter','pct_train','smooth_loss'
+_counters = 'train_iter','pct_train','smooth_loss','n_steps'
 
 def loss_parts(f):
     "A loss, and a function inside it, so far as they remember anything."
