@@ -881,7 +881,7 @@ def test_vocabularies_of_an_older_export(make, kind):
     "Lists of tokens and labels, whatever the loaders have; one that kept its tokens alone as a plain list answers, saves and loads"
     learn = make(kind)
     assert [*map(type, learn.vocabs)] == [list]*len(learn.vocabs) and learn.vocabs[0] == text_vocab(learn.dls)
-    assert learn.vocabs == vocab_lists(learn.vocabs) == vocab_lists(learn.dls)
+    assert learn.vocabs == vocab_lists(None, learn.vocabs) == vocab_lists(learn.dls)
     if kind == 'lm': learn.vocabs = learn.vocabs[0]
     learn.validate(); learn.validate(dl=learn.dls.valid)
     learn.save('weights'); learn.load('weights'); make(kind).load('weights')

@@ -146,7 +146,7 @@ class TransformerLearner(RatedLearner):
     def check_vocabs(self, dl=None):
         "A ValueError if `dls`, or `dl`, give tokens or labels other numbers than at the start."
         given = vocab_lists(self.dls if dl is None else dl)
-        mine = vocab_lists(vars(self).get('vocabs', self.dls))
+        mine = vocab_lists(self.dls, vars(self).get('vocabs'))
         if given and (given != mine if dl is None else vocabs_differ(given, mine)):
             raise ValueError('these loaders number tokens or labels otherwise than those the '
                              'learner was made with, so the model would read other words: make '

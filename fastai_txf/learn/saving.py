@@ -142,7 +142,7 @@ def _written(learn):
 
 def _about_learner(learn):
     model,dls = _written(learn), learn.dls
-    about = answers_depend_on(model, vocab_lists(vars(learn).get('vocabs') or dls))
+    about = answers_depend_on(model, vocab_lists(dls, vars(learn).get('vocabs')))
     if len(dls.loaders) < 2 or not isinstance(dls.valid_ds, (Datasets,TfmdLists)): return about
     sides = range(1 + isinstance(model, Seq2SeqTransformer))
     return about | dict(reads=[_how_read(TextCodec(dls, side=i)) for i in sides])

@@ -67,10 +67,11 @@ def pad_index(
 
 # %% ../../nbs/2_text/00_special.ipynb #a2868f1b
 def vocab_lists(
-    dls, # `DataLoaders`, one loader, or the lists that a learner has kept
+    dls, # `DataLoaders`, one loader, or batches, which have none
+    kept=None, # what a learner has kept of its loaders, which goes before
 )->list: # of lists: tokens, and labels if there are any
     "Tokens and labels in the order of their numbers."
-    vocab = dls if isinstance(dls, list) else getattr(dls, 'vocab', ())
+    vocab = getattr(dls, 'vocab', ()) if kept is None else kept
     if len(vocab) and isinstance(vocab[0], str): vocab = [vocab]        # tokens alone
     return [*map(list, vocab)]
 
