@@ -26,12 +26,14 @@ def _stamp(file):
     return [stat.st_size, stat.st_mtime_ns]
 
 _known = 'fastai', 'fastai_txf', 'fastcore'
+_reading = 'without byte-order mark' # tokens of texts that were read otherwise are made anew
 
 def _made_by(tok, rules):
-    "Tokenizer and rules in words, or None where a rule's name does not say what it does."
+    "Reading, tokenizer and rules in words, or None where a rule's name does not say what it does."
     inner = vars(tok).get('tok', tok)
     if any(getattr(r, '__module__', '').split('.')[0] not in _known for r in rules): return None
-    return [type(inner).__qualname__, *(f'{r.__module__}.{r.__qualname__}' for r in rules)]
+    rules = [f'{r.__module__}.{r.__qualname__}' for r in rules]
+    return [_reading, type(inner).__qualname__, *rules]
 
 def _is_kept(v): return isinstance(v, list) and len(v) == 2 and isinstance(v[1], str)
 
