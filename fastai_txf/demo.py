@@ -8,7 +8,7 @@ __all__ = ['FULL', 'QUICK', 'PROMPTS', 'NEXT', 'read_docs', 'text_loaders', 'one
            'train_lm', 'report_lm', 'failures', 'verdict', 'step', 'run', 'main']
 
 # %% ../nbs/9_roof/00_demo.ipynb #3a0f1764
-import argparse, math, pandas as pd, sys, textwrap, time, torch, torch.nn as nn
+import argparse, io, math, pandas as pd, sys, textwrap, time, torch, torch.nn as nn
 from fastai.callback.progress import ProgressCallback
 from fastai.interpret import ClassificationInterpretation
 from fastai.learner import Learner
@@ -246,6 +246,8 @@ def main(
     parser.add_argument('--quick', action='store_true',
                         help='three packages and smaller models; the same demands')
     size = QUICK if parser.parse_args(args).quick else FULL
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors='replace') # a letter that its encoding lacks becomes a ?
     t = time.perf_counter()
     torch.set_num_threads(1)
     set_seed(42)

@@ -147,7 +147,24 @@ def test_one_label_is_refused():
 def test_values_that_would_fail_late(tmp_path):
     (tmp_path/'f').write_text('')
     with pytest.raises(NotADirectoryError, match='is a file'): quick(frame(), folder=tmp_path/'f')
+    with pytest.raises(NotADirectoryError, match='cannot write to the folder .*f/g: .*leave folder out'): quick(frame(), folder=tmp_path/'f'/'g')
     with pytest.raises(TypeError, match='seed=None'): quick(frame(), seed=None)
+
+def test_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    "Said before training; where the disk is full afterwards the training is not lost, and what is kept is read from a folder that takes no more"
+    def full(*args, **kw): raise OSError(28, 'no space')
+    with monkeypatch.context() as m:
+        m.setattr(best, 'choose_reading', lambda *args: pytest.fail('it trains'))
+        m.setattr(best, 'TemporaryFile', full)
+        with pytest.raises(OSError, match='cannot write to the folder .*new: no space. Give another'): quick(frame(), folder=tmp_path/'new')
+    monkeypatch.setattr(best._Towers, 'plan', lambda self, s: 1)
+    with monkeypatch.context() as m:
+        m.setattr(best, 'save_tensors', full)
+        with pytest.warns(UserWarning, match='is not kept.*no space'): learn = quick(frame(), folder=tmp_path/'new')
+    assert 'transformer' in list(learn.report.results.candidate) and not any((tmp_path/'new').iterdir())
+    quick(frame(), folder=tmp_path/'new')
+    monkeypatch.setattr(best, 'TemporaryFile', full)
+    assert 'transformer' in list(quick(frame(), folder=tmp_path/'new').report.results.candidate)
 
 def test_two_rows_a_class():
     df = pd.DataFrame([dict(text=f'{w} {end}', label=w) for w in words*2 for end in ('one','two')]).drop_duplicates()

@@ -670,6 +670,33 @@ def test_kept_tokens_are_used(tmp_path, monkeypatch):
     assert cut == [8,0,1,8]
 
 
+def test_byte_order_mark(tmp_path):
+    "Files that begin with one have the tokens of files that do not, from a folder, from files and in test_dl"
+    plain,marked = [text_folder(tmp_path/o) for o in ('plain','marked')]
+    for f in get_text_files(marked): f.write_text(f.read_text(), encoding='utf-8-sig')
+    def both(make): return [make(o) for o in (plain,marked)]
+    a,b = both(lambda o: TransformerDataLoaders.from_folder(o, bs=2))
+    assert a.vocab[0] == b.vocab[0] and [o.tolist() for o in a.train_ds.tls[0]] == [o.tolist() for o in b.train_ds.tls[0]]
+    def stream(o, **kw): return LMDataLoaders.from_files(get_text_files(o), tok_tfm=CharTokenizer(), bs=2, seq_len=4, **kw)
+    (a,b),c = both(stream), stream(marked, encoding='UTF-8')
+    assert a.vocab == b.vocab == c.vocab and a.train_ds.flat.ids.tolist() == b.train_ds.flat.ids.tolist()
+    for dls in (TransformerDataLoaders.from_folder(plain, bs=2), stream(plain)):
+        a,b = both(lambda o: dls.test_dl([o/'valid'/'neg'/'0.txt']).one_batch()[0])
+        assert a.equal(b)
+
+
+def test_kept_tokens_with_a_byte_order_mark(tmp_path, monkeypatch):
+    "What was kept before such marks were left out is made anew"
+    path = text_folder(tmp_path/'texts')
+    want = folders.FolderTokenizer(path, BaseTokenizer).kept
+    for f in get_text_files(path): f.write_text(f.read_text(), encoding='utf-8-sig')
+    with monkeypatch.context() as m:
+        m.setattr(folders, 'read_text', lambda f: f.read_text(encoding='utf-8'))
+        m.setattr(folders, '_made_by', lambda tok, rules: ['BaseTokenizer', *(f'{r.__module__}.{r.__qualname__}' for r in rules)])
+        assert folders.FolderTokenizer(path, BaseTokenizer).kept != want
+    assert folders.FolderTokenizer(path, BaseTokenizer).kept == want
+
+
 class Harm:
     "Runs a program when it is unpickled"
     def __init__(self, path): self.path = path

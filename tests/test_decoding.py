@@ -1,10 +1,11 @@
 "What is read once against what is read again: caches, ragged batches, beams, streams, lists"
-import gc, itertools, math, re, shutil
+import gc, itertools, math, re, shutil, warnings
 import pandas as pd, pytest, torch
 from fastai.text.all import AWD_LSTM, CrossEntropyLossFlat, Learner, awd_lstm_lm_config, language_model_learner
 from functools import partial
 from hypothesis import example, given, settings, strategies as st
 from torch import nn
+from fastai_txf.base.compat import compile_errors
 from fastai_txf.model.attention import causal_mask, concat_heads, SelfAttention, split_heads
 from fastai_txf.generate.cache import KVCache
 from fastai_txf.text.codec import text_list, tokenize_like
@@ -140,6 +141,20 @@ def test_compile_but_for_the_compiler(monkeypatch):
             assert [t.tolist() for t in got] == [t.tolist() for t in want]
     for model,opts in ((model, dict(cache=False)), (models['conv'], {}), (nn.Sequential(model), {})):
         with pytest.raises(ValueError, match='compile=True'): generate(model, prompts, 3, compile=True, **opts)
+
+def test_no_compiler(monkeypatch):
+    "Where the step cannot be compiled a warning says why and what helps, once, and the texts are the same"
+    def fails(*args): raise compile_errors()[0]('InvalidCxxCompiler: No working C++ compiler found')
+    monkeypatch.setattr('fastai_txf.generate.faststep._build', fails)
+    for model in (tiny('gpt2'), tiny('llama', max_len=8).double()):
+        for prompts in (ids(5), ids(3, 9)):
+            with pytest.warns(UserWarning, match='could not be compiled, so writing goes on.*install a C'):
+                got = generate(model, prompts, 14, temperature=0, compile=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter('error')
+                again = generate(model, prompts, 14, temperature=0, compile=True)
+            want = generate(model, prompts, 14, temperature=0)
+            assert [t.tolist() for t in got] == [t.tolist() for t in again] == [t.tolist() for t in want]
 
 # The cache by itself
 

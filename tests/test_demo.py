@@ -1,5 +1,5 @@
 "`python -m fastai_txf.demo`: what it prints, and its exit status when the models are good and when they are not"
-import os, re, subprocess, sys
+import io, os, re, subprocess, sys
 from math import nan
 from pathlib import Path
 import numpy as np, pandas as pd, pytest, torch
@@ -65,6 +65,19 @@ def test_failure_is_the_exit_status(monkeypatch, capsys):
     try: assert demo.main([]) == 1
     finally: torch.set_num_threads(n)
     assert capsys.readouterr().out.count('FAILED: ') == 2
+
+def test_stdout_that_lacks_letters(monkeypatch):
+    "Where stdout cannot write a piece's mark or an arrow there is a ? in its place"
+    for o in ('read_docs','text_loaders','train_classifier','train_lm'): monkeypatch.setattr(demo, o, lambda *a, **k: None)
+    monkeypatch.setattr(demo, 'print_batch', lambda *a: print('▁a'))
+    monkeypatch.setattr(demo, 'report_classifier', lambda *a: (0.9, 0.17))
+    monkeypatch.setattr(demo, 'report_lm', lambda *a: print('é →') or (5., 5.5))
+    monkeypatch.setattr(sys, 'stdout', io.TextIOWrapper(io.BytesIO(), encoding='cp1252'))
+    n = torch.get_num_threads()
+    try: assert demo.main([]) == 0
+    finally: torch.set_num_threads(n)
+    sys.stdout.seek(0)
+    assert {'?a','é ?'} <= {*sys.stdout.read().splitlines()}
 
 def test_majority():
     "The largest class of the training set, scored on the validation set"

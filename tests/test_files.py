@@ -278,6 +278,24 @@ def test_truncated_files_of_every_reader(reader, cut):
     else:
         with pytest.raises(ValueError, match=file.name): read()
 
+def test_no_map_when_ids_get_their_name(tmp_path, monkeypatch):
+    "A file that is mapped cannot be renamed on Windows; the ids are mapped by the name of the file afterwards"
+    replace = os.replace
+    def strict(a, b):
+        assert str(a) not in Path('/proc/self/maps').read_text()
+        return replace(a, b)
+    monkeypatch.setattr(os, 'replace', strict)
+    def plus(ids): ids += 1
+    for change,want in ((None,[5,6,7,8]), (plus,[6,7,8,9])):
+        got = flat_ids([[5,6],[],[7,8]], tmp_path/'a.ids', max_ram=1, change=change)
+        assert got.ids.tolist() == read_ids(tmp_path/'a.ids').ids.tolist() == want and got.ends.tolist() == [2,2,4]
+        assert str(tmp_path/'a.ids') == str(got.ids.filename)
+
+def test_no_space_for_temporary_ids(monkeypatch):
+    "The error names the place that is full, and the option for another"
+    monkeypatch.setattr(ids_room.tempfile, 'TemporaryFile', lambda: open('/dev/full', 'r+b'))
+    with pytest.raises(OSError, match=f'no space is left .*{tempfile.gettempdir()}.*folder= of the loaders'): flat_ids([[5,6]], max_ram=1)
+
 class Bomb:
     "Pickled by others, to run code where it is read"
     def __reduce__(self): return os.system, ('touch exploded',)

@@ -140,6 +140,12 @@ def test_attention_of_learners(make, kind):
     assert hooks(learn.model) == 0 and all(m.training for m in learn.model.modules())
     assert all(before[k].equal(v) for k,v in learn.model.state_dict().items())
 
+@pytest.mark.filterwarnings('error:.*__array__')
+def test_pictures_of_arrays(clf):
+    "matplotlib gets arrays: numpy 2 warns of the conversion of tensors"
+    clf.show_attention(TEXT)
+    plot_positions('sinusoidal', n=20)
+
 def test_predictions_are_the_same(clf):
     want = clf.predict(TEXT)[2]
     clf.show_attention(TEXT); clf.explain(TEXT); clf.step_through(TEXT)

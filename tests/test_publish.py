@@ -1,5 +1,5 @@
 "Published models: the learner's answers without fastai, nothing executed, nothing half-written"
-import builtins, hashlib, json, os, pickle, random, resource, shutil, signal, subprocess, sys, time, warnings
+import builtins, errno, hashlib, json, os, pickle, random, resource, shutil, signal, subprocess, sys, time, warnings
 import pandas as pd, pytest, torch
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -654,6 +654,21 @@ def test_two_writers(made, tmp_path, monkeypatch):
     told += [at, at]
     with pytest.raises(OSError, match='cannot write .*b: another process is writing there: let one'): write_folder(at, files, replace=True)
     assert load_published(at).labels['kind'] == 'multi' and [o.name for o in tmp_path.iterdir()] == ['b']
+
+def test_renames_of_windows(made, tmp_path, monkeypatch):
+    "Where no folder can be renamed onto an empty one a model is replaced, too, and is whole after an error"
+    files,other = bundle_files(made('one')[0]), bundle_files(made('many')[0])
+    rename,at,full = os.rename, tmp_path/'b', []
+    def _strict(a, b):
+        if os.path.lexists(b): raise FileExistsError(errno.EEXIST, 'there is one already', str(b))
+        if full and str(a).endswith('.tmp'): raise OSError(errno.ENOSPC, 'full')
+        return rename(a, b)
+    monkeypatch.setattr(os, 'rename', _strict)
+    write_folder(at, other)
+    assert load_published(write_folder(at, files, replace=True)).labels['kind'] == 'category'
+    full.append(True)
+    with pytest.raises(OSError, match='cannot write .*b: full'): write_folder(at, other, replace=True)
+    assert load_published(at).labels['kind'] == 'category' and [o.name for o in tmp_path.iterdir()] == ['b']
 
 def test_lost_place(made, tmp_path, monkeypatch):
     "Where another process has taken the old folder away nothing is left beside; without `replace` another's new folder stays"

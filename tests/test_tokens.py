@@ -1,6 +1,7 @@
 "Tokenizers: the same tokens as fastai's, texts put together again, and learners that take them along"
-import subprocess, sys, pandas as pd, pytest, torch
+import multiprocessing, os, subprocess, sys, pandas as pd, pytest, torch
 from functools import partial
+from fastai.text.core import defaults as fastai_defaults
 from fastai.text.all import BaseTokenizer, SpacyTokenizer, TextDataLoaders, Tokenizer, TokenizeWithRules, fix_html, load_learner, lowercase, replace_rep
 from hypothesis import example, given, settings, strategies as st
 from fixtures import SMALL, quiet, texts_df
@@ -13,7 +14,7 @@ from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.learn.mlm import transformer_mlm_learner
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
 from fastai_txf.text.stream import LMDataLoaders
-from fastai_txf.text.tokens import as_tokenizer, BPETokenizer, CharTokenizer
+from fastai_txf.text.tokens import as_tokenizer, BPETokenizer, CharTokenizer, workers_for
 from fastai_txf.text.words import FastSpacyTokenizer
 
 # FastSpacyTokenizer
@@ -185,6 +186,36 @@ def test_refused_before_work():
     "A transform in a tokenizer's place, and ids before there is a vocabulary"
     with pytest.raises(TypeError, match='give what it cuts with'): as_tokenizer(Tokenizer(BaseTokenizer()))
     with pytest.raises(ValueError, match='train'): BPETokenizer(vocab_sz=300).token_ids(['a'])
+
+@pytest.mark.parametrize('method,platform,most', [('fork','linux',5), ('spawn','linux',0), ('forkserver','linux',0), ('spawn','win32',0), ('spawn','darwin',5), (None,'linux',0)])
+def test_default_of_processes(monkeypatch, method, platform, most):
+    "One a CPU from 2,000 texts on, if they begin as copies of this one; a number that is given is taken"
+    monkeypatch.setattr(multiprocessing, 'get_start_method', lambda allow_none=False: method)
+    monkeypatch.setattr(multiprocessing, 'get_all_start_methods', lambda: ['forkserver','fork','spawn'])
+    monkeypatch.setattr(sys, 'platform', platform)
+    monkeypatch.setattr(fastai_defaults, 'cpus', 5)
+    assert [workers_for(n) for n in (1999,2000)] == [0,most] and [workers_for(n, 3) for n in (1999,2000)] == [3,3]
+
+_script = """
+import multiprocessing, sys
+from fastai.text.core import BaseTokenizer
+from fastai_txf.text.tokens import token_lists, workers_for
+def cut(n_workers): return list(token_lists(['a b']*2000, BaseTokenizer(), [], n_workers))
+if __name__ == '__main__':
+    workers_for(2000)
+    print(multiprocessing.get_start_method(allow_none=True), end=' ')
+multiprocessing.set_start_method('spawn', force=True)
+print(len(cut(workers_for(2000))), flush=True)
+cut(1)
+"""
+
+def test_processes_without_a_guard(tmp_path):
+    "Where processes are spawned a script without a guard runs, and says what to do where it asks for some; the question sets no method"
+    (tmp_path/'script.py').write_text(_script)
+    env = {**os.environ, 'PYTHONPATH':os.pathsep.join(sys.path), 'OMP_NUM_THREADS':'1'}
+    res = subprocess.run([sys.executable, tmp_path/'script.py'], env=env, capture_output=True, text=True, timeout=240)
+    assert res.stdout.startswith('None 2000\n') and res.returncode == 1, res.stderr
+    assert 'BrokenProcessPool): set n_workers=0, or put the calls of your script under' in res.stderr
 
 def test_words_of_chinese():
     "spaCy's tokenizer of Chinese would take `xxbos` apart: refused with what to take"

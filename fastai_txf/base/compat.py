@@ -154,6 +154,16 @@ def compile_errors()->tuple: # classes of exceptions
     from torch._dynamo import exc
     return exc.TorchDynamoException, exc.FailOnRecompileLimitHit
 
+def compile_reason(
+    e, # one of `compile_errors`
+)->str:
+    "What it says first, and the remedy for the commonest."
+    lines = str(e).split('\n')[:2]
+    what = ' '.join(' '.join(lines).split())
+    if 'CxxCompiler' not in what: return what
+    return what + (' (install a C++ compiler such as g++, '
+                   'or name yours in the environment variable CXX)')
+
 def count_graphs()->int:
     "How many graphs this process has compiled."
     from torch._dynamo import utils

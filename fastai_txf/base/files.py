@@ -79,8 +79,8 @@ def read_text(
     path, # a text file
     encoding:str='utf8', # of the file
 )->str:
-    "The text of a file. A ValueError that names the file where it is none."
-    try: return Path(path).read_text(encoding=encoding)
+    "The text of a file without a byte-order mark. A ValueError names the file where it is none."
+    try: return Path(path).read_text(encoding=encoding).removeprefix('\ufeff')
     except UnicodeDecodeError as e:
         raise ValueError(f'{path} is no text in {encoding} (byte {e.start}: {e.reason}): '
                          'convert it, or leave it out') from e

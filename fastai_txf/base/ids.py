@@ -6,10 +6,10 @@
 __all__ = ['FlatIds', 'flat_ids', 'read_ids']
 
 # %% ../../nbs/0_base/05_ids.ipynb #1d50e0a3
-import io, json, numpy as np, struct, tempfile
+import errno, io, json, numpy as np, struct, tempfile
 from array import array
 from collections import namedtuple
-from contextlib import ExitStack
+from contextlib import contextmanager, ExitStack
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from pathlib import Path
 from zlib import crc32
@@ -57,12 +57,28 @@ def flat_ids(
     "Put texts end to end. A file that is there, and may be in use, stays as it is until the end."
     with ExitStack() as files:
         def open_file():
-            out = tempfile.TemporaryFile() if file is None else replacing(file)
-            return files.enter_context(out)
-        return _flat_ids(lists, open_file, max_ram, change, seals=file is not None)
+            return files.enter_context(_temporary() if file is None else replacing(file))
+        ids,ends,out = _spilt(lists, open_file, max_ram)
+        if change is not None: change(ids)
+        if out is None or file is None: return FlatIds(ids, ends)
+        _seal(out, ids, ends)
+        ids.flush()
+        ids = None                              # Windows renames no file that is mapped
+    return FlatIds(np.memmap(file, np.int32, 'r', _start, (ends[-1],)), ends)
 
-def _flat_ids(lists, open_file, max_ram, change, seals):
-    "`flat_ids`, in memory as long as that is enough."
+@contextmanager
+def _temporary():
+    "A temporary file. An OSError says what helps where there is no space for it."
+    try:
+        with tempfile.TemporaryFile() as f: yield f
+    except OSError as e:
+        if e.errno != errno.ENOSPC: raise
+        raise OSError(e.errno, 'no space is left for a temporary file of ids in '
+                               f'{tempfile.gettempdir()}: name another place, with file= of '
+                               '`flat_ids` or folder= of the loaders') from e
+
+def _spilt(lists, open_file, max_ram):
+    "Ids and ends, in memory as long as that is enough (then the file is None)."
     ends,new = array('q'), array('i')
     out,n = None, 0
     for ids in lists:
@@ -80,9 +96,7 @@ def _flat_ids(lists, open_file, max_ram, change, seals):
         out.flush()
     in_memory = np.frombuffer(new, dtype=np.int32)
     ids = in_memory if out is None else np.memmap(out, np.int32, 'r+', _start)
-    if change is not None: change(ids)
-    if out is not None and seals: _seal(out, ids, ends)
-    return FlatIds(ids, np.array(ends, dtype=np.int64))
+    return ids, np.array(ends, dtype=np.int64), out
 
 # %% ../../nbs/0_base/05_ids.ipynb #1d50e0ad
 _what,_remedy = 'ids written by `flat_ids`', 'write them again'

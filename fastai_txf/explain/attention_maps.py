@@ -127,7 +127,7 @@ class Attention:
         norm = PowerNorm(0.5, 0, float(self.weights[list(rows)][:,list(cols)].max()))
         places = [(r,c) for r in rows for c in cols]
         for ax,(r,c) in zip(axs.flat, places):
-            im = ax.imshow(self.weights[r,c], cmap='viridis', norm=norm,
+            im = ax.imshow(self.weights[r,c].numpy(), cmap='viridis', norm=norm,
                            interpolation='nearest', aspect='auto')
             if self.weights.shape[:2] != (1,1): ax.set_title(f'layer {r}, head {c}', fontsize=9)
             _label_axes(ax, self.queries, self.keys, 0.8*inches)

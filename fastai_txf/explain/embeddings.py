@@ -57,7 +57,7 @@ def _draw(ax, m, title, ylabel, xlabel):
     top = float(m.abs().max())
     if m.max() <= 0: colours = dict(cmap='viridis')
     else: colours = dict(cmap='RdBu', vmin=-top, vmax=top)
-    image = ax.imshow(m, aspect='auto', interpolation='nearest', **colours)
+    image = ax.imshow(m.numpy(), aspect='auto', interpolation='nearest', **colours)
     ax.figure.colorbar(image, ax=ax)
     ax.set_title(title, fontsize=10)
     ax.set(ylabel=ylabel, xlabel=xlabel)

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from weakref import WeakKeyDictionary
 from ..base.plain import ifnone
 from torch.overrides import TorchFunctionMode
-from ..base.compat import any_hooked, compile_package
+from ..base.compat import any_hooked, compile_errors, compile_package, compile_reason
 from ..base.shadow import is_known, shadow
 from ..model.stack import BigramEmbedding
 from .cache import put_columns
@@ -84,6 +84,7 @@ class _TapedCache:
     def __init__(self, cache, tape, x, pos, mask, k_pos, *columns):
         self.cache,self.tape = cache,tape
         self.context,self.once = cache.context,cache.once
+        cache.calls = {}                                      # a token may be read again
         self.pos,self.mask = pos,mask
         self.k_pos,self.n = k_pos,cache.n
         names = {'x':x, 'pos':pos, 'mask':mask, 'k_pos':k_pos}
@@ -137,12 +138,16 @@ def _is_cpu_row(x, *args, **kwargs): return x.ndim > 1 and x.is_cpu and _is_row(
 
 _for_rows = {F.linear:(_is_row, _row_linear), F.gelu:(_is_cpu_row, _row_gelu)}
 
-def _record_step(model, x, cache):
-    "The logits of the token after `x`, and a function that gives them for the next one."
-    logits,lines,scope = _program(model, _open_step(x, cache), cache, _for_rows)
+def _record(model, args, cache):
+    "The logits after `args`, and a function that gives those of later tokens."
+    logits,lines,scope = _program(model, args, cache, _for_rows)
     exec(_source(lines), scope)
     run = scope['step']
     return logits, lambda x, cache: run(*_open_step(x, cache))
+
+def _record_step(model, x, cache):
+    "The logits of the token after `x`, and a function that gives them for the next one."
+    return _record(model, _open_step(x, cache), cache)
 
 # %% ../../nbs/3_generate/02_faststep.ipynb #46e33a7d
 def _is_query(q, k, v, is_causal=False, **kwargs):
@@ -219,6 +224,16 @@ class _Code:
 
 _compiled,_compiling = WeakKeyDictionary(), threading.Lock() # from shadows to their code
 
+def _program_and_code(model, args, cache, dims):
+    "The logits after `args`, and `_Code` for later tokens: None, with a warning, if that fails."
+    attention = {F.scaled_dot_product_attention:(_is_query, _query_attention)}
+    logits,lines,scope = _program(model, args, cache, attention)
+    try: return logits, _Code(model, lines, scope, args, dims)
+    except compile_errors() as e:
+        warnings.warn('the step could not be compiled, so writing goes on without: '
+                      + compile_reason(e))
+        return logits, None
+
 def _compile_step(shade, model, x, cache):
     "`_record_step` of `model`, a layout of `shade`, as machine code that is kept with `shade`."
     args = _plain_strides(*_open_step(x, cache))
@@ -227,10 +242,8 @@ def _compile_step(shade, model, x, cache):
     with _compiling:
         known = _compiled.setdefault(shade, {})
         new = key not in known
-        if new:
-            attention = {F.scaled_dot_product_attention:(_is_query, _query_attention)}
-            logits,lines,scope = _program(model, args, cache, attention)
-            known[key] = _Code(model, lines, scope, args, dims)
+        if new: logits,known[key] = _program_and_code(model, args, cache, dims)
+    if known[key] is None: return _record(model, args, cache)
     run = known[key].bind(model)
     return logits if new else run(*args), lambda x, cache: run(*_open_step(x, cache))
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import cache, partial
 from numbers import Integral
 from pathlib import Path
+from tempfile import TemporaryFile
 from fastai.torch_core import no_random
 from fastcore.basics import ifnone, store_attr
 from ..base.checks import check_values
@@ -100,9 +101,10 @@ class _Towers:
         return self._named(k, int(fold.max()), *[self.minutes]*self.timed)
 
     def _save(self, tensors, file):
-        "Keep a dictionary of tensors."
-        file.parent.mkdir(parents=True, exist_ok=True)
-        save_tensors(tensors, file)
+        "Keep a dictionary of tensors; a warning where that fails: the training is worth more."
+        try: save_tensors(tensors, file)
+        except OSError as e:
+            warnings.warn(f'what was trained is not kept, so it is trained again next time: {e}')
 
     def once(self, ids, name, make):
         "The tensors that `make` gives, which knows the texts `ids`, too: as kept in the folder."
@@ -325,6 +327,17 @@ def _check_call(minutes, seed, folder):
         raise ValueError(f'{seed=} is out of range: a whole number from 0 to 2**32-1')
     if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
         raise NotADirectoryError(f'{folder} is a file: give the name of a folder')
+    if folder is not None: _try_out(folder)
+
+def _try_out(folder):
+    "Make the folder, and a file in it for a moment, unless something is kept there to be read."
+    if any(Path(folder).glob('*.pth')): return
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder) as f: f.write(b'1')
+    except OSError as e:
+        raise type(e)(e.errno, f'cannot write to the folder {folder}: {e.strerror or e}. '
+                               'Give another, or leave folder out') from e
 
 def best_classifier(
     df:pd.DataFrame, # a row for each labelled text

@@ -83,11 +83,12 @@ def _swap(tmp, folder):
     "`tmp` gets the name `folder`; what had it is removed afterwards."
     if not folder.exists(): return os.rename(tmp, folder)
     old = Path(tempfile.mkdtemp(prefix=f'.{folder.name}.', suffix='.old', dir=folder.parent))
+    old.rmdir()                                             # Windows renames onto nothing
     try:
-        os.rename(folder, old)                              # onto an empty folder
+        os.rename(folder, old)
         os.rename(tmp, folder)
     except BaseException:
-        _bring_back(old, folder) if any(old.iterdir()) else old.rmdir()
+        if old.exists(): _bring_back(old, folder)
         raise
     shutil.rmtree(old, ignore_errors=True)
 

@@ -10,11 +10,9 @@ import warnings
 from collections import Counter
 from pathlib import Path
 from fastai.data.transforms import get_files
-from fastai.text.core import defaults
-from fastcore.basics import ifnone
 from fastcore.foundation import L
 from ..base.files import load_tensors, read_text, save_tensors
-from .tokens import token_lists
+from .tokens import token_lists, workers_for
 from .codec import TextTokenizer
 
 # %% ../../nbs/2_text/07_folders.ipynb #b2a50006
@@ -26,12 +24,14 @@ def _stamp(file):
     return [stat.st_size, stat.st_mtime_ns]
 
 _known = 'fastai', 'fastai_txf', 'fastcore'
+_reading = 'without byte-order mark' # tokens of texts that were read otherwise are made anew
 
 def _made_by(tok, rules):
-    "Tokenizer and rules in words, or None where a rule's name does not say what it does."
+    "Reading, tokenizer and rules in words, or None where a rule's name does not say what it does."
     inner = vars(tok).get('tok', tok)
     if any(getattr(r, '__module__', '').split('.')[0] not in _known for r in rules): return None
-    return [type(inner).__qualname__, *(f'{r.__module__}.{r.__qualname__}' for r in rules)]
+    rules = [f'{r.__module__}.{r.__qualname__}' for r in rules]
+    return [_reading, type(inner).__qualname__, *rules]
 
 def _is_kept(v): return isinstance(v, list) and len(v) == 2 and isinstance(v[1], str)
 
@@ -56,7 +56,7 @@ def folder_tokens(
     path, # folder of text files
     tok, # `BatchTokenizer`
     rules:list, # what rewrites a text before it is cut
-    n_workers:int=None, # processes; None: one a CPU, 0 below 2,000 texts
+    n_workers:int=None, # processes; None: as in `workers_for`
 )->dict: # file, as a string below `path`: its tokens, with spaces between
     "The tokens of all text files in `path`; only new and changed ones are cut."
     files = {f.relative_to(path).as_posix():f for f in get_files(path, extensions=['.txt'])}
@@ -65,8 +65,7 @@ def folder_tokens(
     stamps = {k:_stamp(f) for k,f in files.items()}
     new = [k for k in files if k not in kept or kept[k][0] != stamps[k]]
     texts = [read_text(files[k]) for k in new]
-    workers = ifnone(n_workers, 0 if len(new) < 2000 else defaults.cpus)
-    made = map(' '.join, token_lists(texts, tok, rules, workers))
+    made = map(' '.join, token_lists(texts, tok, rules, workers_for(len(new), n_workers)))
     made = {k:[stamps[k],t] for k,t in zip(new, made)}
     res = {k:made[k] if k in made else kept[k] for k in files}
     if made_by and (made or len(kept) != len(res)): _write_cache(path, made_by, res)

@@ -14,7 +14,7 @@ from fastai.data.core import DataLoaders, FilteredBase, TfmdDL
 from fastai.data.transforms import (
     Categorize, ColReader, EncodedMultiCategorize, get_text_files, GrandparentSplitter,
     IndexSplitter, MultiCategorize, parent_label, RandomSplitter, RegressionSetup)
-from fastai.text.core import BOS, defaults, PAD, WordTokenizer
+from fastai.text.core import BOS, PAD, WordTokenizer
 from fastai.text.data import (
     LMDataLoader, Numericalize, Pad_Chunk, SortedDL, TensorText, TextBlock, TextDataLoaders)
 from fastai.torch_core import to_device
@@ -27,7 +27,7 @@ from ..base.checks import check_batch_size, check_share, check_values
 from ..base.files import csv_file
 from ..base.ids import CheckedIds, evenly_drawn
 from .special import pad_index, text_vocab, unknown_cause
-from .tokens import as_tokenizer
+from .tokens import as_tokenizer, workers_for
 from .frames import (
     as_frame, check_columns, column_names, read_texts, split_rows)
 from .labels import check_df, each_label, label_kind, warn_of_copies
@@ -233,7 +233,7 @@ class TransformerDataLoaders(TextDataLoaders):
         backwards:bool=False, # reverse the texts
         min_freq:int=None, # rarer ones become xxunk; None: 1 if `tok_tfm` has `detokenize`, else 3
         max_vocab:int=60000, # most tokens in the vocabulary
-        n_workers:int=None, # processes; None: one per CPU, 0 below 2,000; not for `BatchTokenizer`s
+        n_workers:int=None, # processes; None: 0, or one a CPU for 2,000 rows or more, if they fork
         starts:bool=True, # of a language model: xxbos before each text that does not begin with it
         **kwargs
     ):
@@ -243,7 +243,7 @@ class TransformerDataLoaders(TextDataLoaders):
                      backwards=backwards, is_lm=is_lm, text_vocab=text_vocab,
                      label_delim=label_delim)
         df = as_frame(df)
-        n_workers = ifnone(n_workers, 0 if len(df) < 2000 else defaults.cpus)
+        n_workers = workers_for(len(df), n_workers)
         valid,asked = split_rows(df, valid_col, valid_pct, seed)
         if not is_lm: _check_kept(df, label_col, tok_text_col)
         check_df(df, text_col, None if is_lm else label_col, asked, label_delim,

@@ -21,7 +21,7 @@ from fastcore.xtras import is_listy
 from ..base.checks import check_values
 from ..base.files import csv_file
 from .special import pad_index
-from .tokens import as_tokenizer, token_lists
+from .tokens import as_tokenizer, token_lists, workers_for
 from .plain import kept, put_ends, refuse_row
 from .frames import (
     as_frame, as_texts, column_names, given_frame, read_columns, split_rows)
@@ -206,7 +206,7 @@ class Seq2SeqDataLoaders(DataLoaders):
         share_vocab:bool=False, # one for both sides (a tokenizer that learns for both shares it)
         min_freq:int=None, # rarer is xxunk; default: 1 if a tokenizer has `detokenize`, else 3
         max_vocab:int=60000, # most tokens in a vocabulary
-        n_workers:int=None, # processes; default: one per CPU, 0 below 2,000 rows or without rules
+        n_workers:int=None, # processes; None: as in `TransformerDataLoaders`, 0 without rules
         **kwargs
     ):
         "Loaders from the rows of `df`. A ValueError names the rows, the column and the remedy."
@@ -283,6 +283,6 @@ def _pair_items(items, tls, with_labels):
 
 def _cut(texts, side, n_workers):
     "`texts` as lists of tokens."
-    n_workers = ifnone(n_workers, 0 if len(texts) < 2000 or not side.rules else defaults.cpus)
+    n_workers = workers_for(len(texts) if side.rules else 0, n_workers)
     toks = list(token_lists(texts, side.tok, side.rules, n_workers))
     return pd.Series(toks, index=texts.index, dtype=object)

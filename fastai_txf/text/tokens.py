@@ -6,7 +6,7 @@
 __all__ = ['BatchTokenizer', 'CharTokenizer', 'BPETokenizer', 'token_lists']
 
 # %% ../../nbs/2_text/01_tokens.ipynb #32c4755a
-import re
+import multiprocessing, pickle, re, sys
 from array import array
 from ..base.plain import chunked, compose, is_listy, maps, package
 from .special import special_tokens
@@ -289,10 +289,32 @@ class ForeignTokenizer(BatchTokenizer):
         n_workers:int=0, # processes
     ): # yields a list of tokens for each
         "Rewrite texts and cut them by fastai's own function, some of them at a time."
-        from fastai.text.core import tokenize_texts # a published model does without fastai
         many = [texts] if is_listy(texts) and n_workers else chunked(texts, 10_000)
-        for some in many:
-            yield from tokenize_texts(some, n_workers=n_workers, rules=rules, tok=self.tok)
+        for some in many: yield from _cut_by_fastai(some, n_workers, rules=rules, tok=self.tok)
+
+def _cut_by_fastai(texts, n_workers, **kwargs):
+    "The tokens of `texts`. A RuntimeError with the remedy where processes cannot be started."
+    from concurrent.futures.process import BrokenProcessPool
+    from fastai.text.core import tokenize_texts # a published model does without fastai
+    try: return tokenize_texts(texts, n_workers=n_workers, **kwargs)
+    except (pickle.PicklingError, BrokenProcessPool, BrokenPipeError) as e:
+        if not n_workers: raise
+        raise RuntimeError(f'{n_workers=} processes did not cut the texts ({type(e).__name__}): '
+                           "set n_workers=0, or put the calls of your script under "
+                           "if __name__ == '__main__':") from e
+
+def workers_for(
+    n:int, # texts to cut
+    n_workers:int=None, # as it was given
+)->int: # processes
+    """`n_workers`, or its default: one a CPU, and 0 below 2,000 texts and where a process does not
+    begin as a copy of this one: it would run the script again, from its first line."""
+    if n_workers is not None: return n_workers
+    methods = multiprocessing.get_all_start_methods() # the default comes first
+    method = multiprocessing.get_start_method(allow_none=True) or methods[0]
+    if n < 2000 or method != 'fork' and sys.platform != 'darwin': return 0 # there, fastai forks
+    from fastai.text.core import defaults
+    return defaults.cpus
 
 def as_tokenizer(
     tok=None, # a tokenizer or its class, of this library, of fastai or your own; default: fastai's

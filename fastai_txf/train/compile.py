@@ -11,7 +11,7 @@ from functools import partial
 from fastai.torch_core import rank_distrib
 from fastcore.basics import ifnone
 from ..base.compat import (
-    any_hooked, call_plain, compile_errors, count_graphs, set_compiled_call)
+    any_hooked, call_plain, compile_errors, compile_reason, count_graphs, set_compiled_call)
 from ..model.stack import TransformerStack
 
 # %% ../../nbs/4_train/04_compile.ipynb #ad843155
@@ -40,7 +40,7 @@ class _Compiled:
             out = plain()                           # an error of the part itself comes from here
             self.on = False
             warnings.warn(f'{type(part).__name__} could not be compiled, '
-                          f'so training goes on without: {_reason(e)}')
+                          f'so training goes on without: {compile_reason(e)}')
             return out
         if count_graphs() > before: self.report(part, time.perf_counter()-start)
         return out
@@ -49,14 +49,6 @@ class _Compiled:
         self.graphs += 1
         if rank_distrib(): return
         print(f'{type(part).__name__} compiled in {seconds:.1f} s (graph {self.graphs})')
-
-def _reason(e):
-    "What an error of `torch.compile` says first, and the remedy for the commonest."
-    lines = str(e).split('\n')[:2]
-    what = ' '.join(' '.join(lines).split())
-    if 'CxxCompiler' not in what: return what
-    return what + (' (install a C++ compiler such as g++, '
-                   'or name yours in the environment variable CXX)')
 
 def compile_for_training(
     model, # a module, as in `learn.model`
