@@ -64,10 +64,10 @@ class PairDL(SortedDL):
         super().__init__(dataset, **kwargs)
 
     def create_item(self, s):
-        "The pair number `s`."
+        "The pair number `s`, for this call alone: a transform may write into it."
         if s is None or not self.keep: return super().create_item(s)
         if s not in self.made: self.made[s] = super().create_item(s)
-        return self.made[s]
+        return tuple(o.clone() if isinstance(o, torch.Tensor) else o for o in self.made[s])
 
     def show_batch(self,
         b=None, # batch to show; default: the first
