@@ -2656,6 +2656,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'fastai_txf.text.plain.put_start': ('2_text/plain.html#put_start', 'fastai_txf/text/plain.py'),
                                        'fastai_txf.text.plain.refuse_row': ('2_text/plain.html#refuse_row', 'fastai_txf/text/plain.py')},
             'fastai_txf.text.special': { 'fastai_txf.text.special._lower': ('2_text/special.html#_lower', 'fastai_txf/text/special.py'),
+                                         'fastai_txf.text.special._vocab_of': ( '2_text/special.html#_vocab_of',
+                                                                                'fastai_txf/text/special.py'),
                                          'fastai_txf.text.special.check_ordered': ( '2_text/special.html#check_ordered',
                                                                                     'fastai_txf/text/special.py'),
                                          'fastai_txf.text.special.check_unicode': ( '2_text/special.html#check_unicode',

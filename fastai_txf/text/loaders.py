@@ -181,6 +181,7 @@ def _text_block(tok, vocab, is_lm, seq_len, min_freq, max_vocab, **kwargs):
     """A `TextBlock` around `tok`, which may have a vocabulary of its own,
     whose batches are padded with `xxpad`"""
     vocab = ifnone(vocab, tok.tok.vocab)
+    if vocab is not None: vocab = list(vocab)
     res = TextBlock(tok, vocab, is_lm, seq_len, **kwargs)
     res.type_tfms[1] = _Numericalize(vocab, ifnone(min_freq, tok.tok.min_freq), max_vocab)
     if tok.starts: res.type_tfms = L(tok, TextStart(), *res.type_tfms[1:])

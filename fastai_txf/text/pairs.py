@@ -99,6 +99,7 @@ class SequenceBlock(TransformBlock):
     ):
         tok = TextTokenizer(as_tokenizer(tok), rules, text_cols)
         vocab = ifnone(vocab, tok.tok.vocab)
+        if vocab is not None: vocab = list(vocab)
         number = Numericalize(vocab, min_freq=min_freq, max_vocab=max_vocab)
         super().__init__(type_tfms=[tok, TextEnds(), number], dl_type=PairDL,
                          dls_kwargs={'before_batch':PadEnd()})

@@ -160,7 +160,7 @@ class LMDataLoaders(DataLoaders):
             toks = token_lists(_only_texts(train), tok.tok, tok.rules, n_workers)
             flat,vocab = _counted(toks, starts, ifnone(min_freq, tok.tok.min_freq), max_vocab,
                                   file('train'))
-        tfms = [tok, *[TextStart()]*(starts and BOS in vocab), Numericalize(vocab)]
+        tfms = [tok, *[TextStart()]*(starts and BOS in vocab), Numericalize(list(vocab))]
         sets = [FlatTexts(flat, tfms, 0), FlatTexts(ids(valid, 'valid'), tfms, 1)]
         return cls.from_sets(sets, **kwargs)
 
@@ -223,7 +223,7 @@ class LMDataLoaders(DataLoaders):
         and for a file that has changed since it was written (`read_ids`)."""
         tok = TextTokenizer(as_tokenizer(tok_tfm), rules)
         tok.cuts = False
-        tfms = [tok, Numericalize(vocab)]
+        tfms = [tok, Numericalize(list(vocab))]
         flats = [_checked_ids(ids, vocab) for ids in (train, valid)]
         return cls.from_sets([FlatTexts(f, tfms, i) for i,f in enumerate(flats)], **kwargs)
 
