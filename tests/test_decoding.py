@@ -1001,3 +1001,16 @@ def test_layout(monkeypatch):
 def test_next_logits_of_another_shape(shape):
     model = TransformerLM(vocab_sz=20, d_model=8, n_heads=2, n_layers=1)
     with pytest.raises(ValueError, match=r'give \(bs, sl\)'): next_logits(model, torch.ones(shape, dtype=torch.long))
+
+X = torch.ones(1, 5, dtype=torch.long)
+refused = [(TransformerLM, dict(max_len=n), f'max_len={n} is out of range') for n in (-1,0,1.5)]
+refused += [(TransformerLM, dict(src=X), 'reads no source: leave out src'), (Seq2SeqTransformer, {}, 'needs a source to read'),
+            (Seq2SeqTransformer, dict(src=X+99), 'token id 100'), (Seq2SeqTransformer, dict(src=X.expand(2, 5)), 'src of shape'),
+            (TransformerLM, dict(idxs=X+99), 'token id 100')]
+
+@pytest.mark.parametrize('cls,kw,match', refused)
+def test_next_logits_asks_what_generate_asks(cls, kw, match):
+    "Nothing is read in another way than was asked for"
+    model = cls(vocab_sz=20, d_model=8, n_heads=2, n_layers=1)
+    for f in (next_logits, partial(generate, n=1)):
+        with pytest.raises(ValueError, match=match): f(model, **{'idxs':X, **kw})
