@@ -9,6 +9,7 @@ __all__ = ['TextEnds', 'PadEnd', 'PairDL', 'show_pairs', 'SequenceBlock', 'pair_
 import csv, numpy as np, pandas as pd, torch, warnings
 from collections import Counter
 from functools import partial
+from numbers import Integral
 from fastai.data.all import (
     ColReader, DataBlock, DataLoaders, IndexSplitter, ItemTransform, L, Transform, TransformBlock)
 from fastai.text.core import BOS, defaults, EOS, PAD
@@ -250,7 +251,7 @@ class Seq2SeqDataLoaders(DataLoaders):
         read = partial(pd.read_csv, csv_file(path, csv_fname), header=header, delimiter=delimiter,
                        quoting=quoting, encoding=encoding, keep_default_na=False)
         names = read(nrows=0 if header is not None else 1).columns
-        def name(c): return names[c] if isinstance(c, int) and c < len(names) else c
+        def name(c): return names[c] if isinstance(c, Integral) and c < len(names) else c
         text = {name(c):str for c in (src_col, tgt_col)}
         return cls.from_df(read(dtype=text), path=path, src_col=src_col, tgt_col=tgt_col, **kwargs)
 
