@@ -99,7 +99,7 @@ def _find(token, tokens):
     return tokens.index(token)
 
 # %% ../../nbs/6_explain/03_attention_maps.ipynb #c6a5f35b
-@dataclass
+@dataclass(eq=False)
 class Attention:
     "The attention weights of one text, and the tokens that they belong to."
     weights:torch.Tensor # `(n_layers, n_heads, n_queries, n_keys)`: each row sums to 1
