@@ -131,7 +131,15 @@ class TransformerConfig:
     def scale_dropout(self,
         mult:float, # factor, as fastai's `drop_mult`
     ): # a new `TransformerConfig`
-        "All dropouts times `mult`."
+        "All dropouts times `mult`. A TypeError for what is no number, a ValueError for too much."
+        if not isinstance(mult, Real):
+            raise TypeError(f'drop_mult={mult!r} is a {type(mult).__name__}: give a number, '
+                            '1 for dropouts as they are')
+        most,k = max((getattr(self, f), f) for f in _probs)
+        end = 1/most if most else math.inf
+        if not 0 <= mult < end:
+            raise ValueError(f'drop_mult={mult!r} would make {k}={most*mult!r} of {k}={most!r}, a '
+                             f'probability: give 0 ≤ drop_mult < {end:.4g}')
         return dataclasses.replace(self, **{f:getattr(self, f)*mult for f in _probs})
 
 # %% ../../nbs/1_model/04_config.ipynb #13720971
