@@ -1,6 +1,6 @@
 "What is read once against what is read again: caches, ragged batches, beams, streams, lists"
 import gc, itertools, math, re, shutil
-import pandas as pd, pytest, torch
+import numpy as np, pandas as pd, pytest, torch
 from fastai.text.all import AWD_LSTM, CrossEntropyLossFlat, Learner, awd_lstm_lm_config, language_model_learner
 from functools import partial
 from hypothesis import example, given, settings, strategies as st
@@ -593,6 +593,11 @@ def test_long_logprobs(positions, width):
     "The band"
     model,x = models[positions], torch.randint(0, V, (2,35))
     assert_same(token_logprobs(model, x, width), logprobs(banded(model, x[:,:-1], width or 8), x).float(), 1e-5)
+
+@pytest.mark.parametrize('kind', models)
+def test_width_in_a_number_of_numpys(kind):
+    x = torch.randint(0, V, (2,20))
+    assert token_logprobs(models[kind], x, np.int64(5)).equal(token_logprobs(models[kind], x, 5))
 
 @pytest.mark.parametrize('kind', ['learned','conv','foreign'])
 def test_window_logprobs(kind):
