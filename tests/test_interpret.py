@@ -195,6 +195,9 @@ def test_long_source(pairs):
     a = learn.attention('abcdabcdab', 'ba')
     assert len(a.keys) == 12 and a.weights.shape == (2,2,3,12)
     close(a.weights.sum(-1), torch.ones(2,2,3))
+    assert len(learn.attention('abcdabcdab', part='encoder', window=1).keys) == 6
+    for kw in (dict(window=1), dict(window=7, part='decoder'), dict(window=-1, part='cross')):
+        with pytest.raises(ValueError, match="window=.*leave it out.*part='encoder'"): learn.attention('abcdabcdab', 'ba', **kw)
 
 def test_rollout():
     "By hand for two layers; rows sum to 1; what no head looks at arrives by the residual connection alone"
