@@ -232,8 +232,8 @@ class TransformerDataLoaders(TextDataLoaders):
         tok_text_col:str='text', # column that holds the tokens
         seq_len:int=72, # tokens of a language model's sequence; step of the padding otherwise
         backwards:bool=False, # reverse the texts
-        min_freq:int=None, # rarer ones become xxunk; None: 1 if `tok_tfm` has `detokenize`, else 3
-        max_vocab:int=60000, # most tokens in the vocabulary
+        min_freq:int=None, # rarer is xxunk in a counted vocabulary; None: 3, or 1 with `detokenize`
+        max_vocab:int=60000, # most tokens in a counted vocabulary
         n_workers:int=None, # processes; None: one per CPU, 0 below 2,000; not for `BatchTokenizer`s
         starts:bool=True, # of a language model: xxbos before each text that does not begin with it
         **kwargs

@@ -94,8 +94,8 @@ class SequenceBlock(TransformBlock):
         tok=None, # tokenizer; default: fastai's
         vocab:list=None, # tokens; default: the tokenizer's own, or counted in the training texts
         rules=None, # rewrite a text before it is cut; default: the tokenizer's own, or fastai's
-        min_freq:int=3, # rarer tokens become xxunk
-        max_vocab:int=60000, # most tokens in the vocabulary
+        min_freq:int=3, # rarer tokens become xxunk in a counted vocabulary
+        max_vocab:int=60000, # most tokens in a counted vocabulary
         text_cols:str='text', # the column of a data frame that is given for prediction
     ):
         tok = TextTokenizer(as_tokenizer(tok), rules, text_cols)
@@ -206,8 +206,8 @@ class Seq2SeqDataLoaders(DataLoaders):
         tok_tfm=None, # tokenizer for both sides, or a pair of them; default: fastai's
         rules=None, # rewrite a text before it is cut; default: the tokenizer's own, or fastai's
         share_vocab:bool=False, # one for both sides (a tokenizer that learns for both shares it)
-        min_freq:int=None, # rarer is xxunk; default: 1 if a tokenizer has `detokenize`, else 3
-        max_vocab:int=60000, # most tokens in a vocabulary
+        min_freq:int=None, # rarer is xxunk in a counted vocabulary; None: 3, or 1 with `detokenize`
+        max_vocab:int=60000, # most tokens in a counted vocabulary
         n_workers:int=None, # processes; default: one per CPU, 0 below 2,000 rows or without rules
         **kwargs
     ):

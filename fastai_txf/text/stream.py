@@ -135,7 +135,7 @@ class LMDataLoaders(DataLoaders):
         tok_tfm=None, # tokenizer; default: fastai's
         rules=None, # rewrite a text before it is cut; default: the tokenizer's own, or fastai's
         text_vocab:list=None, # tokens; default: the tokenizer's own, or counted in the training set
-        min_freq:int=None, # rarer is xxunk; default: 1 if the tokenizer has `detokenize`, else 3
+        min_freq:int=None, # rarer is xxunk in a counted vocabulary; None: 3, or 1 with `detokenize`
         max_vocab:int=60000, # most tokens in a counted vocabulary
         starts:bool=True, # put xxbos before each text that does not begin with it
         folder=None, # where ids go that are too many for memory; default: temporary files
