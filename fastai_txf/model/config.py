@@ -170,6 +170,9 @@ def make_config(
         hint = f': did you mean {near[0]!r}?' if near else f'; the fields are {", ".join(known)}'
         raise TypeError(f'{k!r} is no field of TransformerConfig' + hint)
     if isinstance(config, TransformerConfig): return dataclasses.replace(config, **kwargs)
+    if config is not None and not isinstance(config, str):
+        raise TypeError(f'{config=}: give the name of a preset or a TransformerConfig, '
+                        'and fields by their names, d_model=…')
     check_named(ifnone(config, 'default'), PRESETS, 'config')
     return TransformerConfig(**{**PRESETS[ifnone(config, 'default')], **kwargs})
 

@@ -46,6 +46,9 @@ def _only_texts(texts):
     "`texts`, a TypeError for what is none."
     if isinstance(texts, str):
         raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
+    if texts is None:
+        raise TypeError('None in place of texts: give a list, or leave out valid where there are '
+                        'no texts to validate on')
     refuse_keys(texts)
     for i,t in enumerate(texts):
         if not isinstance(t, str): raise not_a_text(t, i)
