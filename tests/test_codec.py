@@ -8,7 +8,7 @@ from fastai.text.all import (
     L, mse, MultiCategoryBlock, Numericalize, RegressionBlock, SentencePieceTokenizer, TextBlock, TextDataLoaders, WordTokenizer)
 from fastai_txf.all import (
     BPETokenizer, CharTokenizer, decode_ids, encode_text, FastSpacyTokenizer, LMDataLoaders,
-    Seq2SeqDataLoaders, TextCodec, tokenize_like, TransformerDataLoaders, transformer_lm_learner)
+    pad_index, Seq2SeqDataLoaders, text_vocab, TextCodec, tokenize_like, TransformerDataLoaders, transformer_lm_learner)
 from fastai_txf.text.codec import join_columns
 from fastai_txf.text.plain import PlainCodec
 from fastai_txf.text.special import BARRED, FILLERS, STOPS, token_places
@@ -93,6 +93,23 @@ def test_without_loaders():
     assert TextCodec(BaseTokenizer(), vocab, rules=[]).encode('The Film')[0].equal(want(['The','Film']))
     assert codec.text_cols == ['text'] and not codec.backwards and codec.sep == ' '
     with pytest.raises(TypeError, match='holds no tokens'): TextCodec(BaseTokenizer)
+
+def test_vocabulary_of_ones_own(dls):
+    "A list of tokens that is asked for may be changed: the loaders, their codec and their numbers stay"
+    codec,n = TextCodec(dls), len(text_vocab(dls))
+    for o in (text_vocab(dls), text_vocab(codec.vocab)): o.insert(1, 'new')
+    assert len(text_vocab(dls)) == len(codec.vocab) == n and pad_index(dls) == codec.vocab.index('xxpad') == 1
+
+@pytest.mark.parametrize('take', [
+    lambda v: TransformerDataLoaders.from_df(DF, text_vocab=v, **KW), lambda v: TextCodec(BaseTokenizer(), v),
+    lambda v: TransformerDataLoaders.from_df(DF, text_vocab=v, is_lm=True, **KW), lambda v: PlainCodec(v, None),
+    lambda v: LMDataLoaders.from_df(DF, text_col='text', valid_col='is_valid', bs=2, text_vocab=v)])
+def test_vocabulary_that_is_given(take):
+    "A list of tokens that was given may be changed afterwards: what was made with it stays"
+    mine = text_vocab(made['words']())
+    res,before = take(mine), [*mine]
+    mine[:] = ['other']
+    assert text_vocab(res.vocab) == before
 
 def test_sides():
     "Each side of pairs has its own column and vocabulary"

@@ -403,6 +403,20 @@ def test_positions_odd_names_and_several_texts():
     assert torch.equal(other.train_ds[0][0], dls.train_ds[0][0])
 
 
+@pytest.mark.parametrize('several', [list, tuple, pd.Index, np.array, pd.Series, lambda o: pd.Series(o, dtype=object)])
+def test_columns_in_a_list_or_an_array(several):
+    "Names and positions of columns come in a list, an array, an index or a series; one may be a number of numpy's"
+    df = frame()
+    df = df.assign(a=df.label.eq('pos').astype(int), b=df.label.eq('neg').astype(int), title='a title')
+    at = [df.columns.get_loc(c) for c in 'ab']
+    for cols in (['a','b'], at):
+        assert label_kind(df, several(cols)) == 'encoded'
+        dls = TransformerDataLoaders.from_df(df, text_col=several(['title','text']), label_col=several(cols), valid_col='is_valid', **FAST)
+        assert list(dls.vocab[1]) == ['a','b'] and 'xxfld' in [dls.vocab[0][i] for i in dls.train_ds[0][0]]
+    place = {c:np.int64(df.columns.get_loc(c)) for c in ('text','label','is_valid')}
+    dls = TransformerDataLoaders.from_df(df, text_col=place['text'], label_col=several([place['label']]), valid_col=place['is_valid'], **FAST)
+    assert list(dls.vocab[1]) == ['neg','pos']
+
 @pytest.mark.parametrize('col', ['text', 'text_length'])
 def test_label_column_with_the_name_of_a_token_column(col):
     "Tokens would be written over the labels to test on; under another name they are not"

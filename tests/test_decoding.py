@@ -1,6 +1,6 @@
 "What is read once against what is read again: caches, ragged batches, beams, streams, lists"
 import gc, itertools, math, re, shutil, warnings
-import pandas as pd, pytest, torch
+import numpy as np, pandas as pd, pytest, torch
 from fastai.text.all import AWD_LSTM, CrossEntropyLossFlat, Learner, awd_lstm_lm_config, language_model_learner
 from functools import partial
 from hypothesis import example, given, settings, strategies as st
@@ -609,6 +609,11 @@ def test_long_logprobs(positions, width):
     model,x = models[positions], torch.randint(0, V, (2,35))
     assert_same(token_logprobs(model, x, width), logprobs(banded(model, x[:,:-1], width or 8), x).float(), 1e-5)
 
+@pytest.mark.parametrize('kind', models)
+def test_width_in_a_number_of_numpys(kind):
+    x = torch.randint(0, V, (2,20))
+    assert token_logprobs(models[kind], x, np.int64(5)).equal(token_logprobs(models[kind], x, 5))
+
 @pytest.mark.parametrize('kind', ['learned','conv','foreign'])
 def test_window_logprobs(kind):
     "Windows that overlap by half, where there is no cache that rolls"
@@ -1016,3 +1021,16 @@ def test_layout(monkeypatch):
 def test_next_logits_of_another_shape(shape):
     model = TransformerLM(vocab_sz=20, d_model=8, n_heads=2, n_layers=1)
     with pytest.raises(ValueError, match=r'give \(bs, sl\)'): next_logits(model, torch.ones(shape, dtype=torch.long))
+
+X = torch.ones(1, 5, dtype=torch.long)
+refused = [(TransformerLM, dict(max_len=n), f'max_len={n} is out of range') for n in (-1,0,1.5)]
+refused += [(TransformerLM, dict(src=X), 'reads no source: leave out src'), (Seq2SeqTransformer, {}, 'needs a source to read'),
+            (Seq2SeqTransformer, dict(src=X+99), 'token id 100'), (Seq2SeqTransformer, dict(src=X.expand(2, 5)), 'src of shape'),
+            (TransformerLM, dict(idxs=X+99), 'token id 100')]
+
+@pytest.mark.parametrize('cls,kw,match', refused)
+def test_next_logits_asks_what_generate_asks(cls, kw, match):
+    "Nothing is read in another way than was asked for"
+    model = cls(vocab_sz=20, d_model=8, n_heads=2, n_layers=1)
+    for f in (next_logits, partial(generate, n=1)):
+        with pytest.raises(ValueError, match=match): f(model, **{'idxs':X, **kw})

@@ -195,6 +195,9 @@ def test_long_source(pairs):
     a = learn.attention('abcdabcdab', 'ba')
     assert len(a.keys) == 12 and a.weights.shape == (2,2,3,12)
     close(a.weights.sum(-1), torch.ones(2,2,3))
+    assert len(learn.attention('abcdabcdab', part='encoder', window=1).keys) == 6
+    for kw in (dict(window=1), dict(window=7, part='decoder'), dict(window=-1, part='cross')):
+        with pytest.raises(ValueError, match="window=.*leave it out.*part='encoder'"): learn.attention('abcdabcdab', 'ba', **kw)
 
 def test_rollout():
     "By hand for two layers; rows sum to 1; what no head looks at arrives by the residual connection alone"
@@ -649,6 +652,9 @@ def test_steps(make, kind):
     assert [k for k in s.steps][:3] == ['ids','embeddings','with positions'] and hooks(model) == 0
     assert str(s).count('\n') == len(s.steps) and all(k in s._repr_html_() for k in s.steps)
     with pytest.raises(KeyError, match="close to it are 'outputs'"): s['output']
+    assert [*s] == [*s.keys()] == [*s.steps] == [*dict(s)] and len(s) == len(s.steps) and 'ids' in s and 0 not in s and 'idx' not in s
+    for other in (0, slice(2), -1, None):
+        with pytest.raises(KeyError, match='is no step.*ids'): s[other]
     with pytest.raises(ValueError, match='leave out target'): learn.step_through(TEXT, 'x')
 
 def test_steps_of_pairs(s2s):
@@ -818,3 +824,10 @@ def test_attention_of_shared_blocks(make, kind):
     assert got.shape[0] == 3 and torch.allclose(got, want, atol=1e-6)
     got,want = learn.step_through(text).steps, other.step_through(text).steps
     assert [*got] == [*want] and all(torch.allclose(got[k], want[k], atol=1e-5) for k in want)
+
+def test_results_are_themselves(make):
+    "What explains a text is equal to itself alone, and may be in lists, sets and dictionaries"
+    learn = make('clf')
+    for f in (learn.explain, learn.attention, learn.step_through, learn.attention_html, lambda t: deletion_curve(learn, [t], n_draws=1)):
+        a,b = f(TEXT), f(TEXT)
+        assert a == a and a != b and b in [a,b] and {a:1, b:2}[b] == 2

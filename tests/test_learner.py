@@ -1,5 +1,5 @@
 "What a fastai user does with a text learner, done with ours: predicting, showing, saving, freezing, and being told what is wrong"
-import dataclasses, inspect, json, pickle, random, subprocess, sys, warnings
+import dataclasses, inspect, json, math, pickle, random, subprocess, sys, warnings
 from copy import deepcopy
 import numpy as np, pandas as pd, pytest, torch
 from functools import partial
@@ -80,10 +80,15 @@ def test_first_misspelt_option(request, factory):
 
 @both
 @pytest.mark.parametrize('kw,words', [(dict(d_model=16, n_heads=3), ['16','n_heads=3']), (dict(config='gtp2'), ["'gtp2'","'gpt2'"]), (dict(positions='roatry'), ["'roatry'","'rotary'"]),
-    (dict(norm='batch'), ["'batch'","'layer'"]), (dict(drop_mult=20), ['p=2.0']), (dict(n_layers=0), ['n_layers=0'])])
+    (dict(norm='batch'), ["'batch'","'layer'"]), (dict(drop_mult=20), ['drop_mult=20','p=2.0 of','drop_mult < 10']), (dict(n_layers=0), ['n_layers=0']),
+    (dict(drop_mult=-1), ['drop_mult=-1']), (dict(drop_mult=math.inf), ['drop_mult=inf']), (dict(drop_mult=math.nan), ['drop_mult=nan'])])
 def test_wrong_value(make, kind, kw, words):
     with pytest.raises(ValueError) as e: make(kind, **kw)
     assert all(w in str(e.value) for w in words)
+
+@pytest.mark.parametrize('mult', ['0.5',None,[1]])
+def test_factor_that_is_no_number(make, mult):
+    with pytest.raises(TypeError, match='drop_mult=.*give a number'): make(drop_mult=mult)
 
 def test_wrong_pool_and_long(make):
     with pytest.raises(ValueError, match="pool='men'"): make(pool='men')

@@ -368,6 +368,20 @@ def test_int8_models(cls):
     assert isinstance(small.head, Int8Linear) and type(model.head) is nn.Linear
     assert all(v.equal(before[k]) for k,v in model.state_dict().items())
 
+@pytest.mark.parametrize('cls', [TransformerLM,TransformerMLM,TransformerClassifier,Seq2SeqTransformer])
+def test_int8_is_a_copy(cls):
+    "A model that is trained on leaves its eight-bit copy as it was; what is tied is one thing in the copy, too"
+    torch.manual_seed(0)
+    model = cls(vocab_sz=300, d_model=48, n_heads=4, n_layers=2, n_out=90, positions='learned', max_len=9).eval()
+    model.also = model.encoder.emb.weight
+    xs = (torch.randint(2, 300, (2,9)),)*(2 if cls is Seq2SeqTransformer else 1)
+    small = to_int8(model)
+    with torch.no_grad():
+        before = small(*xs)
+        for t in [*model.parameters(), *model.buffers()]: t.zero_()
+        assert small(*xs).equal(before)
+    assert small.also is small.encoder.emb.weight
+
 def test_int8_refused():
     "Half precision has nothing to gain from it"
     with pytest.raises(ValueError, match='bfloat16.*fp32'): to_int8(TransformerLM(vocab_sz=30, d_model=16, n_heads=2).bfloat16())

@@ -95,6 +95,28 @@ def test_an_epoch_holds_labels_and_guesses(df, mine):
     lens = [len(x) for x,_ in (both.train_ds[i] for i in range(len(both.train_ds)))]
     assert list(both.train.res) == lens                                     # by which batches are made
 
+def test_guesses_are_kept_as_they_were(dls):
+    "What a training, or the owner of the guesses, writes over texts and guesses leaves the loaders as they were"
+    mine = probs.clone()
+    ds = add_pseudo_labels(dls, NEW, mine).train_ds
+    mine.zero_()
+    for t in ds[-1]: t.zero_()
+    assert ds[-1][0].any() and ds[-1][1].equal(probs[-1])
+
+@pytest.mark.parametrize('i', [-1, -3, 3, np.int64(3), slice(2), slice(-2, None), slice(None, None, -1), [0,-1], [], range(68), np.array([5,-2]), torch.tensor([5,66])])
+def test_texts_by_any_number(dls, i):
+    "One number, from either end, is one text; a slice or a list is a list of them, as in the loaders before"
+    ds = add_pseudo_labels(dls, NEW, probs).train_ds
+    items = [ds[j] for j in range(len(ds))]
+    def plain(o): return o[0].tolist(), o[1].tolist()
+    if isinstance(i, (int,np.integer)): assert plain(ds[i]) == plain(items[i])
+    else: assert [*map(plain, ds[i])] == [*map(plain, items[i] if isinstance(i, slice) else [items[j] for j in i])]
+
+@pytest.mark.parametrize('i', [68,-69,[0,68]])
+def test_no_such_text(dls, i):
+    assert len(ds := add_pseudo_labels(dls, NEW, probs).train_ds) == 68
+    with pytest.raises(IndexError, match='no text (68|-69) of 68'): ds[i]
+
 def test_certain_guesses_train_as_labels_do(df, tmp_path):
     "Half of the texts with their labels and the others with guesses that are certain: the losses and weights of all with labels"
     df = df.assign(text=[f'{t} {i}' for i,t in enumerate(df.text)])

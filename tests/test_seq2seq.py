@@ -1,7 +1,7 @@
 "The encoder–decoder, from its parts to a learner that answers: references, masks, caches, loaders, odd input"
 import math, pickle, random, subprocess, sys, warnings
 import numpy as np, pandas as pd, pytest, sacrebleu, torch, torch.nn as nn, torch.nn.functional as F
-from fastai.text.all import (AccumMetric, accuracy, BalancedAccuracy, BaseTokenizer, Callback, ColReader, ColSplitter, CorpusBLEUMetric, CrossEntropyLossFlat, DataBlock, F1Score, FocalLossFlat,
+from fastai.text.all import (AccumMetric, accuracy, BalancedAccuracy, BaseTokenizer, Callback, ColReader, ColSplitter, CorpusBLEUMetric, CrossEntropyLossFlat, DataBlock, F1Score, FocalLossFlat, ItemTransform,
                              LabelSmoothingCrossEntropyFlat, Perplexity, SaveModelCallback, TextBlock, TextDataLoaders, load_learner, set_seed)
 from fastai.metrics import ActivationType, skm
 from types import SimpleNamespace
@@ -507,6 +507,18 @@ def test_unknown_targets():
 def test_share_vocab_is_yes_or_no(share):
     df = pd.DataFrame(dict(src=['a b']*9, tgt=['b a']*9))
     with pytest.raises(TypeError, match='share_vocab=.*True or False'): Seq2SeqDataLoaders.from_df(df, share_vocab=share)
+
+class Blanks(ItemTransform):
+    "Word dropout that writes into the source"
+    def encodes(self, o):
+        o[0][1:-1] = 0
+        return o
+
+def test_epochs_begin_with_the_texts(pdls):
+    "What a transform of training writes into a pair is gone in the next epoch"
+    dl = pdls.train.new(keep=True, after_item=Blanks())
+    for src,_ in dl: assert not src[:,1].any()
+    assert dl.made and all(dl.create_item(i)[0].equal(dl.dataset[i][0]) for i in dl.made)
 
 def test_loss(make):
     "The loss is cross-entropy with smoothed labels, over real tokens alone"

@@ -7,11 +7,12 @@ from pathlib import Path
 from fastai.text.all import (AWD_LSTM, BaseTokenizer, BCEWithLogitsLossFlat, Callback, ClassificationInterpretation, CSVLogger, MixUp, ModelResetter, MultiCategoryBlock,
                              Perplexity, TextDataLoaders, accuracy, load_learner, set_seed)
 from fastai_txf.all import (adamw,
-    CharTokenizer, KVCache, Seq2SeqDataLoaders, TransformerClassifier,
-    TransformerDataLoaders, TransformerLM, add_pseudo_labels,
+    CharTokenizer, KVCache, LMDataLoaders, plot_positions, Seq2SeqDataLoaders, TextCodec, Seq2SeqTransformer, TransformerClassifier,
+    TransformerDataLoaders, TransformerEncoder, TransformerLM, TransformerMLM, add_pseudo_labels,
     SampleText, TransformerConfig, beam_search, from_hf, generate, muon, self_pretrain, stream_tokens, transformer_classifier_learner,
     transformer_lm_learner, transformer_mlm_learner, transformer_seq2seq_learner)
 from fastai_txf.learn.scoring import text_outputs
+from fastai_txf.text.plain import check_guesses
 from fixtures import SMALL, close, df, dls, dls_lm, dls_multi, dls_reg, make, make_dls, no_pictures_left, quiet, weights
 
 TEXT = 'music warm clever dull film'
@@ -513,3 +514,16 @@ def test_sample_text_in_csv(make, tmp_path):
 def test_sample_text_beside_tensorboard(make):
     class TensorBoardCallback(Callback): pass
     with pytest.raises(TypeError, match='number'): make('lm').fit(1, 1e-3, cbs=[SampleText('warm'), TensorBoardCallback()])
+
+# Values of another type
+
+odd = {'rules=.*is no list of functions.*str.lower': lambda df, make: loaders(df, rules=str.lower), "rules='lower'": lambda df, make: TextCodec(CharTokenizer(), rules='lower'),
+       'None in place of texts.*leave out valid': lambda df, make: LMDataLoaders.from_texts([*df.text], None, bs=2, seq_len=8),
+       "config={'d_model': 16}: give.*d_model=…": lambda df, make: make('clf', config={'d_model':16}), 'config=3: give the name of a preset': lambda df, make: TransformerLM(config=3, vocab_sz=9),
+       'n=-1: give a number of positions': lambda df, make: plot_positions(n=-1), 'n=1.5: give': lambda df, make: plot_positions('rotary', n=1.5),
+       'n=True: at least 1 guess': lambda df, make: check_guesses(True)}
+
+@pytest.mark.parametrize('said', odd)
+def test_value_of_another_type(df, make, said):
+    "The error says what was given and what to give"
+    with pytest.raises(REFUSED, match=said): odd[said](df, make)

@@ -50,6 +50,10 @@ def test_learning_turns_as_autograd_says(monkeypatch):
     want, = torch.autograd.grad(loss_drawn, v)
     torch.testing.assert_close(turned[1], want[drawn.unique()], atol=1e-4, rtol=1e-4)
 
+def test_seed_in_a_number_of_numpys():
+    texts = make_texts(20)[0]
+    assert fit(texts, seed=np.int64(3)).v.equal(fit(texts, seed=3).v)
+
 def test_kinds_lie_together():
     texts,kinds = make_texts()
     vectors = fit(texts)

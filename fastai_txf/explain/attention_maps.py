@@ -99,7 +99,7 @@ def _find(token, tokens):
     return tokens.index(token)
 
 # %% ../../nbs/6_explain/03_attention_maps.ipynb #c6a5f35b
-@dataclass
+@dataclass(eq=False)
 class Attention:
     "The attention weights of one text, and the tokens that they belong to."
     weights:torch.Tensor # `(n_layers, n_heads, n_queries, n_keys)`: each row sums to 1
@@ -182,8 +182,11 @@ def _self_attention(learn, model, text, window):
     weights = torch.stack([w[i,:,:n,:n] for w in weights]).cpu()
     return Attention(weights, tokens, tokens, title)
 
-def _pair_attention(learn, model, text, target, cross):
+def _pair_attention(learn, model, text, target, window, cross):
     "`Attention` in the decoder of `model`, a shadow: to the source, or to the target itself."
+    if window:
+        raise ValueError(f"{window=}: a decoder sees the whole text: leave it out, or choose "
+                         "part='encoder'")
     if target is None: target = learn.predict(text)
     tgt = text_ids(learn, target, 1)
     (h,mask),ids,_ = _read(model.encoder, text_ids(learn, text), model.encoder.read)
@@ -216,7 +219,7 @@ def attention(self:Learner,
                          'leave it out' + ", or choose part='cross'"*pairs)
     model = shadow(self.model)                                  # its calls are noted, nobody else's
     if part == 'encoder': return _self_attention(self, model, text, window)
-    return _pair_attention(self, model, text, target, part == 'cross')
+    return _pair_attention(self, model, text, target, window, part == 'cross')
 
 @patch
 def show_attention(self:Learner,

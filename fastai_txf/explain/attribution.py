@@ -116,7 +116,7 @@ def integrated_gradients(
 # %% ../../nbs/6_explain/04_attribution.ipynb #68d2fe18
 _bars = '#b2182b','#2166ac' # against it, for it
 
-@dataclass
+@dataclass(eq=False)
 class Explanation:
     "What each token of a text has contributed to one output."
     tokens:list           # those that were read, by the encoder or a wide path
@@ -257,7 +257,7 @@ def explain(self:Learner,
                        asked.is_number)
 
 # %% ../../nbs/6_explain/04_attribution.ipynb #b3595891
-@dataclass
+@dataclass(eq=False)
 class DeletionCurve:
     "The probability of the class first predicted, as words are removed."
     shares:np.ndarray     # of the words removed, `(n,)`

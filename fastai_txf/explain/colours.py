@@ -28,7 +28,7 @@ def drawn(
     return shown_token(text, width).replace('$', r'\$')
 
 # %% ../../nbs/6_explain/00_colours.ipynb #724d709b
-@dataclass
+@dataclass(eq=False)
 class ColouredText:
     "Words with a number each: colours in a notebook, in print the numbers of those that stand out."
     words:list    # strings

@@ -70,6 +70,8 @@ def plot_positions(
 ): # matplotlib's axes, `(n_schemes, 2)`
     """What each position is told by, and how similar any two are.
     A ValueError for a scheme without vectors or penalties, such as 'conv' and 'none'."""
+    if n is not None and not (isinstance(n, Integral) and n >= 1):
+        raise ValueError(f'{n=}: give a number of positions from 1 on, or None')
     schemes = [which] if isinstance(which, (str,Learner)) else which
     schemes = [_scheme(w, n, d_model, n_heads) for w in schemes]
     drawn = [(name, *_place_vectors(*scheme)) for name,*scheme in schemes]

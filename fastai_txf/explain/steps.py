@@ -58,17 +58,24 @@ def _picture(t, most=300):
     image = f'<img style="{style}" src="data:image/png;base64,{data}">'
     return f'{image} <small>{"0 to " if heads else "±"}{top:.2g}</small>'
 
-@dataclass
+@dataclass(eq=False)
 class StepThrough:
-    "The tensors of one text on its way through a model, by name and in order."
+    "The tensors of one text on its way through a model, by name and in order, as in a dictionary."
     tokens:list # of the text that is read
     steps:dict  # name to tensor
 
     def __getitem__(self, name):
-        if name not in self.steps:
-            known = list(self.steps)
-            raise KeyError(f'{name!r} is no step: {nearest_words(name, known)}; all are {known}')
-        return self.steps[name]
+        if name in self: return self.steps[name]
+        known = list(self.steps)
+        raise KeyError(f'{name!r} is no step: {nearest_words(str(name), known)}; all are {known}')
+
+    def __contains__(self, name): return isinstance(name, str) and name in self.steps
+    def __iter__(self): return iter(self.steps)
+    def __len__(self): return len(self.steps)
+
+    def keys(self):
+        "The names of the steps."
+        return self.steps.keys()
 
     def _row(self, name, width):
         "A step as a line of text."

@@ -124,7 +124,7 @@ def _pieces(model, idxs, max_len):
     "Logits for consecutive stretches of `idxs`, `(bs, ·, vocab_sz)`."
     if cacheable(model) and model.decoder.positions.max_len is None:
         cache = KVCache(max_len)
-        for x in idxs.split(max_len, dim=1): yield model(x, cache)
+        for x in idxs.split(int(max_len), dim=1): yield model(x, cache)
         return
     sl,seen = idxs.shape[1],0
     for start in range(0, sl, max_len and max(1, max_len//2) or sl):

@@ -10,7 +10,7 @@ import inspect, torch
 from functools import partial
 from numbers import Integral
 from ..base.plain import first, ifnone, store_attr
-from ..base.checks import check_ids, whole_ids
+from ..base.checks import check_ids, check_values, whole_ids
 from ..base.compat import any_hooked, has_own_hooks
 from ..base.shadow import is_known, is_ours, kept_shadow, shadow
 from ..model.models import Seq2SeqTransformer, TransformerLM, TransformerMLM
@@ -51,11 +51,14 @@ def next_logits(
     max_len:int=None, # read this many of the last tokens at most
     src=None, # what an encoder–decoder reads, `(bs, src_len)`
 ): # `(bs, vocab_sz)`
-    """The logits of the token after `idxs`.
-    A ValueError for ids of another shape, or if the model returns one."""
+    """The logits of the token after `idxs`. A ValueError for ids of another shape, unknown ones,
+    or if the model returns one; other errors as in `generate`."""
+    check_values(max_len=max_len)
     if idxs.ndim != 2 or not idxs.shape[1]:
         raise ValueError(f'token ids of shape {tuple(idxs.shape)}: give (bs, sl) with at least '
                          'one token, e.g. `idxs[None]` for one text')
+    check_embedded(model, idxs)
+    src = check_source(model, len(idxs), src)
     return _last_logits(reading(model), idxs, max_len, src)
 
 # %% ../../nbs/3_generate/03_readers.ipynb #e631e112

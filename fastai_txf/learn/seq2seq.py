@@ -76,7 +76,7 @@ def _longest_ratio(ds, n=500):
     pairs = [ds[i] for i in evenly_drawn(len(ds), n)]
     return float(np.quantile([len(t)/len(s) for s,t in pairs], 0.99))
 
-@dataclass
+@dataclass(eq=False)
 class Encoded:
     """What `Seq2SeqLearner.encode` returns: as below for one text, lists of these for several
     (`pooled` is stacked)."""

@@ -129,7 +129,15 @@ class TransformerConfig:
     def scale_dropout(self,
         mult:float, # factor, as fastai's `drop_mult`
     ): # a new `TransformerConfig`
-        "All dropouts times `mult`."
+        "All dropouts times `mult`. A TypeError for what is no number, a ValueError for too much."
+        if not isinstance(mult, Real):
+            raise TypeError(f'drop_mult={mult!r} is a {type(mult).__name__}: give a number, '
+                            '1 for dropouts as they are')
+        most,k = max((getattr(self, f), f) for f in fields_of('dropout'))
+        end = 1/most if most else math.inf
+        if not 0 <= mult < end:
+            raise ValueError(f'drop_mult={mult!r} would make {k}={most*mult!r} of {k}={most!r}, a '
+                             f'probability: give 0 ≤ drop_mult < {end:.4g}')
         return dataclasses.replace(self, **{f:getattr(self, f)*mult for f in fields_of('dropout')})
 
 # %% ../../nbs/1_model/04_config.ipynb #5c1d0f04
@@ -181,6 +189,9 @@ def make_config(
     refuse_unknown(kwargs, known, '{} is no field of TransformerConfig',
                    f'; the fields are {", ".join(known)}')
     if isinstance(config, TransformerConfig): return dataclasses.replace(config, **kwargs)
+    if config is not None and not isinstance(config, str):
+        raise TypeError(f'{config=}: give the name of a preset or a TransformerConfig, '
+                        'and fields by their names, d_model=…')
     check_named(ifnone(config, 'default'), PRESETS, 'config')
     return TransformerConfig(**{**PRESETS[ifnone(config, 'default')], **kwargs})
 

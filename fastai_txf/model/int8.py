@@ -6,7 +6,7 @@
 __all__ = ['least_weights', 'Int8Linear', 'to_int8']
 
 # %% ../../nbs/1_model/08_int8.ipynb #8efea338
-import torch, warnings
+import copy, torch, warnings
 from ..base.compat import has_vnni, Module
 from ..base.products import is_linear
 from ..base.shadow import shadow
@@ -25,7 +25,7 @@ class Int8Linear(Module):
         linear, # `nn.Linear` in fp32
     ):
         w = linear.weight.detach()
-        bias = None if linear.bias is None else linear.bias.detach()
+        bias = None if linear.bias is None else linear.bias.detach().clone()
         with warnings.catch_warnings():
             warnings.simplefilter('ignore') # torch's plans for another place of these functions
             zeros = torch.zeros(len(w), dtype=torch.long)
@@ -44,14 +44,15 @@ class Int8Linear(Module):
         "As `nn.Linear` describes itself."
         return f'in_features={self.in_features}, out_features={self.out_features}'
 
-# %% ../../nbs/1_model/08_int8.ipynb #99531326
+# %% ../../nbs/1_model/08_int8.ipynb #99531324
 least_weights = 2**13 # a smaller map is as fast in fp32
 
-def to_int8(
+# %% ../../nbs/1_model/08_int8.ipynb #99531325
+def packed_shadow(
     model, # a module in fp32, on a CPU
 ): # a module for reading only
-    """A copy of `model` whose large linear maps have weights of eight bits; `model` stays as it is.
-    A ValueError for a model on another device, or not in fp32."""
+    """A `shadow` of `model` whose large linear maps have weights of eight bits; the other weights
+    are shared. A ValueError for a model on another device, or not in fp32."""
     for p in model.parameters():
         if p.is_cpu and p.dtype == torch.float32: continue
         raise ValueError(f'weights of {p.dtype} on {p.device}: eight-bit maps are made from '
@@ -63,3 +64,19 @@ def to_int8(
             if part.weight.numel() < least_weights: continue
             setattr(m, k, Int8Linear(part))
     return res
+
+def _with_own_weights(model):
+    "`model` with copies in place of its weights and buffers; what is one thing stays one."
+    made,whole = {}, dict(recurse=False, remove_duplicate=False)
+    for m in model.modules():
+        named = [*m.named_parameters(**whole), *m.named_buffers(**whole)]
+        for k,t in named: setattr(m, k, copy.deepcopy(t, made))
+    return model
+
+# %% ../../nbs/1_model/08_int8.ipynb #99531326
+def to_int8(
+    model, # a module in fp32, on a CPU
+): # a module for reading only
+    """A copy of `model` whose large linear maps have weights of eight bits; `model` stays as it is,
+    and is trained apart. A ValueError for a model on another device, or not in fp32."""
+    return _with_own_weights(packed_shadow(model))

@@ -258,7 +258,7 @@ def score_row(
             'loss':loss_of(out, y, target.kind), 'minutes':minutes}
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #5b1e7e03
-@dataclass(repr=False)
+@dataclass(repr=False, eq=False)
 class BestReport:
     "What `best_classifier` has found."
     results:pd.DataFrame # a row for each candidate: score on held-out texts, its interval, minutes

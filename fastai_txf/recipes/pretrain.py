@@ -35,7 +35,7 @@ from .vectors import count_vectors
 import fastai_txf.train.schedule # it gives `Learner` its `fit_minutes`
 
 # %% ../../nbs/7_recipes/03_pretrain.ipynb #2c10a32b
-@dataclass(repr=False)
+@dataclass(repr=False, eq=False)
 class SelfPretrained:
     "What `self_pretrain` returns."
     learn:TransformerClassifierLearner   # the classifier with pretraining

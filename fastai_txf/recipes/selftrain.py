@@ -6,13 +6,13 @@
 __all__ = ['pseudo_labels', 'add_pseudo_labels']
 
 # %% ../../nbs/7_recipes/04_selftrain.ipynb #2d7706c0
-import pandas as pd, torch, torch.nn.functional as F
+import numpy as np, pandas as pd, torch, torch.nn.functional as F
 from fastai.data.core import DataLoaders
 from fastai.losses import CrossEntropyLossFlat, FocalLossFlat, LabelSmoothingCrossEntropyFlat
 from fastai.text.data import SortedDL, TensorText
 from fastai.torch_core import TensorCategory
 from fastcore.basics import GetAttr, ifnone, store_attr
-from fastcore.foundation import L
+from fastcore.foundation import L, mask2idxs
 from ..base.checks import check_values
 from ..text.plain import kept
 from ..text.codec import TextCodec
@@ -89,8 +89,13 @@ class _PseudoLabelled(GetAttr):
     def __init__(self, ds, texts, targets, target): store_attr()
     def __len__(self): return len(self.ds) + len(self.texts)
     def __getitem__(self, i):
-        "The token ids and the target of text `i`."
-        if i >= len(self.ds): return self.texts[i-len(self.ds)], self.targets[i-len(self.ds)]
+        "The token ids and the target of text `i`; of a slice or a list, a list of them."
+        if isinstance(i, slice): i = range(len(self))[i]
+        if np.ndim(i): return [self[j] for j in mask2idxs(i)]
+        if not -len(self) <= i < len(self): raise IndexError(f'there is no text {i} of {len(self)}')
+        i = range(len(self))[i]
+        own = i-len(self.ds)
+        if own >= 0: return self.texts[own].clone(), self.targets[own].clone()
         x,y = self.ds[i]
         return x, _soft(y, self.target)
 
@@ -158,7 +163,7 @@ def with_guesses(
     "`dls` with other texts among those for training."
     train,target = dls.train, Target.of(dls)
     if isinstance(targets, pd.DataFrame): targets = _in_order(targets, target.names)
-    ids,targets = [*map(TensorText, ids)], torch.as_tensor(targets).float()
+    ids,targets = [*map(TensorText, ids)], torch.as_tensor(targets).float().clone()
     shape = len(ids), *_soft(dls.train_ds[0][1], target).shape
     if targets.shape == (*shape,1): targets = targets[...,0]    # of one number for each text
     _check_targets(targets, shape, target.kind)

@@ -103,7 +103,7 @@ class FeatureVectors:
                                  f'of {x.shape[0]:,} texts: give more texts, or a smaller min_freq')
         n = n[self.often]
         self.q = torch.from_numpy(n/n.sum()).float()
-        rng = torch.Generator().manual_seed(seed)
+        rng = torch.Generator().manual_seed(int(seed))
         self.of_texts = self._fit(x[:,self.often], passes, end, rng, verbose)  # (n_texts, d)
 
     @classmethod

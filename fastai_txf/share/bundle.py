@@ -14,7 +14,7 @@ import fastai_txf
 from ..base.plain import package
 from ..model.config import TransformerConfig
 from ..model.models import TASKS
-from ..model.int8 import to_int8
+from ..model.int8 import packed_shadow
 from .text import check_labels, make_codecs
 from .predictor import (
     GapPredictor, LabelPredictor, PairPredictor, Predictor, TensorCodec, WritingPredictor)
@@ -184,7 +184,7 @@ def load_published(
     if dtype not in (None,'int8'): raise ValueError(f"{dtype=} is neither None nor 'int8'")
     with _no_collections(): model,codecs,labels,config = parse_bundle(folder, own_card)
     for p in model.parameters(): p.requires_grad_(False)
-    if dtype == 'int8': model = to_int8(model)
+    if dtype == 'int8': model = packed_shadow(model)
     return PREDICTORS[config['kind']](model, codecs, labels, config)
 
 # %% ../../nbs/8_share/05_bundle.ipynb #5ec0ab02

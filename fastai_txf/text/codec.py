@@ -62,6 +62,8 @@ class TextTokenizer(Tokenizer):
         text_cols='text', # the column(s) of a data frame
         mode:str=None # 'df' if data frames are tokenized in set-up
     ):
+        if callable(rules) or isinstance(rules, str):
+            raise TypeError(f'{rules=} is no list of functions: give one, [str.lower] for instance')
         tok = as_tokenizer(tok)
         super().__init__(tok, mode=mode, sep=tok.sep)
         self.rules = list(ifnone(rules, ifnone(tok.rules, defaults.text_proc_rules)))

@@ -7,6 +7,7 @@ __all__ = ['as_texts']
 
 # %% ../../nbs/2_text/02_frames.ipynb #e0faecb8
 import numpy as np, pandas as pd
+from numbers import Integral
 from pathlib import Path
 from fastai.data.transforms import ColReader, RandomSplitter
 from fastcore.foundation import L
@@ -27,9 +28,10 @@ def as_frame(df):
     return df.rename(columns=str)
 
 def column_names(df, cols):
-    "The names of the columns `cols`, given by name or position"
+    "The names of the columns `cols`: names or positions, one, or several in a list or an array"
+    if isinstance(cols, (pd.Index,pd.Series,np.ndarray)): cols = cols.tolist()
     positions = range(-df.shape[1], df.shape[1])
-    res = [df.columns[c] if isinstance(c, int) and c in positions else c for c in L(cols)]
+    res = [df.columns[c] if isinstance(c, Integral) and c in positions else c for c in L(cols)]
     for c in res:
         n = (df.columns==c).sum()
         if n == 1: continue

@@ -181,6 +181,7 @@ def _text_block(tok, vocab, is_lm, seq_len, min_freq, max_vocab, **kwargs):
     """A `TextBlock` around `tok`, which may have a vocabulary of its own,
     whose batches are padded with `xxpad`"""
     vocab = ifnone(vocab, tok.tok.vocab)
+    if vocab is not None: vocab = list(vocab)
     res = TextBlock(tok, vocab, is_lm, seq_len, **kwargs)
     res.type_tfms[1] = _Numericalize(vocab, ifnone(min_freq, tok.tok.min_freq), max_vocab)
     if tok.starts: res.type_tfms = L(tok, TextStart(), *res.type_tfms[1:])
@@ -231,8 +232,8 @@ class TransformerDataLoaders(TextDataLoaders):
         tok_text_col:str='text', # column that holds the tokens
         seq_len:int=72, # tokens of a language model's sequence; step of the padding otherwise
         backwards:bool=False, # reverse the texts
-        min_freq:int=None, # rarer ones become xxunk; None: 1 if `tok_tfm` has `detokenize`, else 3
-        max_vocab:int=60000, # most tokens in the vocabulary
+        min_freq:int=None, # rarer is xxunk in a counted vocabulary; None: 3, or 1 with `detokenize`
+        max_vocab:int=60000, # most tokens in a counted vocabulary
         n_workers:int=None, # processes; None: 0, or one a CPU for 2,000 rows or more, if they fork
         starts:bool=True, # of a language model: xxbos before each text that does not begin with it
         **kwargs

@@ -9,6 +9,7 @@ __all__ = ['TextEnds', 'PadEnd', 'PairDL', 'show_pairs', 'SequenceBlock', 'pair_
 import csv, numpy as np, pandas as pd, torch, warnings
 from collections import Counter
 from functools import partial
+from numbers import Integral
 from fastai.data.all import (
     ColReader, DataBlock, DataLoaders, IndexSplitter, ItemTransform, L, Transform, TransformBlock)
 from fastai.text.core import BOS, defaults, EOS, PAD
@@ -64,10 +65,10 @@ class PairDL(SortedDL):
         super().__init__(dataset, **kwargs)
 
     def create_item(self, s):
-        "The pair number `s`."
+        "The pair number `s`, for this call alone: a transform may write into it."
         if s is None or not self.keep: return super().create_item(s)
         if s not in self.made: self.made[s] = super().create_item(s)
-        return self.made[s]
+        return tuple(o.clone() if isinstance(o, torch.Tensor) else o for o in self.made[s])
 
     def show_batch(self,
         b=None, # batch to show; default: the first
@@ -93,12 +94,13 @@ class SequenceBlock(TransformBlock):
         tok=None, # tokenizer; default: fastai's
         vocab:list=None, # tokens; default: the tokenizer's own, or counted in the training texts
         rules=None, # rewrite a text before it is cut; default: the tokenizer's own, or fastai's
-        min_freq:int=3, # rarer tokens become xxunk
-        max_vocab:int=60000, # most tokens in the vocabulary
+        min_freq:int=3, # rarer tokens become xxunk in a counted vocabulary
+        max_vocab:int=60000, # most tokens in a counted vocabulary
         text_cols:str='text', # the column of a data frame that is given for prediction
     ):
         tok = TextTokenizer(as_tokenizer(tok), rules, text_cols)
         vocab = ifnone(vocab, tok.tok.vocab)
+        if vocab is not None: vocab = list(vocab)
         number = Numericalize(vocab, min_freq=min_freq, max_vocab=max_vocab)
         super().__init__(type_tfms=[tok, TextEnds(), number], dl_type=PairDL,
                          dls_kwargs={'before_batch':PadEnd()})
@@ -204,8 +206,8 @@ class Seq2SeqDataLoaders(DataLoaders):
         tok_tfm=None, # tokenizer for both sides, or a pair of them; default: fastai's
         rules=None, # rewrite a text before it is cut; default: the tokenizer's own, or fastai's
         share_vocab:bool=False, # one for both sides (a tokenizer that learns for both shares it)
-        min_freq:int=None, # rarer is xxunk; default: 1 if a tokenizer has `detokenize`, else 3
-        max_vocab:int=60000, # most tokens in a vocabulary
+        min_freq:int=None, # rarer is xxunk in a counted vocabulary; None: 3, or 1 with `detokenize`
+        max_vocab:int=60000, # most tokens in a counted vocabulary
         n_workers:int=None, # processes; None: as in `TransformerDataLoaders`, 0 without rules
         **kwargs
     ):
@@ -249,7 +251,7 @@ class Seq2SeqDataLoaders(DataLoaders):
         read = partial(pd.read_csv, csv_file(path, csv_fname), header=header, delimiter=delimiter,
                        quoting=quoting, encoding=encoding, keep_default_na=False)
         names = read(nrows=0 if header is not None else 1).columns
-        def name(c): return names[c] if isinstance(c, int) and c < len(names) else c
+        def name(c): return names[c] if isinstance(c, Integral) and c < len(names) else c
         text = {name(c):str for c in (src_col, tgt_col)}
         return cls.from_df(read(dtype=text), path=path, src_col=src_col, tgt_col=tgt_col, **kwargs)
 

@@ -352,7 +352,7 @@ def _trimmed(codec, pieces):
 # %% ../../nbs/2_text/04_plain.ipynb #b7f01a03
 def check_guesses(n):
     "A ValueError for what is no number of guesses."
-    if isinstance(n, Integral) and n >= 1: return
+    if isinstance(n, Integral) and not isinstance(n, bool) and n >= 1: return
     raise ValueError(f'{n=}: at least 1 guess for a gap, a whole number')
 
 def gap_ids(

@@ -41,10 +41,8 @@ def token_places(
     return [i for i,t in enumerate(vocab) if t in tokens]
 
 # %% ../../nbs/2_text/00_special.ipynb #a2868f12
-def text_vocab(
-    dls # `DataLoaders` of texts, or the vocabulary itself
-)->list: # tokens in the order of their ids
-    "The token vocabulary; a TypeError if there is none"
+def _vocab_of(dls):
+    "The token vocabulary itself; a TypeError if there is none"
     vocab = getattr(dls, 'vocab', None) if not is_listy(dls) else dls
     two = is_listy(vocab) and type(vocab) not in (list,tuple) and len(vocab)
     if two and not isinstance(vocab[0], str): vocab = vocab[0]          # fastcore's `L`
@@ -54,11 +52,17 @@ def text_vocab(
                         'or a DataBlock that has a TextBlock')
     return vocab
 
+def text_vocab(
+    dls # `DataLoaders` of texts, or the vocabulary itself
+)->list: # tokens in the order of their ids
+    "The token vocabulary, a list of your own; a TypeError if there is none"
+    return list(_vocab_of(dls))
+
 def pad_index(
     dls # `DataLoaders` of texts, or the vocabulary itself
 )->int: # id of xxpad
     "The id of the padding token; ValueError if the vocabulary has none"
-    vocab = text_vocab(dls)
+    vocab = _vocab_of(dls)
     if PAD not in vocab:
         raise ValueError(f'{PAD!r} is not among the {len(vocab)} tokens of the vocabulary '
                          f'({", ".join(vocab[:4])}, ...), so padding cannot be told from text: '
@@ -88,7 +92,7 @@ def mask_index(
     mask_tok:str=None, # the mask token; default: the first of `MASKS` that the vocabulary has
 )->int:
     "The id of the mask token, the last where there are several; ValueError if there is none."
-    vocab = text_vocab(dls)
+    vocab = _vocab_of(dls)
     if mask_tok is None: mask_tok = first(t for t in MASKS if t in vocab)
     if mask_tok not in vocab:
         raise ValueError(f'{mask_tok or MASKS!r} is not in the vocabulary of {len(vocab)} tokens: '
@@ -102,7 +106,7 @@ def ordinary_tokens(
     "Which tokens are text: all but fastai's special ones, mask tokens and fillers."
     import torch # text alone does without
     special = {*special_tokens(), *FILLERS, *MASKS, mask_tok}
-    return torch.tensor([t not in special for t in text_vocab(dls)])
+    return torch.tensor([t not in special for t in _vocab_of(dls)])
 
 # %% ../../nbs/2_text/00_special.ipynb #unknown2
 _most_unknown = 1/2 # of the tokens that are text; in 50 English texts a third may be rare

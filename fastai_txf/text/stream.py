@@ -46,6 +46,9 @@ def _only_texts(texts):
     "`texts`, a TypeError for what is none."
     if isinstance(texts, str):
         raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
+    if texts is None:
+        raise TypeError('None in place of texts: give a list, or leave out valid where there are '
+                        'no texts to validate on')
     refuse_keys(texts)
     for i,t in enumerate(texts):
         if not isinstance(t, str): raise not_a_text(t, i)
@@ -135,7 +138,7 @@ class LMDataLoaders(DataLoaders):
         tok_tfm=None, # tokenizer; default: fastai's
         rules=None, # rewrite a text before it is cut; default: the tokenizer's own, or fastai's
         text_vocab:list=None, # tokens; default: the tokenizer's own, or counted in the training set
-        min_freq:int=None, # rarer is xxunk; default: 1 if the tokenizer has `detokenize`, else 3
+        min_freq:int=None, # rarer is xxunk in a counted vocabulary; None: 3, or 1 with `detokenize`
         max_vocab:int=60000, # most tokens in a counted vocabulary
         starts:bool=True, # put xxbos before each text that does not begin with it
         folder=None, # where ids go that are too many for memory; default: temporary files
@@ -160,7 +163,7 @@ class LMDataLoaders(DataLoaders):
             toks = token_lists(_only_texts(train), tok.tok, tok.rules, n_workers)
             flat,vocab = _counted(toks, starts, ifnone(min_freq, tok.tok.min_freq), max_vocab,
                                   file('train'))
-        tfms = [tok, *[TextStart()]*(starts and BOS in vocab), Numericalize(vocab)]
+        tfms = [tok, *[TextStart()]*(starts and BOS in vocab), Numericalize(list(vocab))]
         sets = [FlatTexts(flat, tfms, 0), FlatTexts(ids(valid, 'valid'), tfms, 1)]
         return cls.from_sets(sets, **kwargs)
 
@@ -223,7 +226,7 @@ class LMDataLoaders(DataLoaders):
         and for a file that has changed since it was written (`read_ids`)."""
         tok = TextTokenizer(as_tokenizer(tok_tfm), rules)
         tok.cuts = False
-        tfms = [tok, Numericalize(vocab)]
+        tfms = [tok, Numericalize(list(vocab))]
         flats = [_checked_ids(ids, vocab) for ids in (train, valid)]
         return cls.from_sets([FlatTexts(f, tfms, i) for i,f in enumerate(flats)], **kwargs)
 
