@@ -347,7 +347,7 @@ def step_row(candidate): return step_rows(candidate)[-1]
 def step_span(candidate):
     "The time of a candidate's step as a part of that of nanoGPT's arrangement in fp32: the least and the most of all processors."
     shares = [f"{r['ratio']/n['ratio']:.2f}" for r,n in zip(step_rows(candidate), step_rows('nano'), strict=True)]
-    return ' to '.join(dict.fromkeys([min(shares), max(shares)]))
+    return '–'.join(dict.fromkeys([min(shares), max(shares)]))
 
 def step():
     rs = {k:step_row(k) for k in STEPS}
@@ -627,7 +627,7 @@ def summary():
         ("its published loss of 1.88: time (`modern`, `muon`, bfloat16)", f"{100*share_of_plain('quarter'):.0f} %", f"100 %, nanoGPT's arrangement, to {plain:.2f} in fp32", 'speedrun'),
         ("its published loss for a GPU, 1.4697: minutes", f"{min(rows('deeper'), key=lambda r: r['loss'])['core_minutes']:.0f}, one core", 'about 3, an A100 ([nanoGPT](https://github.com/karpathy/nanoGPT))', 'deeper'),
         ('time of a training step (`ChunkedLoss`), three processors', step_span('chunked'), "1, nanoGPT's arrangement", 'train'),
-        ('the same in bfloat16', step_span('learner_bf16'), f"{step_span('nano_bf16')}, nanoGPT's arrangement in bfloat16", 'train'),
+        ('the same in bfloat16', step_span('learner_bf16'), f"{step_span('nano_bf16')}, nanoGPT's in bfloat16", 'train'),
         ('tokens a second, one text', rate('ours', 1), f"{rate('hf', 1)}, Hugging Face GPT-2", 'generate'),
         ('the same, 32 texts', rate('ours', 32), f"{rate('hf', 32)}, Hugging Face GPT-2", 'generate'),
         ("reviews tokenized a second, fastai's tokens", texts('spacy_plain'), f"{texts('fastai')}, fastai", 'tokenizing')]
