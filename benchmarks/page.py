@@ -339,14 +339,19 @@ STEPS = dict(
 
 def step_rows(candidate):
     "The rows of a candidate, one for each processor, the last one measured at the end."
-    if not (rs := {r['machine']:r for r in rows('train', candidate=candidate)}): raise ValueError(f'results/train.jsonl has no row of {candidate}')
-    return list(rs.values())
+    found = {}
+    for r in rows('train', candidate=candidate):
+        found.pop(r['machine'], None)                                         # one measured again comes last
+        found[r['machine']] = r
+    if not found: raise ValueError(f'results/train.jsonl has no row of {candidate}')
+    return list(found.values())
 
 def step_row(candidate): return step_rows(candidate)[-1]
 
 def step_span(candidate):
     "The time of a candidate's step as a part of that of nanoGPT's arrangement in fp32: the least and the most of all processors."
-    shares = [f"{r['ratio']/n['ratio']:.2f}" for r,n in zip(step_rows(candidate), step_rows('nano'), strict=True)]
+    nano = {r['machine']:r['ratio'] for r in step_rows('nano')}
+    shares = [f"{r['ratio']/nano[r['machine']]:.2f}" for r in step_rows(candidate)]
     return '–'.join(dict.fromkeys([min(shares), max(shares)]))
 
 def step():
@@ -366,7 +371,7 @@ def step_speeds():
         speeds = [f"{r['speed']:.2f}" for r in got[:3]]
         return (short_machine(got[0]), *speeds, *(f"{r['mb']['2048']:,}" for r in got))
     return table(['processor','fp32','learned positions','the same in bfloat16','MB','MB, learned','MB, bfloat16',"MB, nanoGPT's arrangement",'MB, the same in bfloat16'],
-                 [line(got) for got in zip(*map(step_rows, keys), strict=True)])
+                 [line([next(r for r in step_rows(k) if r['machine'] == m) for k in keys]) for m in (r['machine'] for r in step_rows('nano'))])
 
 def compiled_peers():
     names = dict(nano="nanoGPT's arrangement", hf='Hugging Face', x='x-transformers')

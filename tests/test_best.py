@@ -150,6 +150,10 @@ def test_values_that_would_fail_late(tmp_path):
     with pytest.raises(NotADirectoryError, match='cannot write to the folder .*f/g: .*leave folder out'): quick(frame(), folder=tmp_path/'f'/'g')
     with pytest.raises(TypeError, match='seed=None'): quick(frame(), seed=None)
 
+def test_no_folder_of_a_refused_call(tmp_path):
+    with pytest.raises((ValueError,KeyError), match='text'): quick(frame().rename(columns=dict(text='tex')), folder=tmp_path/'new')
+    assert not (tmp_path/'new').exists()
+
 def test_folder_that_cannot_be_written(tmp_path, monkeypatch):
     "Said before training; where the disk is full afterwards the training is not lost, and what is kept is read from a folder that takes no more"
     def full(*args, **kw): raise OSError(28, 'no space')

@@ -404,3 +404,9 @@ def test_target(kind):
 def test_no_target(words):
     for name in ('lm','stream'):
         with pytest.raises(ValueError, match='no labels'): Target.of(made[name]())
+
+def test_positions_of_numpy():
+    "The codec of a published model takes the position of a column as an int of NumPy's, too"
+    codec = PlainCodec([*'ab'], CharTokenizer(), text_cols=['text'])
+    df = pd.DataFrame(dict(text=['a','a'], other=['b','b']))
+    assert codec.texts(df, text_col=1) == codec.texts(df, text_col=np.int64(1)) == ['b','b']

@@ -891,6 +891,12 @@ def test_vocabularies_of_an_older_export(make, kind):
     learn.validate(); learn.validate(dl=learn.dls.valid)
     learn.save('weights'); learn.load('weights'); make(kind).load('weights')
 
+@pytest.mark.parametrize('number', [dict(drop_mult=np.float64(.5)), dict(drop_mult=np.float32(.5)), dict(d_model=np.int64(16))], ids=['float64','float32','int64'])
+def test_numbers_of_numpy_in_a_configuration(make, number):
+    "Files hold Python's own numbers, which are read without a pickle"
+    learn = make(**number)
+    make(**number, pretrained=learn.save_encoder('enc'))
+
 def test_encoder_of_a_learner(make, tmp_path):
     "Without a file in between: the same as with one"
     lm = make('lm')

@@ -90,6 +90,19 @@ def test_fit_by_position(make, kind):
     learn.fit_sgdr(2, 1, 1e-3, 2)
     assert learn.recorder.hps['lr'][0] == pytest.approx(1e-3) and len(learn.recorder.hps['lr']) == 3*len(learn.dls.train)
 
+@pytest.mark.parametrize('lr', [torch.tensor(2e-3), np.array(2e-3), np.float32(2e-3)], ids=['tensor','array','scalar'])
+def test_fine_tune_leaves_the_rate(lr, make):
+    "Half of the rate is taken for the second part, and what was given stays as it was"
+    make('clf').fine_tune(1, lr)
+    assert float(lr) == pytest.approx(2e-3)
+
+@pytest.mark.parametrize('kw', [dict(moms=(2,2,2)), dict(base_lr=-1.), dict(div_final=0)], ids=str)
+def test_a_refused_fine_tune_freezes_nothing(kw, make):
+    learn = make('clf')
+    learn.fit(1)
+    with pytest.raises(ValueError, match='moms|rate|div_final'): learn.fine_tune(1, **kw)
+    assert learn.opt.frozen_idx == 0
+
 def test_fine_tune_by_position(make):
     "epochs, base_lr, freeze_epochs, lr_mult, pct_start, div: fastai's order"
     res = []
@@ -475,6 +488,12 @@ def test_no_training_with_no_number(call, error, why, dls_lm):
     before = [p.clone() for p in learn.model.parameters()]
     with pytest.raises(error, match=why): call(learn)
     assert all(map(torch.equal, before, learn.model.parameters()))
+
+def test_a_rate_of_the_optimizer(make):
+    "One in `opt_func`, which goes before the learner's, is a number of NumPy's, too"
+    learn = make('clf', opt_func=partial(Adam, lr=np.float32(0.01)))
+    learn.fit(1)
+    assert learn.recorder.lrs[-1] == pytest.approx(0.01)
 
 @pytest.mark.parametrize('kind', [np.float64,torch.tensor])
 def test_numbers_of_other_libraries(kind, dls_lm):

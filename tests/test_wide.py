@@ -258,6 +258,17 @@ def test_the_usual_strength():
     assert best_strength(x, y, 2) == best_strength(x[:50], y[:50], 21) == best_strength(x[:50], y[:50,None], 1, 'regression') == STRENGTHS[0]
     assert best_strength(csr_matrix(np.ones((30,4))), y[:30], 2) == STRENGTHS[0]
 
+def test_much_text_is_counted_once(monkeypatch):
+    "The more features and classes, the longer a choice takes: from half a million on there is none"
+    from fastai_txf.train import counting
+    calls = []
+    monkeypatch.setattr(counting, '_held_out_loss', lambda *args: calls.append(1) or 0.)
+    x = csr_matrix(np.ones((1000,100)) - np.eye(1000, 100))
+    for n,fits in ((2,True), (5,True), (6,False)):
+        calls.clear()
+        best_strength(x, np.arange(1000) % n, n)
+        assert bool(calls) == fits
+
 words = 'red green blue black white pink brown grey gold teal'.split()
 
 def frame(n=120, kind='category', seed=0):

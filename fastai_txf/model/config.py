@@ -111,7 +111,11 @@ class TransformerConfig:
         tables = dict(positions=POSITIONS, ff=FEED_FORWARDS, norm=NORMS, wiring=WIRINGS, init=INITS,
                       pool=[*POOLS,'max_logits'], pooler=[False,True,'relu'], long=LONG)
         for f,table in tables.items(): check_named(getattr(self, f), table, f)
-        for f in dataclasses.fields(self): self._check(f, getattr(self, f.name))
+        for f in dataclasses.fields(self):
+            v = getattr(self, f.name)
+            self._check(f, v)
+            plain = v.item() if hasattr(v, 'item') else v       # files hold Python's own numbers
+            object.__setattr__(self, f.name, plain)
 
     def _check(self, f, v):
         "ValueError unless `v` is a count or a probability where field `f` is one."

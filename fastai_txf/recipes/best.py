@@ -327,7 +327,6 @@ def _check_call(minutes, seed, folder):
         raise ValueError(f'{seed=} is out of range: a whole number from 0 to 2**32-1')
     if folder is not None and Path(folder).exists() and not Path(folder).is_dir():
         raise NotADirectoryError(f'{folder} is a file: give the name of a folder')
-    if folder is not None: _try_out(folder)
 
 def _try_out(folder):
     "Make the folder, and a file in it for a moment, unless something is kept there to be read."
@@ -366,6 +365,7 @@ def best_classifier(
     valid = np.zeros(len(df), bool) if valid_col is None else np.asarray(valid_mask(df, valid_col))
     unlabelled = more_texts(unlabelled, text_col)
     notes = check_rows(df, text_col, label_col, valid, label_delim)
+    if folder is not None: _try_out(folder)
     df = df.reset_index(drop=True)                      # behind the checks, which name its rows
     train = df[~valid].reset_index(drop=True)
     options = dict(text_col=text_col, label_col=label_col, label_delim=label_delim)

@@ -100,9 +100,9 @@ def _fields(record, cols, i):
     if isinstance(record, str): return (check_unicode(record, i),)
     if not isinstance(record, dict):
         raise not_a_text(record, i)
-    if not any(isinstance(c, int) for c in cols): record = {str(k):v for k,v in record.items()}
+    if not any(isinstance(c, Integral) for c in cols): record = {str(k):v for k,v in record.items()}
     names = [*record]
-    cols = [names[c] if isinstance(c, int) and c not in record and c < len(names) else c
+    cols = [names[c] if isinstance(c, Integral) and c not in record and c < len(names) else c
             for c in cols]
     for c in cols:
         if isinstance(record.get(c), str): continue

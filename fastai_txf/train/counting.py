@@ -160,6 +160,7 @@ STRENGTHS = (1.,1.), (100.,None), (1.,0.5), (3.,0.5), (3.,0.) # `C` and `power` 
 _losses = dict(category=F.cross_entropy, multi=F.binary_cross_entropy_with_logits,
                regression=F.mse_loss)
 _few,_few_classes,_thirds = 2000, 20, 3
+_much = 500_000 # features of all texts, once for each class
 
 def _folds(x, y):
     "The third of each text, `(n,)`: copies together, classes spread evenly."
@@ -188,8 +189,11 @@ def best_strength(
     kind:str='category', # 'category', 'multi' or 'regression'
     weight=None, # of each output, as in `fit_linear`
 ): # `C` and `power`
-    "Those of five with the lowest loss on held-out texts; the first if there are many texts."
-    if kind == 'regression' or x.shape[0] > _few or n_out > _few_classes: return STRENGTHS[0]
+    """Those of five with the lowest loss on held-out texts; the first for numbers, for many texts
+    or classes, and for much text."""
+    n = 1 if kind == 'category' and n_out == 2 else n_out
+    many = x.shape[0] > _few or n > _few_classes or x.nnz*n > _much
+    if kind == 'regression' or many: return STRENGTHS[0]
     fold = _folds(x, y)
     if fold.max()+1 < _thirds: return STRENGTHS[0]
     return min(STRENGTHS, key=lambda o: _held_out_loss(x, y, fold, n_out, kind, o, weight))
@@ -259,7 +263,7 @@ def count_features(
     texts, # token ids of each text
     targets, # classes `(n,)`, labels of 0 and 1 `(n, n_out)`, or numbers
     kind:str='category', # 'category', 'multi' or 'regression'
-    C:float=None, # as in `fit_linear`; default: `best_strength`, or 1 with a `power` of one's own
+    C:float=None, # as in `fit_linear`; default: `best_strength`, or 1 with another `power` than 1
     share=None, # of transformer and wide path; default: `usual_shares` of so many texts
     power:float=1., # of the log-count ratios, or None, as in `fit_linear`
     weight=None, # of each output, as in `fit_linear`

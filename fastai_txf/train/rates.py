@@ -8,6 +8,7 @@ __all__ = []
 # %% ../../nbs/4_train/09_rates.ipynb #1c9a40d3
 import inspect, numpy as np, warnings
 from contextlib import contextmanager
+from functools import partial
 from fastai.callback.mixup import MixHandler
 from fastai.callback.rnn import ModelResetter
 from fastai.callback.schedule import LRFinder, ParamScheduler
@@ -186,7 +187,10 @@ class RatedLearner(Learner):
         given = isinstance(self.opt_func, OptimWrapper)     # an optimizer that has been made
         groups = self.opt_func.param_lists if given else L(self.splitter(self.model))
         split = len(groups) > 0 and isinstance(groups[0], (L,list))
-        self.lr = check_rates(self.lr, len(groups) if split else 1)
+        n = len(groups) if split else 1
+        self.lr = check_rates(self.lr, n)
+        own = getattr(self.opt_func, 'keywords', {}).get('lr') # goes before the learner's
+        if own is not None: self.opt_func = partial(self.opt_func, lr=check_rates(own, n))
         super().create_opt()
 
     @delegates(Learner.fit_one_cycle)
@@ -246,7 +250,8 @@ class RatedLearner(Learner):
         """As in `Learner`, with rates that suit a transformer of this width.
         A ValueError for what is out of range, before the first epoch."""
         if not lr_mult > 0: raise ValueError(f'{lr_mult=}: a number above 0')
-        check_values(epochs=epochs, freeze_epochs=freeze_epochs, pct_start=pct_start, div=div)
+        some = {k:kwargs[k] for k in ('div_final','moms') if kwargs.get(k) is not None}
+        check_values(epochs=epochs, freeze_epochs=freeze_epochs, pct_start=pct_start, div=div, **some)
         d_model = getattr(getattr(self.model, 'config', None), 'd_model', 128)
-        base_lr = ifnone(base_lr, 2*width_lr(d_model))
+        base_lr = check_rates(ifnone(base_lr, 2*width_lr(d_model)), 1)
         return super().fine_tune(epochs, base_lr, freeze_epochs, lr_mult, pct_start, div, **kwargs)
