@@ -159,7 +159,8 @@ STRENGTHS = (1.,1.), (100.,None), (1.,0.5), (3.,0.5), (3.,0.) # `C` and `power` 
 # %% ../../nbs/4_train/10_counting.ipynb #c5trng04
 _losses = dict(category=F.cross_entropy, multi=F.binary_cross_entropy_with_logits,
                regression=F.mse_loss)
-_few,_few_classes,_thirds = 2000, 20, 3
+_few,_few_classes = 2000, 20
+_thirds = 3
 _much = 500_000 # features of all texts, once for each class
 
 def _folds(x, y):

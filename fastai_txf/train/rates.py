@@ -251,7 +251,8 @@ class RatedLearner(Learner):
         A ValueError for what is out of range, before the first epoch."""
         if not lr_mult > 0: raise ValueError(f'{lr_mult=}: a number above 0')
         some = {k:kwargs[k] for k in ('div_final','moms') if kwargs.get(k) is not None}
-        check_values(epochs=epochs, freeze_epochs=freeze_epochs, pct_start=pct_start, div=div, **some)
+        check_values(epochs=epochs, freeze_epochs=freeze_epochs, pct_start=pct_start, div=div,
+                     **some)
         d_model = getattr(getattr(self.model, 'config', None), 'd_model', 128)
         base_lr = check_rates(ifnone(base_lr, 2*width_lr(d_model)), 1)
         return super().fine_tune(epochs, base_lr, freeze_epochs, lr_mult, pct_start, div, **kwargs)
