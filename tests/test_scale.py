@@ -2,13 +2,14 @@
 from contextlib import nullcontext
 from functools import partial
 import numpy as np, pandas as pd, pytest, torch, torch.nn as nn, torch.nn.functional as F
-from fastai.text.all import (Adam, Callback, CrossEntropyLossFlat, GradientAccumulation, LMDataLoader, LabelSmoothingCrossEntropyFlat, Learner, OptimWrapper, SaveModelCallback,
+from fastai.text.all import (Adam, Callback, CrossEntropyLossFlat, DataLoaders, GradientAccumulation, LMDataLoader, LabelSmoothingCrossEntropyFlat, Learner, OptimWrapper, SaveModelCallback,
                              accuracy, set_seed)
 from hypothesis import given, settings, strategies as st
 from fastai_txf.model.models import Seq2SeqTransformer, TransformerClassifier, TransformerLM
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
 from fastai_txf.train.losses import chunked_cross_entropy, ChunkedLoss
 from fastai_txf.train.optim import adamw, spared_params, SpareDecay, TorchOptimizer
+from fastai_txf.learn.lm import TransformerLMLearner
 from fastai_txf.learn.mlm import transformer_mlm_learner
 from fastai_txf.learn.seq2seq import transformer_seq2seq_learner
 from fastai_txf.text.tokens import CharTokenizer
@@ -395,3 +396,18 @@ def test_checkpoint_keeps_less(make):
     for once,twice in zip(*res): assert torch.allclose(once, twice, atol=1e-4)
     (a,b),(c,d) = runs
     assert c == 2*a and b == d
+
+class Batches(list):
+    "Batches in place of a loader"
+    n_inp = 1
+    @property
+    def dataset(self): return self
+
+def test_batches_in_place_of_loaders():
+    "A fit takes lists of batches, too: what a loader keeps of a fit is cleared where there is a place for it"
+    x = torch.randint(2, 30, (4,9))
+    dls = DataLoaders(Batches([(x[:,:-1], x[:,1:])]*3), [])
+    learn = quiet(TransformerLMLearner(dls, TransformerLM(vocab_sz=30, **SMALL), CrossEntropyLossFlat()))
+    learn._do_epoch_validate = lambda *args, **kw: None
+    learn.fit(2, 1e-2)
+    assert learn.recorder.losses[-1] < learn.recorder.losses[0]

@@ -203,7 +203,7 @@ class TransformerLearner(RatedLearner):
         try: super().fit(n_epoch, lr, wd, cbs, reset_opt, start_epoch)
         finally: # a fit that is broken off leaves its loaders halfway, and its memory
             hand_back()
-            for dl in self.dls.loaders: vars(dl).pop('it', None)
+            for dl in self.dls.loaders: getattr(dl, '__dict__', {}).pop('it', None)
 
     def validate(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
