@@ -182,6 +182,14 @@ def test_compile_errors():
     with pytest.raises(errors): prints(torch.ones(2))
     torch._dynamo.reset()
 
+def test_compile_reason():
+    "torch._inductor.exc.InvalidCxxCompiler: its name and what it says, which the remedy goes by"
+    from torch._inductor.exc import InvalidCxxCompiler
+    said = compat.compile_reason(InvalidCxxCompiler())
+    assert 'compiler' in said.lower() and (('CXX)' in said) == ('CxxCompiler' in str(InvalidCxxCompiler())))
+    assert compat.compile_reason(RuntimeError('InvalidCxxCompiler: No working C++ compiler')).endswith('CXX)')
+    assert compat.compile_reason(RuntimeError('a  reason\nand more\nand much more')) == 'a reason and more'
+
 def test_count_graphs():
     "torch._dynamo.utils.counters: grows by one with each graph that is made, not with its calls"
     torch._dynamo.reset()

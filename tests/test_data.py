@@ -10,6 +10,7 @@ from fastai.text.all import (BOS, PAD, SGD, UNK, BaseTokenizer, BCEWithLogitsLos
     DataBlock, DataLoaders, L, Learner, Module, MSELossFlat, MultiCategoryBlock, Path, RandomSplitter, RegressionBlock, SortedDL,
     Numericalize, Pipeline, TensorCategory, TensorMultiCategory, TensorText, TextBlock, TextDataLoaders, Tokenizer, TransformBlock, get_text_files, ifnone, load_learner)
 
+from fastcore.basics import defaults
 from fastai_txf.all import *
 from fixtures import SMALL, make_dls, quiet, texts_df
 from fastai_txf.text import folders
@@ -775,9 +776,9 @@ def test_labels_in_containers(kind):
 
 def test_rules_of_ones_own(tmp_path, monkeypatch):
     "A rule may change and keep its name, or have none: training and prediction get the same tokens each time"
-    path,theirs = text_folder(tmp_path/'texts'), folders.defaults.text_proc_rules
+    path,theirs = text_folder(tmp_path/'texts'), defaults.text_proc_rules
     for rule in (lambda t: t.replace('text', 'loud'), lambda t: t.replace('text', 'louder'), partial(re.sub, 'text', 'x')):
-        monkeypatch.setattr(folders.defaults, 'text_proc_rules', [*theirs, rule])
+        monkeypatch.setattr(defaults, 'text_proc_rules', [*theirs, rule])
         dls = TransformerDataLoaders.from_folder(path, bs=1)
         assert encode_text(dls, 'neg text 0').tolist() in [o.tolist() for o in dls.train_ds.tls[0]]
 
