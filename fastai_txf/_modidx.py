@@ -2951,6 +2951,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'fastai_txf/train/counting.py'),
                                            'fastai_txf.train.counting._penalty': ( '4_train/counting.html#_penalty',
                                                                                    'fastai_txf/train/counting.py'),
+                                           'fastai_txf.train.counting._text_keys': ( '4_train/counting.html#_text_keys',
+                                                                                     'fastai_txf/train/counting.py'),
                                            'fastai_txf.train.counting._text_weights': ( '4_train/counting.html#_text_weights',
                                                                                         'fastai_txf/train/counting.py'),
                                            'fastai_txf.train.counting._weigher': ( '4_train/counting.html#_weigher',

@@ -82,11 +82,15 @@ def _fit_class(weigh, n, y, C, weight=None):
 
 _penalties,_some = np.logspace(-3, 3, 13), 500 # of ridge regressions; texts to choose with
 
+def _text_keys(x, rng):
+    "A number for each text, `(n,)`, equal for copies."
+    return (x@rng.random(x.shape[1])).round(9)
+
 def _penalty(x, y):
     """The penalty that predicts each number best when a text is left out, `(n_out,)`; copies apart.
     As among all texts, no feature of some is rarer than the rarest."""
     rng = np.random.default_rng(0)
-    _,some = np.unique((x@rng.random(x.shape[1])).round(9), return_index=True)
+    _,some = np.unique(_text_keys(x, rng), return_index=True)
     least = x[some].getnnz(0).min()
     some = rng.permutation(some)[:_some]
     x = x[some]
@@ -166,8 +170,7 @@ _much = 500_000 # features of all texts, once for each class
 def _folds(x, y):
     "The third of each text, `(n,)`: copies together, classes spread evenly."
     rng = np.random.default_rng(0)
-    key = (x@rng.random(x.shape[1])).round(9)
-    _,first,copy = np.unique(key, return_index=True, return_inverse=True)
+    _,first,copy = np.unique(_text_keys(x, rng), return_index=True, return_inverse=True)
     order = rng.permutation(len(first))
     if y.ndim == 1: order = order[np.argsort(y[first][order], kind='stable')]
     fold = np.empty(len(first), dtype=int)

@@ -55,9 +55,9 @@ def warn_of_rate(
 ):
     "A warning that names a fitting rate where `lr` is far beyond what the model's width bears."
     d_model = getattr(getattr(learn.model, 'config', None), 'd_model', None)
-    cbs = [*learn.cbs, *L(cbs)]
     opt = getattr(getattr(learn.opt_func, 'func', learn.opt_func), '__name__', '')
-    if d_model is None or is_search(learn, cbs) or opt in _endless: return
+    if d_model is None or is_search(learn, L(cbs)) or opt in _endless: return
+    cbs = [*learn.cbs, *L(cbs)]
     n,frozen = len(learn.opt.param_lists), learn.opt.frozen_idx
     alone = n > 1 and frozen == n-1
     rates,fits = _top_rates(ifnone(lr, learn.lr), cbs), width_lr(d_model, opt)
