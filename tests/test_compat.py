@@ -61,7 +61,7 @@ def test_apply_gradients():
     assert not learn.model.weight.equal(w) and not learn.model.weight.grad.any()
 
 def test_step():
-    "Learner._do_one_batch: `ChunkedLoss` goes through the events of this step; a new one would be missed"
+    "Learner._do_one_batch: `StepLearner` and `ChunkedLoss` go through the events of this step; a new one would be missed"
     want = ['self.pred = self.model(*self.xb)', "self('after_pred')", 'if len(self.yb):',
             'self.loss_grad = self.loss_func(self.pred, *self.yb)',
             'self.loss = self.loss_grad.clone()', "self('after_loss')",
@@ -206,6 +206,20 @@ def test_compile_package(tmp_path):
     program = torch.export.export(Twice(), (torch.ones(3),))
     out = compat.compile_package(program, tmp_path/'step.pt2')([torch.ones(3)])
     assert out[0].tolist() == [2.,2.,2.]
+
+def test_as_plain_tensors():
+    "torch._C.DisableTorchFunctionSubclass: results are plain tensors, also those of a class that marks its own"
+    exists(torch._C, 'DisableTorchFunctionSubclass')
+    class Marked(torch.Tensor): pass
+    x = torch.ones(2).as_subclass(Marked)
+    assert type(x+1) is Marked
+    with compat.as_plain_tensors(): assert type(x+1) is torch.Tensor
+    assert type(x+1) is Marked
+
+def test_set_device():
+    "Learner._set_device: called with a batch, gives the batch where the model is"
+    exists(Learner, '_set_device')
+    assert 'b = self._set_device(b)' in inspect.getsource(Learner.one_batch)
 
 def test_decay_all():
     "torch._foreach_mul_: in place, every tensor"

@@ -25,6 +25,7 @@ from fastai_txf.learn.base import TransformerLearner
 from fastai_txf.learn.factory import HIDDEN
 from fastai_txf.train.losses import ChunkedLoss
 from fastai_txf.train.rates import width_lr
+from fastai_txf.train.step import StepLearner
 from fastai_txf.learn.classifier import ENCODER_FIELDS, transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.model.windows import compact
@@ -290,7 +291,7 @@ def test_events(make, monkeypatch):
         return [cb.heard for cb in cbs], [cb.run for cb in cbs]
     ours = heard()
     assert set(ours[0][2]) >= {'after_pred','before_step','after_fit'}
-    monkeypatch.delattr(TransformerLearner, '__call__')
+    monkeypatch.delattr(StepLearner, '__call__')
     assert ours == heard() and ours[0][0].count('before_fit') == 3 and 'after_cancel_fit' in ours[0][1] and ours[1] == [True]*3
     with pytest.raises(Exception, match='missing before_lunch'): make('clf')('before_lunch')
 

@@ -71,6 +71,10 @@ def is_fastais(
     return any(c.__name__ == 'TensorBase' and c.__module__ == 'fastai.torch_core'
                for c in type(t).__mro__)
 
+def as_plain_tensors():
+    "Within it, operations on tensors of subclasses skip what those add, and give plain tensors."
+    return torch._C.DisableTorchFunctionSubclass()
+
 # %% ../../nbs/0_base/00_compat.ipynb #a8a4bd95
 HOOKS = tuple(k for k,v in vars(nn.Module()).items() if isinstance(v, dict) and k.endswith(
     ('_hooks','_hooks_with_kwargs','_hooks_always_called')))

@@ -9,9 +9,7 @@ __all__ = ['TransformerLearner']
 import inspect, pandas as pd, torch, torch.nn as nn, warnings
 from contextlib import contextmanager
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
-from fastai.callback.core import Callback, event
 from fastai.callback.fp16 import AMPMode
 from fastai.callback.tracker import TrackerCallback
 from fastai.data.core import Datasets
@@ -29,10 +27,10 @@ from ..text.special import text_vocab, vocab_lists, vocabs_differ
 from ..text.codec import TextCodec
 from ..text.loaders import shown_batch
 from ..train.heap import hand_back, ReuseMemory
-from ..train.losses import in_full
 from ..train.optim import check_optimizer
 from ..train.precision import DeviceMixedPrecision
-from ..train.rates import all_running, RatedLearner
+from ..train.rates import all_running
+from ..train.step import StepLearner
 from ..train.targets import check_watched
 from ..train.token_metrics import by_token, TokenLoss
 from ..train.token_metrics import TokenMetric, TokenPerplexity # names in older exports
@@ -40,11 +38,6 @@ from .transfer import (
     check_same_scale, check_same_shape, encoder_state, fit_weights, model_encoder, read_encoder)
 from .saving import export_named, load_named, save_named
 import fastai_txf.train.schedule # it gives learners their `fit_minutes`
-
-# %% ../../nbs/5_learn/04_base.ipynb #2e8f7282
-def _listens(cb, event_name):
-    if hasattr(type(cb), event_name) or event_name in vars(cb): return True
-    return type(cb).__call__ is not Callback.__call__
 
 # %% ../../nbs/5_learn/04_base.ipynb #9b1f0a61
 def _encoder_file(file, folder):
@@ -73,24 +66,12 @@ class _Unwinding(ContextManagers):
             self.stack.close()
             raise
 
-class TransformerLearner(RatedLearner):
+class TransformerLearner(StepLearner):
     "A `Learner` around a transformer: what classifiers and language models share."
     save,load = save_named,load_named
     export = export_named
     no_loss = ('there is no loss: the loader has no targets '
                '(test_dl keeps them with_labels=True), or not one batch')
-    def __call__(self, event_name):
-        """As in `Learner`, without a call for each callback that has nothing to do;
-        losses of models in 16 bits are computed in fp32."""
-        for name in [event_name] if isinstance(event_name, str) else event_name:
-            if name == 'after_pred': self.pred = in_full(self.pred)
-            # `after_fit` sets all of them running again
-            if name == 'after_fit' or not hasattr(event, name):
-                super().__call__(name)
-                continue
-            for cb in sorted(self.cbs, key=attrgetter('order')):
-                if _listens(cb, name): cb(name)
-
     @property
     def codec(self):
         "The `TextCodec` of `dls`: how text becomes ids and ids become text."
@@ -123,12 +104,6 @@ class TransformerLearner(RatedLearner):
         if asked and asked.default is None: self.opt_func = partial(given, model=model)
         try: super().create_opt()
         finally: self.opt_func = given
-
-    def one_batch(self, i, b):
-        "As in `Learner`, and callbacks that can `leave` a batch do so however it ends."
-        try: super().one_batch(i, b)
-        finally:
-            for cb in self.cbs.filter(lambda cb: hasattr(type(cb), 'leave')): cb.leave()
 
     def to_fp16(self, **kwargs):
         "Mixed precision in float16 on the model's device; `kwargs` are those of `GradScaler`."

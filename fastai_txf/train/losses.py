@@ -9,11 +9,11 @@ __all__ = ['chunked_cross_entropy', 'ChunkedLoss', 'SoftCrossEntropy', 'TokenAcc
 import math, torch, torch.nn as nn
 from fastai.callback.core import Callback, CancelBatchException, GatherPredsCallback
 from fastai.learner import Metric
-from fastai.losses import CrossEntropyLossFlat
+from fastai.losses import BaseLoss, CrossEntropyLossFlat
 from fastai.torch_core import get_model
 from fastcore.basics import store_attr
 from torch.autograd.function import once_differentiable
-from ..base.compat import apply_gradients, call_whole, is_hooked
+from ..base.compat import apply_gradients, as_plain_tensors, call_whole, is_hooked
 from ..base.products import add_product, fast_mm, is_linear, room_for
 from ..base.shadow import shadow
 from ..generate.decode import target_logprobs
@@ -229,6 +229,19 @@ def in_full(
     "Predictions in 16 bits as fp32: a mean over many tokens needs its digits."
     low = isinstance(pred, torch.Tensor) and pred.dtype in _half
     return pred.float() if low else pred
+
+def _is_known(o): return type(o).__module__.startswith(('torch.','fastai.','fastai_txf.'))
+
+def batch_loss(
+    loss_func, # of a learner
+    pred, # what its model returns
+    *yb # targets
+):
+    "`loss_func(pred, *yb)`, where losses of fastai's give a plain tensor for plain ones."
+    known = isinstance(loss_func, BaseLoss) and _is_known(loss_func) and _is_known(loss_func.func)
+    if not known or any(type(o) is not torch.Tensor for o in (pred,*yb)):
+        return loss_func(pred, *yb)
+    with as_plain_tensors(): return loss_func(pred, *yb)
 
 # %% ../../nbs/4_train/00_losses.ipynb #4b7e839d
 class SoftCrossEntropy(CrossEntropyLossFlat):

@@ -129,10 +129,10 @@ class TorchOptimizer(OptimWrapper):
         if closure is not None:
             raise NotImplementedError('fastai passes no closure to its optimizers')
         self._follow()
-        def decays(p): return p.grad is not None and self.state[p].get('do_wd', True)
-        for ps,h in zip(self.param_lists, self.hypers):
-            ps = [p for p in ps if decays(p)]
-            if ps and h['wd']: decay_all(ps, 1 - h['lr']*h['wd'])
+        for g in self.opt.param_groups:
+            some = g['params'] if g['wd'] else []
+            ps = [p for p in some if p.grad is not None and self.state[p].get('do_wd', True)]
+            if ps: decay_all(ps, 1 - g['lr']*g['wd'])
         self.opt.step()
 
     def _follow(self):
