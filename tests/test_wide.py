@@ -1,5 +1,5 @@
 "The wide path: hashed words and pairs beside the transformer, counted, joined, explained; and what is chosen where nothing is asked"
-import dataclasses, math, numpy as np, pandas as pd, pytest, torch
+import dataclasses, json, math, numpy as np, pandas as pd, pickle, pytest, torch
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.data.transforms import Categorize
@@ -7,9 +7,9 @@ from fastai.learner import load_learner
 from fastai.losses import BaseLoss, BCEWithLogitsLossFlat, CrossEntropyLossFlat, L1LossFlat
 from fastai.metrics import accuracy
 from fastai_txf.base.checks import check_values
-from fastai_txf.model.config import make_config, PRESETS
+from fastai_txf.model.config import make_config, PRESETS, TransformerConfig
 from fastai_txf.model.models import classifier_splitter, TransformerClassifier
-from fastai_txf.model.wide import hash_ids, token_letters, WidePath
+from fastai_txf.model.wide import hash_ids, run_lengths, token_letters, WidePath
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fastai_txf.text.target import check_range, labelled_ids, Target
@@ -36,15 +36,19 @@ def slow_hash(a, b=None):
     h = number((a+1)*odd[0] if b is None else number(number(a*odd[0]) + b)*odd[1])
     return number((h ^ (h >> 29))*odd[1])
 
-def slow_runs(ids, tokens, pieces):
-    "Numbers of four letters of a word each, from strings; the edges of a word count as letters"
+def slow_run(codes):
+    "Pairs one after the other, of four letters the pair of pairs; what is left over last"
+    h = slow_hash(*codes[:2])
+    for i in range(2, len(codes)-1, 2): h = slow_hash(h, slow_hash(*codes[i:i+2]))
+    return slow_hash(h, codes[-1]) if len(codes) % 2 else h
+
+def slow_runs(ids, tokens, pieces, k=4):
+    "Numbers of `k` letters of a word each, from strings; the edges of a word count as letters"
     shown = [tokens[i] for i in ids]
     text = ''.join(' '*(t[0] == 'Ġ' or not pieces) + t.replace('Ġ', '')[:16] for t in shown) + ' '
     codes = [1 if c == ' ' else ord(c)+2 for c in text]
-    for i in range(len(text)-3):
-        if ' ' in text[i+1:i+3]: continue
-        a,b,c,d = codes[i:i+4]
-        yield slow_hash(slow_hash(a, b), slow_hash(c, d))
+    for i in range(len(text)-k+1):
+        if ' ' not in text[i+1:i+k-1]: yield slow_run(codes[i:i+k])
 
 def slow_rows(ids, starts, n_rows, words):
     "The rows of a text's features by explicit loops over whole numbers of Python"
@@ -73,18 +77,19 @@ def test_features_are_those_of_a_loop(texts, words):
 PIECES = ['Ġ'*(i%3 == 0) + t for i,t in enumerate('a film was warm ly improve ment s é 中文字 able 12345 un q ing antidisestablishmentarianism x yz'.split())]
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.lists(st.integers(2, 19), max_size=20), min_size=1, max_size=4), st.booleans())
-def test_runs_of_letters_are_those_of_a_loop(texts, pieces):
+@given(st.lists(st.lists(st.integers(2, 19), max_size=20), min_size=1, max_size=4), st.booleans(),
+       st.sampled_from([True,3,5,7]))
+def test_runs_of_letters_are_those_of_a_loop(texts, pieces, lengths):
     "In the library, and without torch"
     vocab = ['xxunk','xxpad'] + (PIECES if pieces else [p.replace('Ġ', '') for p in PIECES])
-    wide = WidePath(2**12, 3, 20, pad_idx=1, letters=True)
+    wide = WidePath(2**12, 3, 20, pad_idx=1, letters=lengths)
     starts = torch.tensor([not pieces or t.startswith('Ġ') for t in vocab])
     wide.letters.copy_(token_letters(vocab, starts))
     width = max(map(len, texts)) + 1
     rows,counts = wide.features(torch.tensor([[1]*(width-len(t)) + t for t in texts]))
-    plain = feature_rows(texts, 2**12, letters=[r[r > 0].tolist() for r in wide.letters])
+    plain = feature_rows(texts, 2**12, letters=[r[r > 0].tolist() for r in wide.letters], runs=list(wide.runs))
     for t,r,c,p in zip(texts, rows, counts, plain):
-        want = {*slow_rows(t, starts.tolist(), 2**12, False)} | {(h >> 20) % 2**12 for h in slow_runs(t, vocab, pieces)}
+        want = {*slow_rows(t, starts.tolist(), 2**12, False)} | {(h >> 20) % 2**12 for k in wide.runs for h in slow_runs(t, vocab, pieces, k)}
         assert r[c].tolist() == sorted(want) == [i for i in p if i >= 0]
 
 def test_special_tokens_have_no_letters():
@@ -95,7 +100,7 @@ def test_pairs_of_hashes_differ():
     a,b = torch.cartesian_prod(torch.arange(300), torch.arange(300)).T
     assert len(hash_ids(hash_ids(a), hash_ids(b)).unique()) == 90_000
 
-@pytest.fixture(params=[False,True])
+@pytest.fixture(params=[False,True,5])
 def wide(request):
     w = WidePath(2**10, 3, 20, pad_idx=1, words=True, letters=request.param)
     w.starts.copy_(torch.arange(20) % 3 == 0)
@@ -124,6 +129,18 @@ def test_empty_and_huge(wide):
     assert torch.equal(wide(torch.ones(2,3).long()), wide.bias.expand(2,-1))
     assert torch.equal(wide(torch.ones(2,0).long()), wide.bias.expand(2,-1))
     assert wide(torch.randint(2, 20, (1,100_000))).isfinite().all()
+
+def test_lengths_of_runs():
+    "In a configuration, its files, and paths that were pickled before there was a choice"
+    c = TransformerConfig(wide=64, wide_letters=np.int64(5))
+    assert TransformerConfig(**json.loads(json.dumps(dataclasses.asdict(c)))) == c and c.wide_letters is not True
+    assert [run_lengths(o) for o in (True,False,None,3,4,5)] == [(4,),(),(),(3,),(3,4),(3,4,5)]
+    for bad in ("4", 2, -1, 3.5, (3,4), [4]):
+        with pytest.raises(ValueError, match='wide_letters=.*True for runs of four.*at least 3'): TransformerConfig(wide_letters=bad)
+    old = WidePath(2**10, 2, 20, letters=True)
+    assert old.runs == (4,) and WidePath(2**10, 2, 20).runs == () and WidePath(2**10, 2, 20, letters=4).runs == (3,4)
+    del vars(old)['runs']
+    assert pickle.loads(pickle.dumps(old)).runs == (4,)
 
 def test_silent_in_training_and_before_counting():
     m = TransformerClassifier(vocab_sz=20, d_model=16, n_heads=2, n_layers=1, wide=2**10, p=0., emb_p=0., head_p=0.)

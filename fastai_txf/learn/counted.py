@@ -12,7 +12,7 @@ from fastai.data.core import Datasets
 from ..base.compat import is_fit
 from ..base.ids import evenly_drawn
 from ..model.config import PRESETS
-from ..model.wide import token_letters
+from ..model.wide import run_lengths, token_letters
 from ..text.special import text_vocab, UNK
 from ..text.target import Target
 from ..train.counting import deep_outputs, fitting_scale
@@ -31,11 +31,11 @@ def _lengths(ds):
 def wide_fields(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
     tokens:int, # of all training texts, about
-    letters:bool=False, # runs of four letters are features, too
+    letters:bool=False, # runs of four letters are features, too; n: of 3 to n letters
 )->dict: # fields of a `TransformerConfig`
     "The size of a wide path for these texts."
     pieces = any(t.startswith(_word_starts[:2]) for t in text_vocab(dls))
-    n = tokens*(2 + 2*pieces + 4*letters)
+    n = tokens*(2 + 2*pieces + 4*len(run_lengths(letters)))
     rows = 2**math.ceil(math.log2(max(n, 2)))
     most = 2**int(math.log2(max(1, _max_cells//Target.of(dls).n_out)))
     size = max(_min_rows, min(rows, _max_rows, most))

@@ -29,7 +29,7 @@ from .heldout import choose_strength, clearly_better, FOLDS, hits_of, text_folds
 class LabelledText:
     "Labelled texts, cut in one way."
     name:str; df:pd.DataFrame; options:dict # of the loaders
-    letters:bool=False # runs of letters are features, too
+    letters:bool=False # of the wide path: runs of letters are features, too
     fold:np.ndarray=None; vocab:list=None; strength:tuple=(1.,1.) # as in `choose_strength`
     by:object=None # another linear model, from texts without labels, too: `ByVectors` or `Guesses`
     last:tuple=(None,None) # the rows that a linear model was fitted to last, and its weights
@@ -209,7 +209,8 @@ def _ways(df, options, chars):
     options = {**options, 'tok_tfm':tok, 'rules':[leading_space]}
     res.append(LabelledText('pieces', df, options))
     if df[options['text_col']].str.len().mean() > LONG_TEXT: return res
-    return res + [LabelledText('pieces and letters', df, options, letters=True)]
+    fours = LabelledText('pieces and letters', df, options, letters=True)
+    return [*res, fours, replace(fours, name='pieces and runs of letters', letters=5)]
 
 def _preferred(tried, words, aside=None):
     """The better one of words and pieces, or pieces and letters if they are clearly better; with

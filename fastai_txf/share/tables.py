@@ -62,12 +62,14 @@ def _words(ids, inside):
     np.add.at(res, word, (ids+1)*_powers[nth])
     return _hash(-res)
 
-def _runs(letters):
-    "A number for each four letters in a word."
+def _runs(letters, k):
+    "A number for each `k` letters in a word."
     c = np.array([*letters, 1], np.int64)
-    if len(c) < 4: return c[:0]
-    pairs = _hash(c[:-1], c[1:])
-    return _hash(pairs[:-2], pairs[2:])[(c[1:-2] > 1) & (c[2:-1] > 1)]
+    if len(c) < k: return c[:0]
+    res = pairs = _hash(c[:-1], c[1:])
+    for i in range(2, k-1, 2): res = _hash(res[:-2], pairs[i:])
+    if k % 2: res = _hash(res[:-1], c[k-1:])
+    return res[(np.lib.stride_tricks.sliding_window_view(c, k)[:,1:-1] > 1).all(1)]
 
 def feature_rows(
     texts:list, # lists of ids, without padding
@@ -75,6 +77,7 @@ def feature_rows(
     words:bool=False, # words are features, too
     inside:list=(), # ids of tokens that begin no word
     letters:list=None, # of each token, as numbers: runs of them are features, too
+    runs:list=(4,), # lengths of runs
     unknown:list=(), # ids that stand for any word: they are no features
 ): # rows of the table, `(bs, n)`, each once a text, -1 behind them
     "The features of each text."
@@ -86,7 +89,9 @@ def feature_rows(
         if words:
             word = _words(ids, inside)
             found += [word, _hash(word[:-1], word[1:])]
-        if letters is not None: found.append(_runs([c for i in ids for c in letters[i]]))
+        if letters is not None:
+            all_letters = [c for i in ids for c in letters[i]]
+            found += [_runs(all_letters, k) for k in runs]
         res.append(np.unique((np.concatenate(found) >> 20) % n_rows).tolist())
     return number_table(res)
 

@@ -55,7 +55,8 @@ def _wide_options(wide):
     res = dict(n_rows=wide.n_rows, words=bool(wide.words), inside=inside,
                unknown=(~wide.known).nonzero()[:,0].tolist())
     if wide.letters is None: return res
-    return {**res, 'letters':[row[row > 0].tolist() for row in wide.letters]}
+    letters = [row[row > 0].tolist() for row in wide.letters]
+    return {**res, 'letters':letters, 'runs':list(wide.runs)}
 
 def to_onnx(
     source, # a learner of this library, or the folder of a published model
