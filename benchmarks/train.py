@@ -1,7 +1,7 @@
 """The time and memory of a training step: this library beside Hugging Face GPT-2, x-transformers, `nn.TransformerEncoder`, nanoGPT's arrangement and the workshop's model, each as it is and compiled.
 
 One shape for all (see `peers.py`), no dropout, batches of 8 × 256 tokens, fused AdamW, fp32 or bfloat16 by autocast. Times: the candidates take turns, each in a process of its own as a user's would be (in one process they share a heap, and what one leaves there decides how fast another gets its memory), medians over the rounds, ratios of the rounds.
-`learner` is what `transformer_lm_learner` takes for a step with the preset `default` and `adamw`, in a `fit` of sixteen steps with all that fastai does around them; the peers' steps stand in plain loops.
+`learner` is what `transformer_lm_learner` takes for a step with the preset `default`, without dropout and with `adamw`, as the peers; `learner_plain` has its own dropout and optimizer, `learner_modern` the preset of a call without fields; each in a `fit` of sixteen steps with all that fastai does around them; the peers' steps stand in plain loops.
 Compiled are our blocks, by `compile_for_training` for all lengths, and the peers' whole models, by `torch.compile` for the one length that they see.
 Memory: a fresh process for each candidate and length, the largest resident set of four steps (sixteen of a learner) above that after the imports (Linux only); at 2,048 tokens the median of three.
 The results of other processors are kept."""
@@ -24,8 +24,11 @@ NAMES |= {k:f'{NAMES[o]}, compiled' for k,o in COMPILED.items()}
 BF16 = {f'{k}_bf16{c}':(k, bool(c)) for k in ('nano','hf','x') for c in ('','_compiled')} # peers in bfloat16
 NAMES |= {k:f"{NAMES[o]}, bf16{', compiled' if c else ''}" for k,(o,c) in BF16.items()}
 SAME = dict(positions='learned', bias=False)                                # the shape of the peers to the last weight
-LEARNERS = dict(learner=dict(), learner_same=SAME, learner_bf16=dict(half=True, **SAME), learner_bf16_compiled=dict(half=True, compile=True, **SAME))
-NAMES |= dict(learner='`transformer_lm_learner`, rotary positions', learner_same='`transformer_lm_learner`, learned positions', learner_bf16='`transformer_lm_learner`, learned positions, `to_bf16`',
+AS_PEERS = dict(config='default', p=0., emb_p=0., opt_func=adamw)            # no dropout, and the optimizer of the peers
+LEARNERS = dict(learner=AS_PEERS, learner_same=AS_PEERS|SAME, learner_bf16=dict(half=True, **AS_PEERS, **SAME), learner_bf16_compiled=dict(half=True, compile=True, **AS_PEERS, **SAME),
+                learner_plain=dict(), learner_modern=dict(config='modern'))       # what it takes for these sizes, and what it takes where no size is asked for
+NAMES |= dict(learner_plain='`transformer_lm_learner` with sizes alone: dropout, Muon', learner_modern='`transformer_lm_learner`, preset `modern` with its Muon',
+              learner='`transformer_lm_learner`, rotary positions', learner_same='`transformer_lm_learner`, learned positions', learner_bf16='`transformer_lm_learner`, learned positions, `to_bf16`',
               learner_bf16_compiled='`transformer_lm_learner`, learned positions, `to_bf16`, `compile=True`')
 FIT = 16 # steps of a fit
 RESULTS = HERE/'results'/'train.jsonl'
@@ -45,7 +48,7 @@ def fitter(name, bs, sl):
     options = dict(LEARNERS[name])
     half = options.pop('half', False)
     torch.manual_seed(0)
-    learn = transformer_lm_learner(dls, 'default', d_model=WIDTH, n_heads=HEADS, n_layers=LAYERS, max_len=sl, p=0., emb_p=0., opt_func=adamw, **options)
+    learn = transformer_lm_learner(dls, d_model=WIDTH, n_heads=HEADS, n_layers=LAYERS, max_len=sl, **options)
     if half: learn.to_bf16()
     def fit():
         with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-4, cbs=StopAfter(FIT))
@@ -130,7 +133,7 @@ def tables(rows):
     cols = {'model':lambda r: NAMES[r['candidate']], 'seconds a step':lambda r: f"{r['seconds']:.3f}", 'tokens/s':'tokens_per_s', 'times `TransformerLM`':'ratio'}
     memory = {'parameters':'params', **{f'MB at {n:,}':lambda r, n=n: r.get('mb', {}).get(str(n)) for n in LENGTHS}}
     first = {'times `TransformerLM`, compiled':'ratio_compiled', 'seconds of the first step':'first'}
-    plain,compiled,half = ([r for r in rows if r['candidate'] in o] for o in ({*MAKE, 'learner', 'learner_same'}, COMPILED, [k for k in NAMES if 'bf16' in k]))
+    plain,compiled,half = ([r for r in rows if r['candidate'] in o] for o in ({*MAKE, 'learner', 'learner_same', 'learner_plain', 'learner_modern'}, COMPILED, [k for k in NAMES if 'bf16' in k]))
     speed = {"times the speed of the fastest peer in fp32":'speed'}
     return f'## {rows[0]["machine"]}\n\nSeconds ({rows[0]["clock"]}): medians of {rows[0]["rounds"]} rounds in turns, plain and compiled.\n\n{table(plain, cols | speed | memory)}\n' \
            f'Compiled: our blocks, for all lengths (`compile_for_training`); the peers whole, for this length (`torch.compile`).\n\n{table(compiled, cols | first)}\n' \
@@ -139,7 +142,7 @@ def tables(rows):
 def render(rows):
     "The results as markdown, a part for each processor."
     machines = dict.fromkeys(r['machine'] for r in rows)
-    return f'# A training step\n\nWritten by `python benchmarks/train.py`. 4 layers, d_model {WIDTH}, {HEADS} heads, vocabulary {VOCAB:,}, fp32, fused AdamW, 8 × 256 tokens. ' \
+    return f'# A training step\n\nWritten by `python benchmarks/train.py`. 4 layers, d_model {WIDTH}, {HEADS} heads, vocabulary {VOCAB:,}, fp32, fused AdamW where no other is named, 8 × 256 tokens. ' \
            'MB: the peak above the imports, optimizer included, on one text of so many tokens.\n\n' + '\n'.join(tables([r for r in rows if r['machine'] == m]) for m in machines)
 
 def main():

@@ -1,15 +1,15 @@
 "What a step costs besides the model: `StepLearner` computes what fastai's loop does"
 from functools import partial
-import pytest, torch
+import pytest, torch, weakref
 from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
-from fastai.learner import AvgSmoothLoss, Learner, Recorder
+from fastai.learner import AvgSmoothLoss, Learner
 from fastai.losses import BaseLoss, CrossEntropyLossFlat, FocalLossFlat, LabelSmoothingCrossEntropyFlat
 from fastai.torch_core import TensorBase
 from torch import nn
 from fastai_txf.train.losses import batch_loss, SoftCrossEntropy
-from fastai_txf.train.step import SmoothLoss, StepLearner
+from fastai_txf.train.step import StepLearner
 
 def small(cls, loss=None, model=None, **kw):
     torch.manual_seed(0)
@@ -59,26 +59,41 @@ def test_batch_loss():
     CrossEntropyLossFlat()(x, y).backward()
     assert grad.equal(x.grad)
 
-def test_smooth_loss():
-    "A recorder's own mean and its β stay; what is no number on the CPU goes fastai's way"
-    assert type(small(StepLearner).recorder.smooth_loss) is SmoothLoss and type(small(Learner).recorder.smooth_loss) is AvgSmoothLoss
-    class Mine(AvgSmoothLoss): pass
-    learn = small(StepLearner)
-    learn.remove_cb(learn.recorder)
-    learn.add_cb(Recorder(beta=0.5))
-    assert type(learn.recorder.smooth_loss) is SmoothLoss and learn.recorder.smooth_loss.beta == 0.5
-    learn.remove_cb(learn.recorder)
-    rec = Recorder()
-    rec.smooth_loss = Mine(beta=0.1)
-    learn.add_cb(rec)
-    assert type(learn.recorder.smooth_loss) is Mine
-    class Given: pass
-    for loss in (torch.tensor([1.,3.]), TensorBase(2.), torch.tensor(2.)):
-        a,b,given = SmoothLoss(), AvgSmoothLoss(), Given()
-        given.loss = loss
-        given.loss.requires_grad_()
-        for o in (a,b,a,b): o.accumulate(given)
-        assert a.value.item() == b.value.item() and a.count == b.count == 2 and not a.val.requires_grad
+def test_losses_that_look_at_tensors():
+    "Weights of a class of their own, hooks and a `forward` of its own see what they saw"
+    class Marked(TensorBase): pass
+    x,y = torch.randn(4, 2), torch.tensor([0,1,1,0])
+    seen = []
+    def own(x, y):
+        seen.append(type(x))
+        return x.sum()
+    weighted = CrossEntropyLossFlat(weight=torch.ones(2).as_subclass(Marked))
+    hooked,replaced = CrossEntropyLossFlat(), CrossEntropyLossFlat()
+    hooked.func.register_forward_pre_hook(lambda m, args: seen.append(type(args[0])))
+    replaced.func.forward = own
+    assert type(batch_loss(weighted, x, y)) is not torch.Tensor
+    for loss in (hooked,replaced): batch_loss(loss, x, y)
+    assert seen == [TensorBase]*2
+
+def test_recorder():
+    "The recorder's mean goes on where callbacks come in the middle, and is of fastai's class"
+    class Add(Callback):
+        def before_epoch(self):
+            if self.epoch == 1: self.learn.add_cb(Callback())
+    ours,theirs = small(StepLearner), small(Learner)
+    for learn in (ours,theirs): learn.fit(3, cbs=Add())
+    assert type(ours.recorder.smooth_loss) is AvgSmoothLoss and ours.recorder.iters == theirs.recorder.iters == [5,10,15]
+    assert ours.recorder.values[-1][0] == theirs.recorder.values[-1][0]
+
+def test_another_step(monkeypatch):
+    "A step that was put in the place of fastai's is taken"
+    steps,before = [], Learner._do_one_batch
+    def mine(self):
+        steps.append(self.iter)
+        before(self)
+    monkeypatch.setattr(Learner, '_do_one_batch', mine)
+    small(StepLearner).fit(1)
+    assert steps == [*range(5)]*2
 
 def test_device():
     "A batch that is there is not touched; others are moved, however deep"
@@ -100,6 +115,16 @@ def test_low():
     learn = small(StepLearner, model=nn.Sequential(nn.Linear(3, 2), Low()))
     learn.fit(1, cbs=Watch())
     assert seen[:2] == [torch.float32,'loss'] and all(p.isfinite().all() for p in learn.model.parameters())
+
+def test_predictions_are_let_go():
+    "In 16 bits, the last batch's predictions are gone when those of this one become fp32"
+    alive = []
+    class Watch(Callback):
+        def after_pred(self): alive.append(last[0]() is None if last else True); last[:] = [weakref.ref(self.learn.pred)]
+    last = []
+    learn = small(StepLearner, model=nn.Sequential(nn.Linear(3, 2), Low()))
+    learn.fit(1, cbs=Watch())
+    assert all(alive) and len(alive) == 10
 
 class Low(nn.Module):
     def forward(self, x): return x.bfloat16()

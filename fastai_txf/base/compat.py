@@ -33,6 +33,12 @@ def apply_gradients(
     "fastai's second half of a step: backward pass and optimizer, with their events."
     learn._do_grad_opt()
 
+def one_step(
+    cls, # `Learner`
+): # a function of a learner
+    "fastai's step from predictions to weights, as it is now."
+    return cls._do_one_batch
+
 def set_loader_wrap(
     trainer, # `fastai.distributed.DistributedTrainer`
     wrap, # called with a trainer and a loader, gives this process's loader

@@ -194,8 +194,8 @@ class WidePath(Module):
         v = [o.new_zeros(len(o), m.shape[1]).masked_scatter(m, o) for o,m in zip(v, masks)]
         res = v[0] + _halves(v[1])
         if self.letters is not None:
-            n = len(self.runs)
-            for k,u,m in zip(self.runs, v[-n:], masks[-n:]): res = res + self._run_shares(x, u, m, k)
+            runs = zip(self.runs, v[-len(self.runs):], masks[-len(self.runs):])
+            for k,u,is_run in runs: res = res + self._run_shares(x, u, is_run, k)
         if not self.words: return res
         word,_ = number_words(x, real, self.starts)
         parts = v[2] + _halves(v[3])

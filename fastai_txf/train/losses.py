@@ -206,7 +206,7 @@ class ChunkedLoss(Callback):
         if not self._checked: _check_head(get_model(self.model), self.xb)
         self._checked = True
         h,loss = call_whole(self.model, self._hidden_and_loss, self.yb[0], *self.xb)
-        self.learn.pred = h
+        self.learn.pred = in_full(h)
         self.learn('after_pred')
         self.learn.loss_grad = loss
         self.learn.loss = loss.clone().float()      # fastai's mean is one of fp32
@@ -232,15 +232,22 @@ def in_full(
 
 def _is_known(o): return type(o).__module__.startswith(('torch.','fastai.','fastai_txf.'))
 
+def _is_plain(loss, ts):
+    "Whether a loss of fastai's computes the same of plain tensors: nothing else looks at `ts`."
+    if not (isinstance(loss, BaseLoss) and _is_known(loss) and _is_known(loss.func)): return False
+    inner = loss.func
+    if isinstance(inner, nn.Module):
+        if is_hooked(inner) or 'forward' in vars(inner): return False
+        ts = [*ts, *inner.buffers(), *(p.data for p in inner.parameters())]
+    return all(type(o) is torch.Tensor for o in ts)
+
 def batch_loss(
     loss_func, # of a learner
     pred, # what its model returns
     *yb # targets
 ):
     "`loss_func(pred, *yb)`, where losses of fastai's give a plain tensor for plain ones."
-    known = isinstance(loss_func, BaseLoss) and _is_known(loss_func) and _is_known(loss_func.func)
-    if not known or any(type(o) is not torch.Tensor for o in (pred,*yb)):
-        return loss_func(pred, *yb)
+    if not _is_plain(loss_func, (pred,*yb)): return loss_func(pred, *yb)
     with as_plain_tensors(): return loss_func(pred, *yb)
 
 # %% ../../nbs/4_train/00_losses.ipynb #4b7e839d

@@ -9,9 +9,8 @@ __all__ = ['StepLearner']
 import torch
 from operator import attrgetter
 from fastai.callback.core import Callback, event
-from fastai.learner import AvgSmoothLoss, Recorder
-from fastai.torch_core import num_distrib
-from ..base.compat import apply_gradients
+from fastai.learner import Learner
+from ..base.compat import apply_gradients, one_step
 from .losses import batch_loss, in_full
 from .rates import RatedLearner
 
@@ -20,17 +19,9 @@ def _listens(cb, event_name):
     if hasattr(type(cb), event_name) or event_name in vars(cb): return True
     return type(cb).__call__ is not Callback.__call__
 
-# %% ../../nbs/4_train/17_step.ipynb #57e9000b
-class SmoothLoss(AvgSmoothLoss):
-    "fastai's running mean of the losses, with fewer calls where a loss is a number on the CPU."
-    def accumulate(self, learn):
-        loss = learn.loss
-        if loss.ndim or loss.is_cuda or num_distrib() > 1 or type(loss) is not torch.Tensor:
-            return super().accumulate(learn)
-        self.count += 1
-        self.val = torch.lerp(loss.detach(), self.val, self.beta)
-
 # %% ../../nbs/4_train/17_step.ipynb #57e9000d
+_fastais = one_step(Learner)
+
 class StepLearner(RatedLearner):
     "A `Learner` whose own share of a training step is small."
     def __call__(self, event_name):
@@ -42,15 +33,6 @@ class StepLearner(RatedLearner):
                 continue
             for cb in sorted(self.cbs, key=attrgetter('order')):
                 if _listens(cb, name): cb(name)
-
-    def add_cb(self, cb):
-        "As in `Learner`."
-        res = super().add_cb(cb)
-        recorder = vars(self).get('recorder')
-        mean = getattr(recorder, 'smooth_loss', None)
-        if isinstance(recorder, Recorder) and type(mean) is AvgSmoothLoss:
-            vars(recorder)['smooth_loss'] = SmoothLoss(mean.beta) # assigned, it would warn
-        return res
 
     def _set_device(self, b):
         device = next(self.model.parameters()).device
@@ -65,7 +47,9 @@ class StepLearner(RatedLearner):
             for cb in [cb for cb in self.cbs if hasattr(type(cb), 'leave')]: cb.leave()
 
     def _do_one_batch(self):
-        self.pred = in_full(self.model(*self.xb))
+        if one_step(Learner) is not _fastais: return super()._do_one_batch()
+        self.pred = self.model(*self.xb)
+        self.pred = in_full(self.pred)                  # so the last batch's is gone by now
         self('after_pred')
         if len(self.yb):
             self.loss_grad = batch_loss(self.loss_func, self.pred, *self.yb)
