@@ -2,7 +2,7 @@
 
 `plain` is nanoGPT's arrangement and recipe in a plain loop, 2,000 steps of fused AdamW (see `shakespeare.py`). The others are `transformer_lm_learner` with the preset `modern` and `opt_func=muon`, trained by one call of
 `fit_wsd`, whose rate falls from the end of the warm-up on, in bfloat16 where the processor has units for its matrices (`amx_bf16`): `quarter` for so many steps as take less than a quarter of the time of `plain`, `whole` for so many as take all of it. The candidates take turns, a round for each seed; a share is of the time of `plain`
-in the same round. The loss is over the whole last tenth of the text; validation is not part of the time."""
+in the same round. The loss is over the whole last tenth of the text; validation is not part of the time. The results of other processors are kept."""
 from fastai.text.all import *
 from fastai_txf.all import *
 from common import *
@@ -11,6 +11,7 @@ from shakespeare import BS,HEADS,LAYERS,plain,SEQ_LEN,WIDTH
 NAMES = dict(plain="nanoGPT's arrangement and recipe, in a plain loop", quarter='`transformer_lm_learner`, `modern`, `muon`', whole='the same, longer')
 HALF = 'amx_bf16' in features()
 STEPS = dict(plain=2000, quarter=350, whole=1600) if HALF else dict(plain=2000, quarter=340, whole=1400)
+RESULTS = HERE/'results'/'speedrun.jsonl'
 PUBLISHED = 1.88 # nanoGPT's own figure for this setting
 
 def make_dls(steps):
@@ -47,16 +48,21 @@ def share(row, rows):
     "The time of `row` as a part of that of `plain` in its round."
     return row['seconds']/next(r['seconds'] for r in rows if r['candidate'] == 'plain' and r['seed'] == row['seed'])
 
-def render(rows):
-    "The results as markdown."
+def part(rows):
+    "The results of one processor as markdown."
     cols = {'model':lambda r: NAMES[r['candidate']] + ', `to_bf16`'*r.get('half', False), 'seed':'seed', 'valid loss':lambda r: f"{r['loss']:.3f}", 'steps':'steps', 'ms a step':lambda r: f"{1000*r['seconds']/r['steps']:.1f}",
             'seconds':'seconds', "part of `plain`'s time":lambda r: f'{100*share(r, rows):.0f} %', 'parameters':'params'}
     lines = []
     for k in ('quarter','whole'):
         mine = [r for r in rows if r['candidate'] == k]
         if mine: lines.append(f"- {mine[0]['steps']:,} steps take {100*statistics.median(share(r, rows) for r in mine):.0f} % of the time of `plain`, and reach {statistics.median(r['loss'] for r in mine):.3f} (medians of {len(mine)}).\n")
-    return f'# Speedrun\n\nWritten by `python benchmarks/speedrun.py`. {LAYERS} layers, {HEADS} heads, width {WIDTH}, windows of {SEQ_LEN} characters, batches of {BS}. The clock is {rows[0]["clock"]}.\n\n' \
-           f"{table(rows, cols)}\n{''.join(lines)}\n{ran_with(rows, env=None)}\nPublished for nanoGPT at this setting: a validation loss of {PUBLISHED} after 2,000 steps.\n"
+    return f"## {rows[0]['machine']}\n\nThe clock is {rows[0]['clock']}.\n\n{table(rows, cols)}\n{''.join(lines)}\n{ran_with(rows, env=None)}"
+
+def render(rows):
+    "The results as markdown, a part for each processor."
+    parts = [part([r for r in rows if r['machine'] == m]) for m in dict.fromkeys(r['machine'] for r in rows)]
+    return f'# Speedrun\n\nWritten by `python benchmarks/speedrun.py`. {LAYERS} layers, {HEADS} heads, width {WIDTH}, windows of {SEQ_LEN} characters, batches of {BS}. ' \
+           f'Published for nanoGPT at this setting: a validation loss of {PUBLISHED} after 2,000 steps.\n\n' + '\n'.join(parts)
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -70,6 +76,7 @@ def main():
     for seed,name in itertools.product(args.seeds, args.only):
         rows.append(dict(**run(name, seed, CLOCKS[args.clock]), clock=args.clock, **about(args.threads)))
         print(json.dumps(rows[-1]), flush=True)
-        if 'plain' in args.only: record('speedrun', rows, render(rows))
+        others = [r for r in read_rows(RESULTS) if r['machine'] != rows[0]['machine']]
+        if 'plain' in args.only: record('speedrun', others+rows, render(others+rows))
 
 if __name__ == '__main__': main()
