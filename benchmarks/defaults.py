@@ -7,12 +7,12 @@ from fastai_txf.all import *
 from common import *
 
 BS,SEQ_LEN = 16,128
-SHAPES = dict(default=dict(config='default'), modern=dict(config='modern'), dropout=dict(config='modern', p=0.1, emb_p=0.1))
+SHAPES = dict(default=dict(config='default'), modern=dict(config='modern'), dropout=dict(config='modern', p=0.1, emb_p=0.1), bigrams=dict(config='modern', bigrams=10_000))
 OPTS = dict(adamw=adamw, muon=muon)
 BATCHES = dict(full=None, short=dict(), half=dict(warmup=0.5), few=dict(seq_len=None, bs=BS//8))
 TITLES = dict(characters='characters (tinyshakespeare)', pieces='2,000 byte pairs (docstrings of packages)', words='words (5,000 IMDB reviews)', captions='words (29,000 captions, Multi30k)')
 GROWS = dict(full='full from the start', short='16 tokens a row at first, full after 0.3 of the time', half='the same, full after half of it', few=f'{BS//8} rows at first, full after 0.3 of it')
-WHAT = dict(default='preset `default`', modern='preset `modern`', dropout='`modern`, dropout 0.1')
+WHAT = dict(default='preset `default`', modern='preset `modern`', dropout='`modern`, dropout 0.1', bigrams='`modern`, `bigrams=10_000`')
 
 def shakespeare(): return [[t] for t in read_shakespeare()], CharTokenizer(), dict(starts=False)
 
@@ -70,7 +70,7 @@ def render(rows):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     p.add_argument('--sets', nargs='+', default=list(SETS), choices=SETS)
-    p.add_argument('--shapes', nargs='+', default=list(SHAPES), choices=SHAPES)
+    p.add_argument('--shapes', nargs='+', default=['default','modern','dropout'], choices=SHAPES)
     p.add_argument('--opts', nargs='+', default=list(OPTS), choices=OPTS)
     p.add_argument('--lrs', nargs='+', type=float, default=[1e-3,3e-3,1e-2])
     p.add_argument('--batches', nargs='+', default=['full'], choices=BATCHES)

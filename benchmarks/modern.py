@@ -19,7 +19,8 @@ PARTS = dict(
     untied='output layer with weights of its own',
     short='the embeddings added to every block, with learned factors',
     bigram='embeddings of hashed pairs of tokens, added to those of the tokens',
-    bigshort='these, added to every block, with learned factors')
+    bigshort='these, added to every block, with learned factors',
+    warm="Muon's momentum grows from 0.85 to 0.95 in the first 30 % of the steps")
 ALL = 'qk','zero','scale','value','cap','untied','short','bigram'
 
 # The model
@@ -149,7 +150,9 @@ def train(ids, vocab_sz, parts, opt, steps, seed):
         at = i/steps
         share = at/0.05 if at < 0.05 else 0.01 + 0.495*(1+math.cos(math.pi*(at-0.05)/0.95))
         for o,lr in opts:
-            for g in o.param_groups: g['lr'] = lr*share
+            for g in o.param_groups:
+                g['lr'] = lr*share
+                if 'warm' in parts and 'momentum' in g: g['momentum'] = 0.85 + 0.1*min(1, at/0.3)
         rows = torch.randint(len(ids)-SEQ_LEN, (BS,1), generator=rand) + torch.arange(SEQ_LEN+1)
         batch = ids[rows]
         F.cross_entropy(model(batch[:,:-1]).flatten(0, 1), batch[:,1:].flatten()).backward()

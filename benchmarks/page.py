@@ -443,7 +443,7 @@ def packing():
     part,ways = one('packing', batches='sorted'),{k:one('packing', candidate=k) for k in ('nested','flex')}
     return (f"{100*part['padding']:.1f} per cent of such a batch are padding, so whole batches as one row of tokens without it could be {1/(1-part['padding']):.2f} times as fast at most. "
             f"What torch has for that on a CPU is slower: attention over nested tensors takes {ways['nested']['ratio']:.1f} times as long as padding and a mask, "
-            f"and flex attention refuses: *{ways['flex']['refused']}* ([rows](results/packing.md), `.venv/bin/python benchmarks/packing.py --threads 1 --clock processor`). The classifiers pad.")
+            f"and flex attention refuses: *{ways['flex']['refused']}* ([rows](results/packing.md), `.venv/bin/python benchmarks/packing.py --threads 1 --clock processor`). Not measured on a GPU. The classifiers pad.")
 
 SCALES = dict(full='all logits', chunked='`ChunkedLoss`', twice='`checkpoint=True`', both='both')
 

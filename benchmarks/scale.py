@@ -87,6 +87,7 @@ def render(steps, opts):
     text += table(steps, {'step':lambda r: STEPS[r['candidate']], 'peak memory, MB':'mb', 'of the first':lambda r: r['mb']/first['mb'], 'seconds':'seconds'}) + '\n'
     for size in SIZES:
         if mine := [r for r in opts if r['size'] == size]: text += f'A small model ({size}), {mine[0]["rounds"]} rounds in turns.\n\n' + table(mine, {'loop':lambda r: OPTIMIZERS[r['candidate']], 'ms a step':'ms', 'more than the plain loop':lambda r: f"{r['ms']-mine[0]['ms']:.2f}", 'times the plain loop':'ratio'}) + '\n'
+    text += 'With many words the learner trains without logits (`LeanLoss`), the plain loop and `Learner` with all of them.\n\n'
     return text + ran_with(steps + opts, env=None)
 
 def main():
