@@ -84,8 +84,25 @@ def test_groups_freeze_and_have_rates_of_their_own():
     learn.unfreeze()
     trained(learn, 1, slice(1e-4, 1e-2))
     rates = [h['lr'] for h in learn.opt.hypers]
+    assert len(rates) > 1
     t.test_close([rates[0],rates[-1]], [1e-4,1e-2], eps=1e-8)
     assert all(not torch.equal(p, old[n]) for n,p in learn.model.named_parameters())
+
+def test_a_step_has_the_rate_of_each_group():
+    "As long in each group as with one rate, that of the group, for all"
+    def moved(lr):
+        learn = learner()
+        learn.create_opt()
+        for i,p in enumerate(learn.model.parameters()): p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i))
+        learn.opt.set_hypers(lr=lr, wd=0.1)
+        learn.opt.step()
+        return [[p.detach() for p in ps] for ps in learn.opt.param_lists]
+    n = len(moved(0.))
+    lrs = [1e-3*2**i for i in range(n)]
+    ours = moved(lrs)
+    assert n > 1 and any(p.ndim > 1 for p in ours[0])
+    for i,lr in enumerate(lrs):
+        assert all(torch.equal(a, b) for a,b in zip(ours[i], moved(lr)[i])) and not all(torch.equal(a, b) for a,b in zip(ours[i], moved(2*lr)[i]))
 
 def test_schedules_of_rate_and_momentum_reach_it():
     learn = learner()

@@ -102,6 +102,15 @@ def test_padding(pool, long, data):
     batch = torch.stack([padded(t, front, width-front-len(t)), text(width), padded(text(7), width-7, 0)])
     close(clf(batch)[:1], alone)
 
+@pytest.mark.parametrize('pool', all_pools)
+def test_padding_of_pairs(pool):
+    "Pairs of tokens, and norms of queries and keys, beside padding in front, behind and within"
+    config = make_config('modern', bigrams=50, vocab_sz=vocab_sz, pad_idx=pad, d_model=16, n_heads=2, max_len=40, pool=pool, n_out=3)
+    clf,t = build(TransformerClassifier, config), text(20)
+    alone = clf(t[None])
+    assert not torch.equal(alone, clf(t[[1,0,*range(2, 20)]][None]))
+    for front,back,inside in ((9,0,0), (0,9,0), (5,70,3)): close(clf(padded(t, front, back, inside)[None]), alone)
+
 @some
 @given(configs(n_out=3), st.sampled_from(all_pools), st.integers(1,60))
 def test_long(config, pool, sl):

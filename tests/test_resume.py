@@ -16,6 +16,7 @@ from fastai_txf.train.resume import ResumeCallback
 from fastai_txf.train.runs import _about_data, describe_run, differences
 from fastai_txf.train.losses import ChunkedLoss
 from fastai_txf.train.optim import adamw, SpareDecay
+from fastai_txf.train.muon import muon
 from fastai_txf.text.stream import LMDataLoaders
 from fastai_txf.text.tokens import CharTokenizer
 from fixtures import *
@@ -123,9 +124,10 @@ def test_killed_between_epochs(new, whole, event):
     killed(new('clf', 0), ResumeCallback(every=3), Kill(steps//N, event))
     assert_same(whole('clf'), run(new('clf', 1), ResumeCallback(every=3), Kill()))
 
-@pytest.mark.parametrize('kind,kw,cbs,low', [('clf', {}, [partial(GradientAccumulation, 6)], 'to_fp16'), ('lm', dict(opt_func=adamw), [ChunkedLoss], 'to_bf16')])
+@pytest.mark.parametrize('kind,kw,cbs,low', [('clf', {}, [partial(GradientAccumulation, 6)], 'to_fp16'), ('lm', dict(opt_func=adamw), [ChunkedLoss], 'to_bf16'),
+                                                ('lm', dict(config='modern', bigrams=40, opt_func=muon), [], 'to_bf16')])
 def test_what_else_a_run_has(new, kind, kw, cbs, low):
-    "Accumulated gradients and the gradient scaler; torch's optimizer and a loss without logits"
+    "Accumulated gradients and the gradient scaler; torch's optimizer and a loss without logits; normalised queries, pairs and Muon"
     def learner(seed): return getattr(new(kind, seed, **kw), low)()
     def more(): return [cb() for cb in cbs]
     want = run(learner(0), Kill(), *more())
