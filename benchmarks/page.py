@@ -194,7 +194,7 @@ def few():
 SMALL = dict(
     bigrams='linear: NB-weighted words and pairs (scikit-learn 1.9.1)',
     words='the wide path alone, of words and pairs', letters='the same with runs of four letters',
-    pieces='the wide path alone, of byte pairs, their words and pairs', both='the same with runs of four letters', rare='these weighted by rarity (tf–idf), texts as vectors of length 1',
+    pieces='the wide path alone, of byte pairs, their words and pairs', both='the same with runs of four letters', runs='the same with runs of three to five letters', rare='these weighted by rarity (tf–idf), texts as vectors of length 1',
     default='`transformer_classifier_learner(dls).fit_minutes(1.5)`', deep='its transformer alone, in the same processor time',
     awd='`text_classifier_learner(dls, AWD_LSTM, pretrained=False)`, likewise', best='`best_classifier(df, minutes=10)`')
 SETS = dict(trec='TREC questions', custrev='customer reviews', mpqa='opinions (MPQA)', subj='subjectivity')
@@ -255,21 +255,21 @@ def parts_of_plain(rs):
     took = {(r['machine'],r['seed']):r['seconds'] for r in rows('speedrun', candidate='plain')}
     return [r['seconds']/took[r['machine'],r['seed']] for r in rs]
 
-def runs_of(candidate):
-    "Its runs, a list for each processor."
-    machines = dict.fromkeys(r['machine'] for r in rows('speedrun'))
-    return [rs for m in machines if (rs := rows('speedrun', candidate=candidate, machine=m))]
+def share_of_plain(rs): return statistics.median(parts_of_plain(rs))
 
-def share_of_plain(rs): return f'{100*statistics.median(parts_of_plain(rs)):.0f}'
+def machines(name): return list(dict.fromkeys(r['machine'] for r in rows(name)))
+
+def span(numbers, form):
+    "The least and the most, or the one that they are."
+    return '–'.join(dict.fromkeys(format(f(numbers), form) for f in (min,max)))
 
 def span_of_plain(candidate):
-    "The medians of all processors, the least and the most."
-    shares = sorted(map(share_of_plain, runs_of(candidate)), key=int)
-    return '–'.join(dict.fromkeys([shares[0], shares[-1]]))
+    "The part of the time of `plain`, per cent: the medians of all processors."
+    return span([100*share_of_plain(rs) for m in machines('speedrun') if (rs := rows('speedrun', candidate=candidate, machine=m))], '.0f')
 
 def speedrun():
-    lines = [(short_machine(rs[0]), what + ', `to_bf16`'*bool(rs[0].get('half')), f"{rs[0]['steps']:,}", f"**{statistics.median(r['loss'] for r in rs):.2f}** ({each(rs, 'loss', '.3f')})", f'{share_of_plain(rs)} %')
-             for i in range(len(runs_of('plain'))) for k,what in SPEEDRUN.items() for rs in [runs_of(k)[i]]]
+    lines = [(short_machine(rs[0]), what + ', `to_bf16`'*bool(rs[0].get('half')), f"{rs[0]['steps']:,}", f"**{statistics.median(r['loss'] for r in rs):.2f}** ({each(rs, 'loss', '.3f')})", f'{100*share_of_plain(rs):.0f} %')
+             for m in machines('speedrun') for k,what in SPEEDRUN.items() if (rs := rows('speedrun', candidate=k, machine=m))]
     return block('validation loss against the part of the time', 'speedrun', table(['processor','model','steps','valid loss','time'], lines),
                  ['speedrun.py --threads 1 --clock processor'], rows('speedrun'), 'speedrun')
 
@@ -362,8 +362,7 @@ def step_row(candidate): return step_rows(candidate)[-1]
 def step_span(candidate):
     "The time of a candidate's step as a part of that of nanoGPT's arrangement in fp32: the least and the most of all processors."
     nano = {r['machine']:r['ratio'] for r in step_rows('nano')}
-    shares = [f"{r['ratio']/nano[r['machine']]:.2f}" for r in step_rows(candidate)]
-    return '–'.join(dict.fromkeys([min(shares), max(shares)]))
+    return span([r['ratio']/nano[r['machine']] for r in step_rows(candidate)], '.2f')
 
 def step():
     rs = {k:step_row(k) for k in STEPS}
@@ -639,7 +638,7 @@ def summary():
          f"{acc(on_short('bigrams'))}, linear model of word pairs", 'sets.py --data FOLDER --only bigrams best'),
         ('Multi30k, German to English, BLEU', f"{bleu('muon')} ({bleu('txf')} without `muon`)", f"{bleu('torch')}, `nn.Transformer`", 'multi30k'),
         ("characters at nanoGPT's CPU setting, loss", loss('txf'), f"{loss('plain')}, nanoGPT's arrangement", 'shakespeare'),
-        ("its published loss of 1.88: time (`modern`, `muon`)", f"{span_of_plain('quarter')} %", f"100 %, nanoGPT's arrangement, to {plain:.2f}", 'speedrun'),
+        ("its published loss of 1.88: time (`modern`, `muon`, bfloat16 with AMX)", f"{span_of_plain('quarter')} %", f"100 %, nanoGPT's arrangement, to {plain:.2f} in fp32", 'speedrun'),
         ("its published loss for a GPU, 1.4697: minutes", f"{min(rows('deeper'), key=lambda r: r['loss'])['core_minutes']:.0f}, one core", 'about 3, an A100 ([nanoGPT](https://github.com/karpathy/nanoGPT))', 'deeper'),
         ('time of a training step (`ChunkedLoss`), three processors', step_span('chunked'), "1, nanoGPT's arrangement", 'train'),
         ('the same in bfloat16', step_span('learner_bf16'), f"{step_span('nano_bf16')}, nanoGPT's in bfloat16", 'train'),

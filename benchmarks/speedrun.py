@@ -48,7 +48,7 @@ def share(row, rows):
     "The time of `row` as a part of that of `plain` in its round."
     return row['seconds']/next(r['seconds'] for r in rows if r['candidate'] == 'plain' and r['seed'] == row['seed'])
 
-def part(rows):
+def tables(rows):
     "The results of one processor as markdown."
     cols = {'model':lambda r: NAMES[r['candidate']] + ', `to_bf16`'*r.get('half', False), 'seed':'seed', 'valid loss':lambda r: f"{r['loss']:.3f}", 'steps':'steps', 'ms a step':lambda r: f"{1000*r['seconds']/r['steps']:.1f}",
             'seconds':'seconds', "part of `plain`'s time":lambda r: f'{100*share(r, rows):.0f} %', 'parameters':'params'}
@@ -60,7 +60,7 @@ def part(rows):
 
 def render(rows):
     "The results as markdown, a part for each processor."
-    parts = [part([r for r in rows if r['machine'] == m]) for m in dict.fromkeys(r['machine'] for r in rows)]
+    parts = [tables([r for r in rows if r['machine'] == m]) for m in dict.fromkeys(r['machine'] for r in rows)]
     return f'# Speedrun\n\nWritten by `python benchmarks/speedrun.py`. {LAYERS} layers, {HEADS} heads, width {WIDTH}, windows of {SEQ_LEN} characters, batches of {BS}. ' \
            f'Published for nanoGPT at this setting: a validation loss of {PUBLISHED} after 2,000 steps.\n\n' + '\n'.join(parts)
 

@@ -6,8 +6,10 @@ from fastai.text.core import SpacyTokenizer
 from fastai_txf.recipes.best import best_classifier
 from fastai_txf.recipes.pretrain import self_pretrain
 from fastai_txf.recipes.heldout import check_rows, choose_shares, choose_strength, clearly_better, interval, joined, learning_curve, more_labels, no_better, standard_error, text_folds, unscored
+from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.words import FastSpacyTokenizer
 from fastai_txf.train.counting import count_features
+from fastai_txf.learn.classifier import transformer_classifier_learner
 import fastai_txf.recipes.best as best
 import fastai_txf.recipes.guesses as guesses
 import fastai_txf.recipes.reading as reading
@@ -430,6 +432,37 @@ def test_letters_where_names_decide():
     learn = quick(df)
     assert learn.report.results.candidate[1] == 'pieces and letters, counted' and learn.model.wide.letters is not None
     assert [learn.predict(t)[0] for t in ('Grigorescu','Andersson')] == ['ro','sv']
+
+def test_runs_of_several_lengths(tmp_path):
+    "Short runs in the middle of words tell; what is published, also as ONNX, answers as the learner does"
+    rng = np.random.default_rng(0)
+    def word(run):
+        a,b = (''.join(rng.choice([*'abdfghiklmnprstu'], n)) for n in rng.integers(2, 6, 2))
+        return a + run + b
+    df = pd.DataFrame([dict(text=word(r), label=l) for r,l in [('qe','x'),('qo','y')]*80])
+    learn = quick(df)
+    assert learn.report.results.candidate[1] == 'pieces and runs of 3 to 5 letters, counted' and learn.model.wide.runs == (3,4,5)
+    texts = ['a', 'é', '中文', 'baqeab', 'boqo beqe', 'b'*50]
+    want = learn.predict(texts)[2]
+    import fastai_txf.share.publish
+    from fastai_txf.share.bundle import load_published
+    learn.publish(tmp_path/'plain')
+    torch.testing.assert_close(torch.as_tensor(load_published(tmp_path/'plain').probs(texts)), want, atol=1e-6, rtol=0)
+
+@pytest.mark.slow
+def test_runs_as_onnx(tmp_path):
+    "Without torch, the same features and answers"
+    for package in ('onnx','onnxscript','onnxruntime'): pytest.importorskip(package)
+    import fastai_txf.share.publish
+    from fastai_txf.share.onnx import OnnxPredictor
+    from fastai_txf.share.to_onnx import to_onnx
+    dls = TransformerDataLoaders.from_df(frame(), text_col='text', label_col='label', valid_pct=0.2, bs=8, num_workers=0)
+    for letters in (True,5):
+        learn = transformer_classifier_learner(dls, 'auto', wide_letters=letters)
+        learn.count_wide()
+        texts = ['a', 'é', '中文', 'warm film', 'b'*50]
+        to_onnx(learn, tmp_path/str(letters))
+        torch.testing.assert_close(torch.as_tensor(OnnxPredictor(tmp_path/str(letters)).probs(texts)), learn.predict(texts)[2], atol=1e-4, rtol=0)
 
 def test_words_are_cut_once(monkeypatch):
     "The words of fastai's tokenizer, and what was cut is known to all loaders that follow"

@@ -66,7 +66,10 @@ def test_step():
             'self.loss_grad = self.loss_func(self.pred, *self.yb)',
             'self.loss = self.loss_grad.clone()', "self('after_loss')",
             'if not self.training or not len(self.yb): return', 'self._do_grad_opt()']
-    assert compat.one_step(Learner) is Learner._do_one_batch
+    assert compat.is_fastais_step(Learner)
+    class Mine(Learner):
+        def _do_one_batch(self): pass
+    assert not compat.is_fastais_step(Mine)
     lines = inspect.getsource(Learner._do_one_batch).split('\n')[1:]
     assert [l.strip() for l in lines if l.strip()] == want, f'the step of fastai has changed {HERE}'
 

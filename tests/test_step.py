@@ -1,14 +1,17 @@
 "What a step costs besides the model: `StepLearner` computes what fastai's loop does"
 from functools import partial
-import pytest, torch, weakref
+from pathlib import Path
+import os, pytest, subprocess, sys, torch, weakref
 from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.learner import AvgSmoothLoss, Learner
 from fastai.losses import BaseLoss, CrossEntropyLossFlat, FocalLossFlat, LabelSmoothingCrossEntropyFlat
+from fastai.metrics import accuracy
 from fastai.torch_core import TensorBase
 from torch import nn
-from fastai_txf.train.losses import batch_loss, SoftCrossEntropy
+from fastai_txf.train import step
+from fastai_txf.train.losses import batch_loss, in_full, SoftCrossEntropy
 from fastai_txf.train.step import StepLearner
 
 def small(cls, loss=None, model=None, **kw):
@@ -24,22 +27,26 @@ LOSSES = [CrossEntropyLossFlat, SoftCrossEntropy, LabelSmoothingCrossEntropyFlat
 
 @pytest.mark.parametrize('make', LOSSES)
 def test_as_fastai(make):
-    "Losses, their running mean, metrics' rows and weights are those of fastai's loop, bit for bit"
-    ours,theirs = small(StepLearner, make()), small(Learner, make())
+    "Losses, their running mean, a metric and weights are those of fastai's loop, bit for bit"
+    ours,theirs = (small(cls, make(), metrics=accuracy) for cls in (StepLearner,Learner))
     for learn in (ours,theirs): learn.fit(2)
     assert torch.stack(ours.recorder.losses).equal(torch.stack(theirs.recorder.losses).as_subclass(torch.Tensor))
-    assert [o[:2] for o in ours.recorder.values] == [o[:2] for o in theirs.recorder.values]
+    assert ours.recorder.values == theirs.recorder.values and len(ours.recorder.values[0]) == 3
     assert ours.model.weight.equal(theirs.model.weight)
-    assert ours.loss_func(ours.model(torch.ones(2, 3)), torch.tensor([0,1])).item() == theirs.loss_func(theirs.model(torch.ones(2, 3)), torch.tensor([0,1])).item()
 
-def test_plain():
+def test_plain(monkeypatch):
     "No operation of a step goes through fastai's class of tensors"
-    calls = []
-    class Watch(Callback):
-        def after_batch(self): calls.extend([type(self.learn.loss), type(self.learn.loss_grad), type(self.recorder.smooth_loss.value)])
-    learn = small(StepLearner)
-    learn.fit(1, cbs=Watch())
-    assert {*calls} == {torch.Tensor} and type(small(Learner).loss_func(torch.ones(1, 2), torch.tensor([0]))) is TensorBase
+    calls,way = [], vars(TensorBase)['__torch_function__'].__func__
+    def counted(cls, *args, **kwargs):
+        calls.append(args[0])
+        return way(cls, *args, **kwargs)
+    def fit(cls):
+        learn = small(cls)
+        calls.clear()
+        learn.fit(1)
+        return len(calls)
+    monkeypatch.setattr(TensorBase, '__torch_function__', classmethod(counted))
+    assert fit(StepLearner) == 0 < fit(Learner)
 
 def test_batch_loss():
     "Losses and tensors that are not known take their usual way"
@@ -94,6 +101,15 @@ def test_another_step(monkeypatch):
     monkeypatch.setattr(Learner, '_do_one_batch', mine)
     small(StepLearner).fit(1)
     assert steps == [*range(5)]*2
+    lines = """from fastai.learner import Learner
+before,n = Learner._do_one_batch, []
+def mine(self): n.append(self.iter); before(self)
+Learner._do_one_batch = mine
+from test_step import *
+small(StepLearner).fit(1)
+assert len(n) == 10"""
+    env = {**os.environ, 'PYTHONPATH':os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    subprocess.run([sys.executable, '-c', lines], env=env, check=True)      # put there before the import
 
 def test_device():
     "A batch that is there is not touched; others are moved, however deep"
@@ -116,15 +132,17 @@ def test_low():
     learn.fit(1, cbs=Watch())
     assert seen[:2] == [torch.float32,'loss'] and all(p.isfinite().all() for p in learn.model.parameters())
 
-def test_predictions_are_let_go():
-    "In 16 bits, the last batch's predictions are gone when those of this one become fp32"
-    alive = []
-    class Watch(Callback):
-        def after_pred(self): alive.append(last[0]() is None if last else True); last[:] = [weakref.ref(self.learn.pred)]
-    last = []
-    learn = small(StepLearner, model=nn.Sequential(nn.Linear(3, 2), Low()))
-    learn.fit(1, cbs=Watch())
-    assert all(alive) and len(alive) == 10
+def test_predictions_are_let_go(monkeypatch):
+    "In 16 bits, the last batch's are gone when those of this one become fp32"
+    last,gone = [lambda: None], []
+    def full(pred):
+        gone.append(last.pop()() is None)
+        res = in_full(pred)
+        last.append(weakref.ref(res))
+        return res
+    monkeypatch.setattr(step, 'in_full', full)
+    small(StepLearner, model=nn.Sequential(nn.Linear(3, 2), Low())).fit(1)
+    assert gone == [True]*10
 
 class Low(nn.Module):
     def forward(self, x): return x.bfloat16()

@@ -134,13 +134,30 @@ def test_lengths_of_runs():
     "In a configuration, its files, and paths that were pickled before there was a choice"
     c = TransformerConfig(wide=64, wide_letters=np.int64(5))
     assert TransformerConfig(**json.loads(json.dumps(dataclasses.asdict(c)))) == c and c.wide_letters is not True
-    assert [run_lengths(o) for o in (True,False,None,3,4,5)] == [(4,),(),(),(3,),(3,4),(3,4,5)]
-    for bad in ("4", 2, -1, 3.5, (3,4), [4]):
+    assert [run_lengths(o) for o in (True,False,3,4,5)] == [(4,),(),(3,),(3,4),(3,4,5)]
+    for bad in ("4", 2, 1, 1., 0, -1, None, 3.5, (3,4), [4]):
         with pytest.raises(ValueError, match='wide_letters=.*True for runs of four.*at least 3'): TransformerConfig(wide_letters=bad)
+    assert TransformerConfig(wide_letters=np.True_).wide_letters is True
     old = WidePath(2**10, 2, 20, letters=True)
     assert old.runs == (4,) and WidePath(2**10, 2, 20).runs == () and WidePath(2**10, 2, 20, letters=4).runs == (3,4)
     del vars(old)['runs']
     assert pickle.loads(pickle.dumps(old)).runs == (4,)
+
+def test_letters_of_a_learner(tmp_path):
+    "The plain call has none, by the value that files of before have; other lengths are another model; without a wide path they say nothing"
+    df = pd.DataFrame(dict(text=['a warm film','a cold film']*8, label=['warm','cold']*8))
+    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_pct=0.25, seed=0, bs=4, num_workers=0)
+    learn = transformer_classifier_learner(dls, path=tmp_path)
+    assert learn.model.config.wide_letters is False
+    learn.save('plain')
+    transformer_classifier_learner(dls, 'auto', path=tmp_path, wide_letters=False).load('plain')
+    five = transformer_classifier_learner(dls, 'auto', path=tmp_path, wide_letters=5)
+    assert five.model.wide.runs == (3,4,5) and five.model.wide.n_rows >= learn.model.wide.n_rows
+    five.save('five')
+    for letters in (True,False):
+        with pytest.raises(ValueError, match=f'wide_letters=5 .here {letters}'): transformer_classifier_learner(dls, 'auto', path=tmp_path, wide_letters=letters).load('five')
+    for kw in (dict(wide_letters=5), dict(wide_words=True)):
+        with pytest.raises(ValueError, match="features of a wide path.*add config='auto'"): transformer_classifier_learner(dls, **kw)
 
 def test_silent_in_training_and_before_counting():
     m = TransformerClassifier(vocab_sz=20, d_model=16, n_heads=2, n_layers=1, wide=2**10, p=0., emb_p=0., head_p=0.)

@@ -33,11 +33,11 @@ def apply_gradients(
     "fastai's second half of a step: backward pass and optimizer, with their events."
     learn._do_grad_opt()
 
-def one_step(
+def is_fastais_step(
     cls, # `Learner`
-): # a function of a learner
-    "fastai's step from predictions to weights, as it is now."
-    return cls._do_one_batch
+)->bool:
+    "Whether its step from predictions to weights is fastai's own, and not put in its place."
+    return cls._do_one_batch.__module__ == 'fastai.learner'
 
 def set_loader_wrap(
     trainer, # `fastai.distributed.DistributedTrainer`

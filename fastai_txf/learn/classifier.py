@@ -267,7 +267,7 @@ def transformer_classifier_learner(
     own = arch if arch is not TransformerClassifier else None
     automatic = _is_automatic(dls, config, config_kw, pretrained=pretrained, own=own, block=block)
     if automatic:
-        fields = auto_fields(dls, config_kw.get('wide_letters'))
+        fields = auto_fields(dls, config_kw.get('wide_letters', False))
         config,config_kw = None, {**fields, **config_kw}
         learner_kw.setdefault('lr', width_lr(make_config(**config_kw).d_model))
     n_out = ifnone(n_out, get_c(dls))
@@ -282,6 +282,9 @@ def transformer_classifier_learner(
     if own is None: start_numbers(learn, keep=has_head(pretrained, learn.model))
     learn.automatic,wide = automatic,wide_path(learn.model)
     if wide is not None: read_vocab(wide, text_vocab(dls))
+    elif config_kw.get('wide_words') or config_kw.get('wide_letters'):
+        raise ValueError("wide_words and wide_letters are features of a wide path, and there is "
+                         "none: add config='auto', or its rows, wide=2**16")
     if scaled: learn.add_cb(InSpreads(not learner_kw.get('loss_func')))
     return learn.add_cbs([OneClass(), CountWords()])
 

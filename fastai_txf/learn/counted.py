@@ -31,7 +31,7 @@ def _lengths(ds):
 def wide_fields(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
     tokens:int, # of all training texts, about
-    letters:bool=False, # runs of four letters are features, too; n: of 3 to n letters
+    letters:bool|int=False, # True: runs of 4 letters are features, too; n: runs of 3 to n
 )->dict: # fields of a `TransformerConfig`
     "The size of a wide path for these texts."
     pieces = any(t.startswith(_word_starts[:2]) for t in text_vocab(dls))
@@ -43,7 +43,7 @@ def wide_fields(
 
 def auto_fields(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
-    letters:bool=False, # of the wide path, as in `wide_fields`
+    letters:bool|int=False, # of the wide path, as in `wide_fields`
     more:int=0, # tokens of other texts whose words are to be weighed
 )->dict: # fields of a `TransformerConfig`
     "What suits these texts: the preset `reviews`, windows of their length, and a wide path."

@@ -95,7 +95,7 @@ class TransformerConfig:
     word_p:float=0.        # part of the vocabulary that it leaves out of a text, likewise
     wide:int=None          # rows of a classifier's table of counted features; default: none
     wide_words:bool=False  # tokens are pieces, and whole words are features, too
-    wide_letters:bool=False # runs of four letters are features, too; n: of 3 to n letters
+    wide_letters:bool|int=False # True: runs of 4 letters are features, too; n: runs of 3 to n
     members:int=1          # classifiers of one kind whose outputs are averaged
     scale_emb:bool=None    # embeddings times √d_model; default: in seq2seq, MLM and with sinusoids
     tie:bool=True          # a language model's or decoder's output layer shares its embeddings
@@ -113,8 +113,8 @@ class TransformerConfig:
         for f,table in tables.items(): check_named(getattr(self, f), table, f)
         for f in dataclasses.fields(self):
             v = getattr(self, f.name)
+            self._check(f, v)
             plain = v.item() if hasattr(v, 'item') else v       # files hold Python's own numbers
-            self._check(f, plain)
             object.__setattr__(self, f.name, plain)
 
     def _check(self, f, v):
@@ -127,10 +127,10 @@ class TransformerConfig:
                 raise ValueError(f'{f.name}={v!r}: a whole number is needed, at least 1{none}')
         if f.name in fields_of('dropout') and not (isinstance(v, Real) and 0 <= v < 1):
             raise ValueError(f'{f.name}={v!r} is a probability: 0 ≤ {f.name} < 1')
-        if f.name == 'wide_letters' and v not in (None,True,False):
+        if f.name == 'wide_letters' and type(v).__name__ not in ('bool','bool_'):
             if not (isinstance(v, Integral) and v >= 3):
-                raise ValueError(f'wide_letters={v!r}: True for runs of four letters, or the '
-                                 'length of the longest, at least 3')
+                raise ValueError(f'wide_letters={v!r}: give False, True for runs of four letters, '
+                                 'or the length of the longest run, at least 3')
         if f.name in ('eps','pos_base') and not (isinstance(v, Real) and 0 < v < math.inf):
             raise ValueError(f'{f.name}={v!r}: a number above 0 is needed')
 

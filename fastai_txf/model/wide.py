@@ -71,7 +71,7 @@ def run_lengths(
     letters, # False, True or a number, as in `WidePath`
 )->tuple:
     "The lengths of the runs of letters that are features."
-    if letters is None or isinstance(letters, bool): return (4,) if letters else ()
+    if isinstance(letters, bool): return (4,) if letters else ()
     return (*range(3, letters+1),)
 
 def _hash_runs(c, k):
@@ -88,7 +88,7 @@ def hash_letters(
     letters, # of each token, `(vocab_sz, n)`
     lengths=(4,), # of runs
 )->list: # for each length a number for each run, `(bs, m)`, and which are in a word, boolean
-    "Runs of letters."
+    "Runs of letters, each pair by pair."
     c = letters[x].long()*real[...,None]
     c,n = compact(c.flatten(1), 0)
     c = F.pad(c, (0, max(lengths))).scatter(1, n[:,None], _edge)        # the end of the last word
@@ -120,7 +120,7 @@ class WidePath(Module):
         vocab_sz:int, # number of tokens
         pad_idx:int=1, # id of the padding token
         words:bool=False, # tokens are pieces of words: words are features, too
-        letters:bool=False, # runs of four letters are features, too; n: of 3 to n letters
+        letters:bool|int=False, # True: runs of 4 letters are features, too; n: runs of 3 to n
         bounds=None, # (low, high), within which the sums are joined to the transformer's numbers
     ):
         self.n_rows,self.pad_idx = n_rows,pad_idx

@@ -29,7 +29,7 @@ from .heldout import choose_strength, clearly_better, FOLDS, hits_of, text_folds
 class LabelledText:
     "Labelled texts, cut in one way."
     name:str; df:pd.DataFrame; options:dict # of the loaders
-    letters:bool=False # of the wide path: runs of letters are features, too
+    letters:bool|int=False # of the wide path, as in `WidePath`
     fold:np.ndarray=None; vocab:list=None; strength:tuple=(1.,1.) # as in `choose_strength`
     by:object=None # another linear model, from texts without labels, too: `ByVectors` or `Guesses`
     last:tuple=(None,None) # the rows that a linear model was fitted to last, and its weights
@@ -210,10 +210,10 @@ def _ways(df, options, chars):
     res.append(LabelledText('pieces', df, options))
     if df[options['text_col']].str.len().mean() > LONG_TEXT: return res
     fours = LabelledText('pieces and letters', df, options, letters=True)
-    return [*res, fours, replace(fours, name='pieces and runs of letters', letters=5)]
+    return [*res, fours, replace(fours, name='pieces and runs of 3 to 5 letters', letters=5)]
 
 def _preferred(tried, words, aside=None):
-    """The better one of words and pieces, or pieces and letters if they are clearly better; with
+    """The better one of words and pieces, or one with letters if it is clearly better; with
     `words`, pieces have to be clearly better, too."""
     best,*others = tried
     out,rows = best.tested(aside=aside)

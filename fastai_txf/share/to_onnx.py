@@ -56,7 +56,7 @@ def _wide_options(wide):
                unknown=(~wide.known).nonzero()[:,0].tolist())
     if wide.letters is None: return res
     letters = [row[row > 0].tolist() for row in wide.letters]
-    return {**res, 'letters':letters, 'runs':list(wide.runs)}
+    return {**res, 'letters':letters, **({} if wide.runs == (4,) else dict(runs=list(wide.runs)))}
 
 def to_onnx(
     source, # a learner of this library, or the folder of a published model

@@ -206,7 +206,7 @@ class ChunkedLoss(Callback):
         if not self._checked: _check_head(get_model(self.model), self.xb)
         self._checked = True
         h,loss = call_whole(self.model, self._hidden_and_loss, self.yb[0], *self.xb)
-        self.learn.pred = in_full(h)
+        self.learn.pred = h
         self.learn('after_pred')
         self.learn.loss_grad = loss
         self.learn.loss = loss.clone().float()      # fastai's mean is one of fp32
@@ -230,16 +230,17 @@ def in_full(
     low = isinstance(pred, torch.Tensor) and pred.dtype in _half
     return pred.float() if low else pred
 
-def _is_known(o): return type(o).__module__.startswith(('torch.','fastai.','fastai_txf.'))
+def _is_known(o):
+    "Whether `o` is of a class of torch, fastai or this library."
+    return type(o).__module__.startswith(('torch.','fastai.','fastai_txf.'))
 
-def _is_plain(loss, ts):
-    "Whether a loss of fastai's computes the same of plain tensors: nothing else looks at `ts`."
-    if not (isinstance(loss, BaseLoss) and _is_known(loss) and _is_known(loss.func)): return False
-    inner = loss.func
-    if isinstance(inner, nn.Module):
-        if is_hooked(inner) or 'forward' in vars(inner): return False
-        ts = [*ts, *inner.buffers(), *(p.data for p in inner.parameters())]
-    return all(type(o) is torch.Tensor for o in ts)
+def _is_indifferent(loss, ts):
+    "Whether a loss of fastai's computes the same of `ts` as plain tensors: no class, no hook."
+    inner = loss.func if isinstance(loss, BaseLoss) else None
+    if not (isinstance(inner, nn.Module) and _is_known(loss) and _is_known(inner)): return False
+    if is_hooked(inner) or 'forward' in vars(inner): return False
+    more = [*inner.buffers(), *(p.data for p in inner.parameters())]
+    return all(type(o) is torch.Tensor for o in [*ts, *more])
 
 def batch_loss(
     loss_func, # of a learner
@@ -247,7 +248,7 @@ def batch_loss(
     *yb # targets
 ):
     "`loss_func(pred, *yb)`, where losses of fastai's give a plain tensor for plain ones."
-    if not _is_plain(loss_func, (pred,*yb)): return loss_func(pred, *yb)
+    if not _is_indifferent(loss_func, (pred,*yb)): return loss_func(pred, *yb)
     with as_plain_tensors(): return loss_func(pred, *yb)
 
 # %% ../../nbs/4_train/00_losses.ipynb #4b7e839d

@@ -130,8 +130,9 @@ class TorchOptimizer(OptimWrapper):
             raise NotImplementedError('fastai passes no closure to its optimizers')
         self._follow()
         for g in self.opt.param_groups:
-            some = g['params'] if g['wd'] else []
-            ps = [p for p in some if p.grad is not None and self.state[p].get('do_wd', True)]
+            if not g['wd']: continue
+            grown = [p for p in g['params'] if p.grad is not None]
+            ps = [p for p in grown if self.state[p].get('do_wd', True)]
             if ps: decay_all(ps, 1 - g['lr']*g['wd'])
         self.opt.step()
 
