@@ -461,7 +461,7 @@ def test_runs_as_onnx(tmp_path):
         learn = transformer_classifier_learner(dls, 'auto', wide_letters=letters)
         learn.count_wide()
         texts = ['a', 'é', '中文', 'warm film', 'b'*50]
-        to_onnx(learn, tmp_path/str(letters))
+        to_onnx(learn, tmp_path/str(letters), trained=True)
         torch.testing.assert_close(torch.as_tensor(OnnxPredictor(tmp_path/str(letters)).probs(texts)), learn.predict(texts)[2], atol=1e-4, rtol=0)
 
 def test_words_are_cut_once(monkeypatch):
