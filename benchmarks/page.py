@@ -638,7 +638,7 @@ def summary():
          f"{acc(on_short('bigrams'))}, linear model of word pairs", 'sets.py --data FOLDER --only bigrams best'),
         ('Multi30k, German to English, BLEU', f"{bleu('muon')} ({bleu('txf')} without `muon`)", f"{bleu('torch')}, `nn.Transformer`", 'multi30k'),
         ("characters at nanoGPT's CPU setting, loss", loss('txf'), f"{loss('plain')}, nanoGPT's arrangement", 'shakespeare'),
-        ("its published loss of 1.88: time (`modern`, `muon`, bfloat16 with AMX)", f"{span_of_plain('quarter')} %", f"100 %, nanoGPT's arrangement, to {plain:.2f} in fp32", 'speedrun'),
+        ("its published loss of 1.88: time (`modern`, `muon`, AMX-bfloat16)", f"{span_of_plain('quarter')} %", f"100 %, nanoGPT's arrangement, to {plain:.2f} in fp32", 'speedrun'),
         ("its published loss for a GPU, 1.4697: minutes", f"{min(rows('deeper'), key=lambda r: r['loss'])['core_minutes']:.0f}, one core", 'about 3, an A100 ([nanoGPT](https://github.com/karpathy/nanoGPT))', 'deeper'),
         ('time of a training step (`ChunkedLoss`), three processors', step_span('chunked'), "1, nanoGPT's arrangement", 'train'),
         ('the same in bfloat16', step_span('learner_bf16'), f"{step_span('nano_bf16')}, nanoGPT's in bfloat16", 'train'),

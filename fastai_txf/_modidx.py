@@ -757,6 +757,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'fastai_txf/learn/classifier.py'),
                                              'fastai_txf.learn.classifier._says': ( '5_learn/classifier.html#_says',
                                                                                     'fastai_txf/learn/classifier.py'),
+                                             'fastai_txf.learn.classifier._set_up_wide': ( '5_learn/classifier.html#_set_up_wide',
+                                                                                           'fastai_txf/learn/classifier.py'),
                                              'fastai_txf.learn.classifier.show_results': ( '5_learn/classifier.html#show_results',
                                                                                            'fastai_txf/learn/classifier.py'),
                                              'fastai_txf.learn.classifier.tensorboard_log': ( '5_learn/classifier.html#tensorboard_log',

@@ -243,6 +243,13 @@ class TransformerClassifierLearner(TransformerLearner):
 
 # %% ../../nbs/5_learn/08_classifier.ipynb #ce0c9a01
 @delegates(Learner.__init__, but=['model'])
+def _set_up_wide(wide, dls, asked):
+    "Let a wide path know its tokens; a ValueError for features that are `asked` of none."
+    if wide is not None: return read_vocab(wide, text_vocab(dls))
+    if asked.get('wide_words') or asked.get('wide_letters'):
+        raise ValueError("wide_words and wide_letters are features of a wide path, and there is "
+                         "none: add config='auto', or its rows, wide=2**16")
+
 @delegates(TransformerConfig, keep=True, but=HIDDEN['classifier'])
 def transformer_classifier_learner(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
@@ -280,11 +287,8 @@ def transformer_classifier_learner(
     check_metrics(learn)
     check_weights(learn)
     if own is None: start_numbers(learn, keep=has_head(pretrained, learn.model))
-    learn.automatic,wide = automatic,wide_path(learn.model)
-    if wide is not None: read_vocab(wide, text_vocab(dls))
-    elif config_kw.get('wide_words') or config_kw.get('wide_letters'):
-        raise ValueError("wide_words and wide_letters are features of a wide path, and there is "
-                         "none: add config='auto', or its rows, wide=2**16")
+    learn.automatic = automatic
+    _set_up_wide(wide_path(learn.model), dls, config_kw)
     if scaled: learn.add_cb(InSpreads(not learner_kw.get('loss_func')))
     return learn.add_cbs([OneClass(), CountWords()])
 
