@@ -58,10 +58,11 @@ def lines_of(groups, names):
 def render(rows):
     "The results as markdown."
     texts = {t:s for s,t in TITLES.items()}
-    first = groupby([r for r in rows if r['minutes'] == 0.75], lambda r: (r['shape'],r['opt'],r['lr']))
+    first,pairs = (groupby([r for r in rows if r['minutes'] == 0.75 and (r['seed'] > 0) == later], lambda r: (r['shape'],r['opt'],r['lr'])) for later in (False,True))
     cols = {'model':lambda r: WHAT[r['shape']], 'optimizer':'opt', 'largest rate':lambda r: f"{r['lr']:g}", **texts}
     res = f"# What a language model learner takes by itself\n\nWritten by `python benchmarks/defaults.py`. Validation loss a token. Width 128, 2 layers, batches of {BS} × {SEQ_LEN} tokens, so many core-minutes of `fit_one_cycle` each, one thread.\n" \
           f"\n## Presets and optimizers, 0.75 core-minutes\n\n{table([*lines_of(first, ('shape','opt','lr'))], cols)}"
+    if pairs: res += f"\n## Pairs of tokens, seeds 1 and 2, beside the same without them on the same processor\n\n{table([*lines_of(pairs, ('shape','opt','lr'))], cols)}"
     grown = groupby([r for r in rows if r['minutes'] != 0.75], lambda r: (r['minutes'],r['batches']))
     cols = {'core-minutes':lambda r: f"{r['minutes']:g}", 'batches':lambda r: GROWS[r['batches']], **texts}
     if grown: res += f"\n## Batches that grow (`BatchWarmup`): preset `modern`, `muon`, a largest rate of 0.01\n\n{table([*lines_of(grown, ('minutes','batches'))], cols)}"

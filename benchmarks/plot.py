@@ -5,7 +5,7 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 OURS,PEER = 'tab:blue','tab:gray'
-LABELS = dict(ours='ours', rotary='ours, rotary', nano='nanoGPT', hf='Hugging Face', torch='torch.nn', x='x-transformers', workshop='workshop', learner='learner', learner_same='learner, learned', compiled='ours, compiled', bf16='ours, bf16',
+LABELS = dict(ours='ours', rotary='ours, rotary', nano='nanoGPT', hf='Hugging Face', torch='torch.nn', x='x-transformers', workshop='workshop', learner='learner', learner_same='learner, learned', learner_plain='learner, sizes alone', learner_modern='learner, modern', compiled='ours, compiled', bf16='ours, bf16',
               full='ours, all logits', chunked='ours, ChunkedLoss', twice='ours, checkpoint', both='ours, both', fastai='fastai', spacy='ours, spaCy', bpe_trained='ours, byte pairs', chars='ours, characters')
 
 def rows(name):
