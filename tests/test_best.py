@@ -263,7 +263,7 @@ def test_words_first_beside_many_texts(monkeypatch):
     monkeypatch.setattr(reading, '_preferred', lambda tried, words: asked.append((len(tried), words)) or tried[0])
     numbers = frame(60).assign(label=lambda d: [words.index(t.split()[0]) + 0.5 for t in d.text])
     for df,many in ((numbers,True), (frame(60),True), (frame(60),False)): reading.choose_reading(df, options, 0, lambda what: None, 10, many)
-    assert asked == [(3,False),(3,True),(3,False)]
+    assert asked == [(4,False),(4,True),(4,False)]
 
 def unspaced(n, seed):
     "Sentences without spaces, of a few of 40 characters; one of six pairs tells the class"

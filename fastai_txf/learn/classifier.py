@@ -242,7 +242,6 @@ class TransformerClassifierLearner(TransformerLearner):
         show_pairs(dict(text=texts, prediction=guess))
 
 # %% ../../nbs/5_learn/08_classifier.ipynb #ce0c9a01
-@delegates(Learner.__init__, but=['model'])
 def _set_up_wide(wide, dls, asked):
     "Let a wide path know its tokens; a ValueError for features that are `asked` of none."
     if wide is not None: return read_vocab(wide, text_vocab(dls))
@@ -250,6 +249,7 @@ def _set_up_wide(wide, dls, asked):
         raise ValueError("wide_words and wide_letters are features of a wide path, and there is "
                          "none: add config='auto', or its rows, wide=2**16")
 
+@delegates(Learner.__init__, but=['model'])
 @delegates(TransformerConfig, keep=True, but=HIDDEN['classifier'])
 def transformer_classifier_learner(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
