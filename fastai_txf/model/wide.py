@@ -194,21 +194,22 @@ class WidePath(Module):
         v = [o.new_zeros(len(o), m.shape[1]).masked_scatter(m, o) for o,m in zip(v, masks)]
         res = v[0] + _halves(v[1])
         if self.letters is not None:
-            runs = zip(self.runs, v[-len(self.runs):], masks[-len(self.runs):])
-            for k,u,is_run in runs: res = res + self._run_shares(x, u, is_run, k)
+            n = len(self.runs)
+            res = res + self._run_shares(x, v[-n:], masks[-n:])
         if not self.words: return res
         word,_ = number_words(x, real, self.starts)
         parts = v[2] + _halves(v[3])
         return res + parts[:,word[0]]/word[0].bincount()[word[0]]
 
-    def _run_shares(self, x, v, is_run, k):
-        "The numbers `v` at the places of runs of `k` letters, in as many parts to the tokens."
+    def _run_shares(self, x, v, are_runs):
+        "The numbers `v` at the places of runs of letters, in as many parts to the tokens."
         n = (self.letters[x[0]] != 0).sum(1)                         # letters of each token
         token = torch.arange(len(n), device=x.device).repeat_interleave(n)
         token = F.pad(token, (0, 1), value=max(0, len(n)-1))         # what ends the text: the last
-        at = is_run.nonzero()[:,1]
-        res = v.new_zeros(len(v), len(n))
-        for i in range(k): res.index_add_(1, token[at+i], v[:,at]/k)
+        res = v[0].new_zeros(len(v[0]), len(n))
+        for k,u,is_run in zip(self.runs, v, are_runs):
+            at = is_run.nonzero()[:,1]
+            for i in range(k): res.index_add_(1, token[at+i], u[:,at]/k)
         return res
 
     def join(self,

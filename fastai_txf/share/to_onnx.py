@@ -55,8 +55,9 @@ def _wide_options(wide):
     res = dict(n_rows=wide.n_rows, words=bool(wide.words), inside=inside,
                unknown=(~wide.known).nonzero()[:,0].tolist())
     if wide.letters is None: return res
-    letters = [row[row > 0].tolist() for row in wide.letters]
-    return {**res, 'letters':letters, **({} if wide.runs == (4,) else dict(runs=list(wide.runs)))}
+    res['letters'] = [row[row > 0].tolist() for row in wide.letters]
+    if wide.runs != (4,): res['runs'] = list(wide.runs)
+    return res
 
 def to_onnx(
     source, # a learner of this library, or the folder of a published model

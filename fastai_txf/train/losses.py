@@ -141,12 +141,14 @@ def inner_loss(
     return getattr(loss, 'func', loss)
 
 # %% ../../nbs/4_train/00_losses.ipynb #be05d17a
+_homes = 'fastai.','torch.','fastai_txf.' # of classes that are known
+
 def _ce_options(loss_func):
     "`ignore_index` and `label_smoothing` of a cross-entropy; a TypeError for any other loss."
     func = inner_loss(loss_func)
     as_written = getattr(type(func), 'forward', None) is nn.CrossEntropyLoss.forward
     home = getattr(type(loss_func).__call__, '__module__', None) or ''
-    known = home.startswith(('fastai.','torch.','fastai_txf.'))
+    known = home.startswith(_homes)
     is_mean = as_written and known and func.reduction == 'mean'
     if not is_mean or func.weight is not None:
         raise TypeError(f'{loss_func} is no mean cross-entropy without class weights, '
@@ -232,7 +234,7 @@ def in_full(
 
 def _is_known(o):
     "Whether `o` is of a class of torch, fastai or this library."
-    return type(o).__module__.startswith(('torch.','fastai.','fastai_txf.'))
+    return type(o).__module__.startswith(_homes)
 
 def _is_indifferent(loss, ts):
     "Whether a loss of fastai's computes the same of `ts` as plain tensors: no class, no hook."
