@@ -1,7 +1,7 @@
 """Characters of tinyshakespeare, to the loss that nanoGPT publishes for a GPU: how many minutes of a CPU's cores that takes.
 
 nanoGPT's setting there is 6 layers of width 384, 256 characters of context, 64 rows, 5,000 steps, and its best validation loss 1.4697. Here size and schedule are our own: `transformer_lm_learner` with the preset
-`modern` and `muon`, in bfloat16 where the processor has units for it (`amx_bf16`), for so many minutes of the processor. The loss is over the whole last tenth of the text, in windows of 128 that do not overlap,
+`modern` and `muon`, in bfloat16 where the processor has units for it, for so many minutes of the processor. The loss is over the whole last tenth of the text, in windows of 128 that do not overlap,
 at the end of the training: nothing is chosen on it. Adds a line to results/deeper.jsonl."""
 from fastai.text.all import *
 from fastai_txf.all import *
@@ -24,7 +24,7 @@ def run(minutes, seed):
     valid = torch.from_numpy(dls.valid.flat.ids.astype(np.int64))
     set_seed(seed)
     learn = transformer_lm_learner(dls, 'modern', opt_func=muon, **SHAPE)
-    if half := 'amx_bf16' in features(): learn.to_bf16()
+    if half := '_bf16' in features(): learn.to_bf16()
     start,wall = time.process_time(),time.perf_counter()
     seq_len,lr = recipe.pop('seq_len'),recipe.pop('lr')
     with learn.no_bar(), learn.no_logging(): learn.fit_wsd(1, lr, cbs=[core_minutes(minutes), Say()], **recipe)

@@ -1,7 +1,7 @@
 """Time to quality: characters of tinyshakespeare at nanoGPT's CPU setting (4 layers, 4 heads, width 128, 64 characters, batches of 12, no dropout).
 
 `plain` is nanoGPT's arrangement and recipe in a plain loop, 2,000 steps of fused AdamW (see `shakespeare.py`). The others are `transformer_lm_learner` with the preset `modern` and `opt_func=muon`, trained by one call of
-`fit_wsd`, whose rate falls from the end of the warm-up on, in bfloat16 where the processor has units for its matrices (`amx_bf16`): `quarter` for so many steps as take less than a quarter of the time of `plain`, `whole` for so many as take all of it. The candidates take turns, a round for each seed; a share is of the time of `plain`
+`fit_wsd`, whose rate falls from the end of the warm-up on, in bfloat16 where the processor has units for it (`amx_bf16`, or `avx512_bf16` alone): `quarter` for so many steps as take less than a quarter of the time of `plain`, `whole` for so many as take all of it. The candidates take turns, a round for each seed; a share is of the time of `plain`
 in the same round. The loss is over the whole last tenth of the text; validation is not part of the time. The results of other processors are kept."""
 from fastai.text.all import *
 from fastai_txf.all import *
@@ -9,8 +9,8 @@ from common import *
 from shakespeare import BS,HEADS,LAYERS,plain,SEQ_LEN,WIDTH
 
 NAMES = dict(plain="nanoGPT's arrangement and recipe, in a plain loop", quarter='`transformer_lm_learner`, `modern`, `muon`', whole='the same, longer')
-HALF = 'amx_bf16' in features()
-STEPS = dict(plain=2000, quarter=350, whole=1600) if HALF else dict(plain=2000, quarter=340, whole=1400)
+HALF = '_bf16' in features()
+STEPS = dict(plain=2000, quarter=350, whole=1600 if 'amx_bf16' in features() else 2800) if HALF else dict(plain=2000, quarter=340, whole=1400)
 RESULTS = HERE/'results'/'speedrun.jsonl'
 PUBLISHED = 1.88 # nanoGPT's own figure for this setting
 

@@ -1,5 +1,6 @@
 "Canaries: every private name of torch and fastai that `base.compat` uses. The first word of a failure's message is what broke"
 import inspect, subprocess, sys
+from functools import partial
 from copy import deepcopy
 from pathlib import Path
 import fastai, numpy as np, pandas as pd, pytest, torch
@@ -367,6 +368,49 @@ def test_onednn_linear():
     x,w,b = torch.randn(2, 3, 8), torch.randn(4, 8), torch.randn(4)
     for w in (w, torch.randn(8, 4).T):
         for b in (b, None): torch.testing.assert_close(compat.onednn_linear(x, w, b), torch.nn.functional.linear(x, w, b))
+
+def test_is_changed():
+    "Module._forward_hooks, or a `forward` of its own: what a layer computes may be more than its class says"
+    m = nn.Linear(2, 2)
+    assert not compat.is_changed(m)
+    handle = m.register_forward_hook(lambda *args: None)
+    assert compat.is_changed(m)
+    handle.remove()
+    m.forward = m.forward
+    assert compat.is_changed(m)
+
+def test_is_batched():
+    "torch._C._functorch.is_functorch_wrapped_tensor and is_legacy_batchedtensor: tensors that stand for many"
+    seen = []
+    class Look(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x): return x*2
+        @staticmethod
+        def backward(ctx, g):
+            seen.append(compat.is_batched(g))
+            return g*2
+    x = torch.ones(2, 3, requires_grad=True)
+    torch.autograd.grad(Look.apply(x), x, torch.ones(4, 2, 3), is_grads_batched=True)
+    torch.autograd.grad(Look.apply(x), x, torch.ones(2, 3))
+    torch.vmap(lambda t: seen.append(compat.is_batched(t)) or t)(x)
+    assert seen == [True,False,True] and not compat.is_batched(x)
+
+@pytest.mark.parametrize('approximate', ['none','tanh'])
+def test_gelu_gradient(approximate):
+    "torch.ops.aten.gelu_backward: what autograd makes of `F.gelu`, in the memory of `g` where that is allowed and nobody differentiates or maps it"
+    exists(torch.ops.aten.gelu_backward, 'grad_input')
+    x,g = torch.randn(4, 8, requires_grad=True), torch.randn(4, 8)
+    expected, = torch.autograd.grad(nn.functional.gelu(x, approximate=approximate), x, g)
+    f = partial(compat.gelu_gradient, approximate=approximate)
+    with torch.no_grad():
+        assert f(g, x).equal(expected) and f(g.clone(), x, over=True).equal(expected)
+        spare = g.clone()
+        assert f(spare, x, over=True).data_ptr() == spare.data_ptr() and not spare.equal(g)
+        assert f(g, x).data_ptr() != g.data_ptr()
+        assert torch.vmap(partial(f, over=True))(g, x).equal(expected)
+        assert torch.vmap(partial(f, over=True), in_dims=(None,0))(g[0], x).shape == x.shape
+    spare = g.clone()
+    assert f(spare, x, over=True).requires_grad and spare.equal(g)
 
 def test_Module():
     "compat.Module: set up before `__init__` runs, as fastai's"

@@ -99,6 +99,12 @@ def is_hooked(
     "Whether something listens to `m` itself."
     return any(getattr(m, k) for k in _calls)
 
+def is_changed(
+    m, # a module
+)->bool:
+    "Whether something listens to `m` itself, or runs in place of its class's `forward`."
+    return is_hooked(m) or 'forward' in vars(m)
+
 def listens_to_all()->bool:
     "Whether something listens to every module there is."
     return nn.modules.module._has_any_global_hook()
@@ -240,6 +246,24 @@ def onednn_linear(
 ): # `(…, n_out)`, without a gradient
     "`F.linear` by oneDNN."
     return torch.ops.mkldnn._linear_pointwise(x, w, b, 'none', [], '')
+
+def is_batched(
+    t, # a tensor
+)->bool:
+    "Whether `t` stands for many: under `torch.func`, or where many gradients are made at once."
+    of = torch._C._functorch
+    return of.is_functorch_wrapped_tensor(t) or of.is_legacy_batchedtensor(t)
+
+def gelu_gradient(
+    g, # gradient of `F.gelu(x)`
+    x, # of the same shape
+    approximate:str='none', # as in `F.gelu`
+    over:bool=False, # `g` is not needed any more: the result may take its place
+): # gradient of `x`
+    "What the backward pass of `F.gelu` computes."
+    f,kwargs = torch.ops.aten.gelu_backward, dict(approximate=approximate)
+    watched = torch.is_grad_enabled() or is_batched(g) or is_batched(x)
+    return f.grad_input(g, x, **kwargs, grad_input=g) if over and not watched else f(g, x, **kwargs)
 
 def show_error_as(
     e, # an exception

@@ -11,6 +11,7 @@ import math, torch, torch.nn as nn, torch.nn.functional as F
 from contextlib import contextmanager
 from ..base.compat import Module
 from ..base.half import attend_in_half, halves_attention
+from ..base.kept import trains
 from ..base.plain import ifnone, store_attr
 from ..base.products import Linear
 
@@ -270,11 +271,6 @@ def _normed(norm, x):
     w = getattr(norm, 'weight', None)
     return norm(x if w is None else x.to(w.dtype))
 
-def _trains():
-    "Whether what is computed now is kept for a backward pass, and is neither compiled nor traced."
-    if torch.jit.is_tracing(): return False
-    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
-
 class SelfAttention(_Heads):
     "Multi-head self-attention with one fused map to queries, keys and values."
     def __init__(self,
@@ -316,10 +312,10 @@ class SelfAttention(_Heads):
         "Attend from every token to every token: those of `x`, and those in `cache`."
         if pos is None: pos = torch.arange(x.shape[1], device=x.device)
         parts = self.qkv(x).unflatten(-1, (sum(self.heads),-1)).split(self.heads, 2)
-        q,k,v = (t.transpose(1, 2) for t in parts)                # cut token by token, as it lies
-        normed = _normed(self.q_norm, q), _normed(self.k_norm, k)
-        turned = self.positions.rotate(*normed, pos)
-        if normed[0] is q and turned[0] is not q and _trains():
+        normed = _normed(self.q_norm, parts[0]), _normed(self.k_norm, parts[1])
+        q,k,v = (t.transpose(1, 2) for t in (*normed, parts[2]))  # token by token, as they lie
+        turned = self.positions.rotate(q, k, pos)
+        if normed[0] is parts[0] and turned[0] is not q and trains():
             v = v.contiguous()                                    # the product can go
         q,k = turned
         if cache is not None: k,v = cache.append(self, k, v)      # (bs, n_kv_heads, k_len, d_head)

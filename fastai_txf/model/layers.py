@@ -9,12 +9,13 @@ __all__ = ['NORMS', 'FEED_FORWARDS', 'WIRINGS', 'FeedForward', 'SwiGLU', 'PreNor
 import torch.nn as nn, torch.nn.functional as F
 from functools import partial
 from ..base.compat import Module
+from ..base.kept import linear_of_gelu, may_make_again, RMSNorm
 from ..base.plain import delegates, ifnone
 from ..base.products import Linear
 from .attention import head_width, MultiHeadAttention, SelfAttention
 
 # %% ../../nbs/1_model/02_layers.ipynb #d722144d
-NORMS = dict(layer=nn.LayerNorm, rms=nn.RMSNorm)
+NORMS = dict(layer=nn.LayerNorm, rms=RMSNorm)
 
 # %% ../../nbs/1_model/02_layers.ipynb #16ab706b
 def apply_dropout(dropout, x):
@@ -41,7 +42,10 @@ class FeedForward(Module):
         x, # `(bs, sl, d_model)`
     ): # `(bs, sl, d_model)`
         "Each token alone."
-        return self.out(apply_dropout(self.drop, self.act(self.up(x))))
+        h = self.up(x)
+        if may_make_again(h, self.act, self.drop, self.out):
+            return linear_of_gelu(h, self.act, self.out)
+        return self.out(apply_dropout(self.drop, self.act(h)))
 
 # %% ../../nbs/1_model/02_layers.ipynb #fa9227b9
 class SwiGLU(Module):

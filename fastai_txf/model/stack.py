@@ -9,6 +9,7 @@ __all__ = ['BigramEmbedding', 'TransformerStack', 'TransformerEncoder', 'Transfo
 import dataclasses, inspect, math, torch, torch.nn as nn, torch.nn.functional as F
 from functools import partial
 from ..base.compat import Module
+from ..base.kept import RMSNorm
 from ..base.plain import first, ifnone
 from torch.utils.checkpoint import checkpoint
 from .attention import causal_mask, head_width, padding_mask
@@ -25,7 +26,7 @@ def _block_parts(c, positions, causal):
         norm=partial(NORMS[c.norm], eps=c.eps), wiring=WIRINGS[c.wiring], bias=c.bias,
         p=c.p, attn_p=c.attn_p, ff_p=c.ff_p, mode=c.mode, causal=causal, d_head=c.d_head,
         n_kv_heads=c.n_kv_heads, positions=positions.in_attention,
-        qk_norm=partial(nn.RMSNorm, eps=c.eps) if c.qk_norm else None)
+        qk_norm=partial(RMSNorm, eps=c.eps) if c.qk_norm else None)
 
 def _init_of(make):
     "`make`, or of a class its `__init__`, unless a `__signature__` says more about that one."

@@ -10,7 +10,7 @@ from fastai.callback.core import Callback
 from fastai.losses import CrossEntropyLossFlat
 from fastai.torch_core import get_model
 from torch import nn
-from ..base.compat import is_hooked, listens_to_all
+from ..base.compat import is_changed, listens_to_all
 from ..base.products import is_linear
 from ..base.shadow import is_ours
 from ..model.models import TransformerLM
@@ -49,7 +49,7 @@ def _is_plain_model(model):
     if forward is not TransformerLM.forward or not is_ours(forward): return False
     if not is_linear(model.head) or model.head.out_features < _few: return False
     if listens_to_all(): return False
-    return not any(is_hooked(m) or 'forward' in vars(m) for m in (model,model.head))
+    return not any(map(is_changed, (model,model.head)))
 
 def may_do_without(
     learn, # a learner, before a fit

@@ -13,7 +13,7 @@ from fastai.losses import BaseLoss, CrossEntropyLossFlat
 from fastai.torch_core import get_model
 from fastcore.basics import store_attr
 from torch.autograd.function import once_differentiable
-from ..base.compat import apply_gradients, as_plain_tensors, call_whole, is_hooked
+from ..base.compat import apply_gradients, as_plain_tensors, call_whole, is_changed, is_hooked
 from ..base.products import add_product, fast_mm, is_linear, room_for
 from ..base.shadow import shadow
 from ..generate.decode import target_logprobs
@@ -240,7 +240,7 @@ def _is_indifferent(loss, ts):
     "Whether a loss of fastai's computes the same of `ts` as plain tensors: no class, no hook."
     inner = loss.func if isinstance(loss, BaseLoss) else None
     if not (isinstance(inner, nn.Module) and _is_known(loss) and _is_known(inner)): return False
-    if is_hooked(inner) or 'forward' in vars(inner): return False
+    if is_changed(inner): return False
     more = [*inner.buffers(), *(p.data for p in inner.parameters())]
     return all(type(o) is torch.Tensor for o in [*ts, *more])
 
