@@ -74,8 +74,10 @@ def weight_gradient(
     rows,x = in_rows(g), in_rows(x).to(g.dtype)
     return (_product if mkl_misses_half() else F.linear)(rows.T, x.T)
 
-def in_rows(t):
-    "`t` as a matrix. (`flatten` does not map.)"
+def in_rows(
+    t, # `(…, d)`
+): # `(n, d)`
+    "`t` as a matrix. (`flatten` does not map over many gradients.)"
     return t.reshape(-1, t.shape[-1])
 
 def linear(
