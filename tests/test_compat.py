@@ -379,6 +379,21 @@ def test_is_changed():
     m.forward = m.forward
     assert compat.is_changed(m)
 
+def test_is_followed():
+    "torch._C._functorch.peek_interpreter_stack, _len_torch_dispatch_stack, _autograd._top_saved_tensors_default_hooks and forward_ad._current_level: whoever follows what is computed or kept is seen"
+    from torch.autograd import forward_ad, graph
+    from torch.utils.flop_counter import FlopCounterMode
+    seen,x = [], torch.ones(2, 3)
+    def look(t):
+        seen.append(compat.is_followed())
+        return t.square().sum()
+    torch.vmap(look)(x), torch.func.grad(look)(x), torch.func.jvp(look, (x,), (x,))
+    for mode in (forward_ad.dual_level(), FlopCounterMode(display=False), graph.saved_tensors_hooks(lambda t: t, lambda t: t), graph.save_on_cpu()):
+        with mode: look(x)
+        assert not compat.is_followed()
+    torch.utils.checkpoint.checkpoint(look, x.requires_grad_(), use_reentrant=False).backward()
+    assert seen == 9*[True]
+
 def test_is_batched():
     "torch._C._functorch.is_functorch_wrapped_tensor and is_legacy_batchedtensor: tensors that stand for many"
     seen = []

@@ -37,8 +37,13 @@ def n_kept(f):
     def note(t):
         blocks[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
         return t
-    with saved_tensors_hooks(note, lambda t: t): out = f()
+    with pytest.MonkeyPatch.context() as m, saved_tensors_hooks(note, lambda t: t):
+        m.setattr(kept, 'is_followed', lambda: False)                # who counts does not count
+        out = f()
     return sum(blocks.values())
+
+@pytest.fixture(autouse=True)
+def small_norms(monkeypatch): monkeypatch.setattr(kept, '_fewest', 1)
 
 def counted(monkeypatch, cls):
     "How often `cls.apply` runs."
@@ -98,8 +103,11 @@ def test_hooks(monkeypatch):
 class Twice(nn.Linear):
     def forward(self, x): return 2*super().forward(x)
 
+class Nothing(nn.Dropout):
+    def forward(self, x): return x*0
+
 @pytest.mark.parametrize('change', [
-    lambda m: setattr(m, 'act', nn.SiLU()), lambda m: setattr(m, 'drop', nn.Dropout(0.5)), lambda m: setattr(m, 'out', Twice(4*D, D)),
+    lambda m: setattr(m, 'act', nn.SiLU()), lambda m: setattr(m, 'drop', nn.Identity()), lambda m: setattr(m, 'drop', Nothing(0.)), lambda m: setattr(m, 'drop', nn.Dropout(0.5)), lambda m: setattr(m, 'out', Twice(4*D, D)),
     lambda m: nn.utils.parametrizations.weight_norm(m.out), lambda m: nn.utils.parametrizations.spectral_norm(m.out)])
 def test_other_parts(change, monkeypatch):
     "Other activations, dropout, other maps and parametrized weights: one by one, as ever"
@@ -189,6 +197,9 @@ def test_norm(shape, dtype, monkeypatch):
     x = 5*torch.randn(*shape).to(dtype)
     a,b = both(ours, x), both(theirs, x)
     assert a[0].equal(b[0]) and len(calls) == 1
+    monkeypatch.undo()
+    calls = counted(monkeypatch, kept._RMSNorm)
+    assert ours(x.requires_grad_()).equal(a[0]) and not calls              # too few to be worth it
     for o,t in zip(a[1:], b[1:]): torch.testing.assert_close(o, t, **NORM)
 
 @pytest.mark.parametrize('x', [torch.zeros(3, 8), torch.full((3,8), 1e-30), torch.full((3,8), 1e15), torch.tensor([[float('inf')]*8, [float('nan')]*8]), torch.randn(0, 8), torch.randn(6, 24)[:,8:16], torch.randn(8, 6).T])
@@ -252,3 +263,99 @@ def test_block(ff):
     together = both(block, x)
     alone = [both(block, x[i:i+1]) for i in range(4)]
     torch.testing.assert_close(together[0], torch.cat([a[0] for a in alone]), rtol=1e-5, atol=1e-5)
+
+# Whoever follows what is computed or kept sees torch's layers
+
+def lm(**kw):
+    torch.manual_seed(0)
+    return TransformerLM(TransformerConfig(**(PRESETS['modern'] | dict(vocab_sz=100, d_model=D, n_heads=4, n_layers=2, max_len=256, p=0., emb_p=0.) | kw)))
+
+def test_checkpoint():
+    "What is computed twice keeps the same both times, though hooks come and go between"
+    from torch.utils.checkpoint import checkpoint
+    from torch.utils.flop_counter import FlopCounterMode
+    x,grads = torch.randint(2, 100, (4,256)), []
+    for again in (False,True):
+        m = lm(checkpoint=again)
+        with FlopCounterMode(display=False): loss = m(x).float().square().mean()
+        loss.backward()
+        grads.append([p.grad for p in m.parameters()])
+    for a,b in zip(*grads): torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    ours,_ = pair()
+    handle = ours.act.register_forward_hook(lambda *args: handle.remove())
+    out = checkpoint(ours, text(requires_grad=True), use_reentrant=False)
+    out.sum().backward()
+    assert ours.up.weight.grad.any()
+
+@pytest.mark.parametrize('again', [False,True])
+@pytest.mark.parametrize('kind', ['norm','ff'])
+def test_forwards_twice(kind, again, monkeypatch):
+    "Derivatives forwards, twice, are those backwards"
+    monkeypatch.setattr(kept, '_least', 1)
+    torch.manual_seed(0)
+    m = (RMSNorm(4, eps=1e-5) if kind == 'norm' else FeedForward(4)).double()
+    x = torch.randn(2, 4, dtype=torch.float64)
+    f = lambda x: m(x).pow(3).sum()
+    way = torch.func.jacfwd if again else torch.func.jacrev
+    torch.testing.assert_close(torch.func.jacfwd(way(f))(x), torch.func.jacrev(torch.func.jacrev(f))(x))
+
+def test_forwards_in_half():
+    "A derivative forwards under autocast has the precision of the output"
+    ours,theirs = pair()
+    x = text()
+    def f(m, x):
+        with torch.autocast('cpu', torch.bfloat16): return m(m(x))
+    for a,b in zip(*(torch.func.jvp(partial(f, m), (x,), (x,)) for m in (ours,theirs))):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b)
+    with torch.autograd.forward_ad.dual_level(), torch.autocast('cpu', torch.bfloat16):
+        dual = [torch.autograd.forward_ad.unpack_dual(m(m(torch.autograd.forward_ad.make_dual(x, x)))) for m in (ours,theirs)]
+    torch.testing.assert_close(dual[0].tangent, dual[1].tangent)
+
+def test_graphs():
+    "Graphs of a gradient, and symbolic ones"
+    from torch.fx.experimental.proxy_tensor import make_fx
+    ours,theirs = pair()
+    x = text(requires_grad=True)
+    graph = make_fx(lambda x: torch.autograd.grad(ours(x).square().sum(), x)[0])(x)
+    torch.testing.assert_close(graph(x), torch.autograd.grad(theirs(x).square().sum(), x)[0], rtol=1e-4, atol=1e-3)
+    for m in (ours,theirs): m.up,m.out = (nn.Linear(o.in_features, o.out_features) for o in (m.up,m.out))
+    assert len(torch.fx.symbolic_trace(ours).graph.nodes) == 6
+
+def test_inference_tensors():
+    "A norm takes what was made in inference mode"
+    with torch.inference_mode(): x = torch.randn(3, 8)
+    norm = RMSNorm(8, eps=1e-5)
+    norm(x).sum().backward()
+    assert norm.weight.grad.any()
+
+class HeadNorm(nn.Module):
+    "A norm with a factor for each head."
+    def __init__(self, d):
+        super().__init__()
+        self.scale = nn.Parameter(torch.arange(1., 5).view(4, 1, 1))
+    def forward(self, q): return F.rms_norm(q, q.shape[-1:])*self.scale
+
+@pytest.mark.parametrize('sl', [4,6])
+def test_norms_of_heads(sl):
+    "A norm of one's own gets heads before tokens, and so do hooks of any"
+    shapes = []
+    attn = SelfAttention(D, 4, qk_norm=HeadNorm)
+    for norm in (attn.q_norm,attn.k_norm): norm.register_forward_pre_hook(lambda m, args: shapes.append(args[0].shape))
+    attn(torch.randn(2, sl, D))
+    hooked = SelfAttention(D, 4, qk_norm=nn.RMSNorm)
+    x = torch.randn(2, sl, D)
+    out = hooked(x)
+    hooked.q_norm.register_forward_pre_hook(lambda m, args: shapes.append(args[0].shape))
+    torch.testing.assert_close(hooked(x), out)
+    assert shapes == 3*[(2,4,sl,D//4)]
+
+def test_by_the_faster_library(monkeypatch):
+    "The product of a GELU is made by oneDNN where the others are"
+    from fastai_txf.base import products
+    calls,run = [], products.onednn_linear
+    monkeypatch.setattr(products, 'mkl_misses_avx512', lambda: True)
+    monkeypatch.setattr(products, 'mkl_misses_half', lambda: False)
+    monkeypatch.setattr(products, 'onednn_linear', lambda x, w, b=None: calls.append(tuple(w.shape)) or run(x, w, b))
+    FeedForward(D)(torch.randn(4, 512, D, requires_grad=True))
+    assert calls == [(4*D,D),(D,4*D)]

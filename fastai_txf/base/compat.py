@@ -247,6 +247,14 @@ def onednn_linear(
     "`F.linear` by oneDNN."
     return torch.ops.mkldnn._linear_pointwise(x, w, b, 'none', [], '')
 
+def is_followed()->bool:
+    """Whether something follows what is computed or kept: `torch.func`, derivatives forwards, a
+    `TorchDispatchMode`, or hooks on saved tensors, as a checkpoint has them."""
+    own = torch._C
+    if own._functorch.peek_interpreter_stack() is not None: return True
+    if torch.autograd.forward_ad._current_level >= 0 or own._len_torch_dispatch_stack(): return True
+    return own._autograd._top_saved_tensors_default_hooks(True) is not None
+
 def is_batched(
     t, # a tensor
 )->bool:

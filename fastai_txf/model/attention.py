@@ -9,9 +9,9 @@ __all__ = ['self_attention', 'padding_mask', 'causal_mask', 'combine_masks', 'at
 # %% ../../nbs/1_model/00_attention.ipynb #9a036af9
 import math, torch, torch.nn as nn, torch.nn.functional as F
 from contextlib import contextmanager
-from ..base.compat import Module
+from ..base.compat import is_changed, Module
 from ..base.half import attend_in_half, halves_attention
-from ..base.kept import trains
+from ..base.kept import RMSNorm, trains
 from ..base.plain import ifnone, store_attr
 from ..base.products import Linear
 
@@ -266,10 +266,15 @@ class NoPositions(Module):
 # %% ../../nbs/1_model/00_attention.ipynb #7e0fb17d
 _modes = 'standard', 'wide', 'narrow'
 
+_last = nn.Identity, nn.LayerNorm, nn.RMSNorm, RMSNorm # the last dimension alone
+
 def _normed(norm, x):
-    "`norm(x)` in the precision of its weights: torch is slow where the two differ."
+    """Queries or keys `(bs, sl, n_heads, d_head)`, normed, as `(bs, n_heads, sl, d_head)`, in the
+    precision of the norm's weights: torch is slow where the two differ."""
     w = getattr(norm, 'weight', None)
-    return norm(x if w is None else x.to(w.dtype))
+    x = x if w is None else x.to(w.dtype)
+    if type(norm) in _last and not is_changed(norm): return norm(x).transpose(1, 2)
+    return norm(x.transpose(1, 2))
 
 class SelfAttention(_Heads):
     "Multi-head self-attention with one fused map to queries, keys and values."
@@ -312,10 +317,10 @@ class SelfAttention(_Heads):
         "Attend from every token to every token: those of `x`, and those in `cache`."
         if pos is None: pos = torch.arange(x.shape[1], device=x.device)
         parts = self.qkv(x).unflatten(-1, (sum(self.heads),-1)).split(self.heads, 2)
-        normed = _normed(self.q_norm, parts[0]), _normed(self.k_norm, parts[1])
-        q,k,v = (t.transpose(1, 2) for t in (*normed, parts[2]))  # token by token, as they lie
+        q,k = _normed(self.q_norm, parts[0]), _normed(self.k_norm, parts[1])
+        v = parts[2].transpose(1, 2)
         turned = self.positions.rotate(q, k, pos)
-        if normed[0] is parts[0] and turned[0] is not q and trains():
+        if type(self.q_norm) is nn.Identity and turned[0] is not q and trains():
             v = v.contiguous()                                    # the product can go
         q,k = turned
         if cache is not None: k,v = cache.append(self, k, v)      # (bs, n_kv_heads, k_len, d_head)
