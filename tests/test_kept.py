@@ -4,7 +4,7 @@ import copy, pickle, pytest, torch, torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from fastai_txf.base import kept
-from fastai_txf.base.kept import linear_of_gelu, may_make_again, RMSNorm
+from fastai_txf.base.kept import RMSNorm
 from fastai_txf.model.attention import SelfAttention
 from fastai_txf.model.config import PRESETS, TransformerConfig
 from fastai_txf.model.layers import FEED_FORWARDS, FeedForward, TransformerBlock
@@ -39,7 +39,7 @@ def n_kept(f):
         return t
     with pytest.MonkeyPatch.context() as m, saved_tensors_hooks(note, lambda t: t):
         m.setattr(kept, 'is_followed', lambda: False)                # who counts does not count
-        out = f()
+        f()
     return sum(blocks.values())
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,8 @@ __all__ = ['trains', 'may_keep_less', 'linear_of_gelu', 'may_make_again', 'RMSNo
 
 # %% ../../nbs/0_base/08_kept.ipynb #8a0e1c02
 import torch, torch.nn as nn, torch.nn.functional as F
-from .compat import (
-    gelu_gradient, is_changed, is_followed, listens_to_all)
-from .products import (
-    in_rows, input_gradient, is_linear, product, weight_gradient)
+from .compat import gelu_gradient, is_changed, is_followed, listens_to_all
+from .products import in_rows, input_gradient, is_linear, product, weight_gradient
 
 # %% ../../nbs/0_base/08_kept.ipynb #8a0e1c07
 def trains()->bool:
