@@ -13,7 +13,8 @@ from fastai.losses import BaseLoss, CrossEntropyLossFlat
 from fastai.torch_core import get_model
 from fastcore.basics import store_attr
 from torch.autograd.function import once_differentiable
-from ..base.compat import apply_gradients, as_plain_tensors, call_whole, is_changed, is_hooked
+from ..base.compat import (
+    apply_gradients, as_plain_tensors, call_whole, is_changed, is_hooked)
 from ..base.products import add_product, fast_mm, is_linear, room_for
 from ..base.shadow import shadow
 from ..generate.decode import target_logprobs
