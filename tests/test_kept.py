@@ -78,19 +78,14 @@ def test_autocast(device, dtype, monkeypatch):
         assert a.dtype == torch.float32
         assert (a-e).norm() < 1.2*(b-e).norm() + 1e-4*e.norm()
 
-def watched(m, f):
-    "Something listens to a part of `m`."
-    handles = [o.register_forward_hook(lambda *args: f()) for o in (m.act,m.out)]
-    return lambda: [h.remove() for h in handles]
-
 def test_hooks(monkeypatch):
     "Whoever listens to a layer is called, and a `forward` put in its place runs"
     calls,seen = counted(monkeypatch, kept._LinearOfGELU), []
     ours,_ = pair()
-    off = watched(ours, lambda: seen.append(1))
+    handles = [m.register_forward_hook(lambda *args: seen.append(1)) for m in (ours.act,ours.out)]
     ours(text())
     assert (len(calls),len(seen)) == (0,2)
-    off()
+    for h in handles: h.remove()
     ours(text())
     assert (len(calls),len(seen)) == (1,2)
     handle = nn.modules.module.register_module_forward_hook(lambda m, *args: seen.append(m))

@@ -36,11 +36,10 @@ class _LinearOfGELU(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         (h,w),(for_h,for_w,for_b,_) = ctx.saved_tensors, ctx.needs_input_grad
-        make = lambda: F.gelu(h, approximate=ctx.approximate)
-        dw = weight_gradient(g, make()).to(w.dtype) if for_w else None
+        how = ctx.approximate
+        dw = weight_gradient(g, F.gelu(h, approximate=how)).to(w.dtype) if for_w else None
         db = in_rows(g).sum(0).to(w.dtype) if for_b else None
-        over = dict(approximate=ctx.approximate, over=True)
-        dh = gelu_gradient(input_gradient(g, w), h, **over) if for_h else None
+        dh = gelu_gradient(input_gradient(g, w), h, how, over=True) if for_h else None
         return dh, dw, db, None
 
 def linear_of_gelu(
@@ -67,14 +66,14 @@ def may_make_again(
     return may_keep_less() and not (listens_to_all() or any(map(is_changed, (act,drop,out))))
 
 # %% ../../nbs/0_base/08_kept.ipynb #8a0e1c15
-def _root(x, eps): return (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+def _root(squares, eps): return (squares.mean(-1, keepdim=True) + eps).rsqrt()
 
 class _RMSNorm(torch.autograd.Function):
     "`F.rms_norm` over the last dimension of `x`, of which `x` is kept."
     @staticmethod
     def forward(x, w, eps):
         unit = x.square()
-        r = (unit.mean(-1, keepdim=True) + eps).rsqrt()
+        r = _root(unit, eps)
         return torch.mul(x, r, out=unit).mul_(w)                  # in one piece of memory
 
     @staticmethod
@@ -85,7 +84,7 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         x,w = ctx.saved_tensors
-        r = _root(x, ctx.eps)
+        r = _root(x.square(), ctx.eps)
         unit = x*r
         rows = in_rows(g*unit)
         mean = rows.mv(w).view(r.shape)/len(w)
