@@ -104,7 +104,7 @@ class Guessed(ChunkedLoss):
     def _hidden_and_loss(self, targ, *xb):
         model = get_model(self.model)
         h = model.hidden(*xb)
-        return h.detach(), chunked_cross_entropy(h, model.head.weight[:self.n], self.known(targ), chunk=self.chunk, **self._options)
+        return h.detach(), chunked_cross_entropy(h, model.head.weight[:self.n], self.known(targ), chunk=self.chunk)
     def loss(self, logits, targ): return F.cross_entropy(logits[...,:self.n].flatten(0, -2), self.known(targ).flatten())
     def accuracy(self, logits, targ): return accuracy(logits[...,:self.n], self.known(targ))
 
