@@ -1,6 +1,7 @@
 "What the benchmarks share: the tutorial model they compare with, characters to learn, counting, one process for each run, tables."
 import argparse, ast, json, math, os, platform, re, statistics, subprocess, sys, time
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 import torch, torch.nn as nn, torch.nn.functional as F
 from fastai.callback.core import Callback, CancelFitException, CancelValidException
@@ -232,6 +233,15 @@ def record(name, rows, text, folder=HERE/'results'):
     folder.mkdir(parents=True, exist_ok=True)
     (folder/f'{name}.jsonl').write_text(''.join(json.dumps(r)+'\n' for r in rows))
     (folder/f'{name}.md').write_text(text)
+
+def by_machine(rows):
+    "The rows of each machine, in the order in which they came first."
+    return list(groupby(rows, itemgetter('machine')).values())
+
+def record_machine(name, rows, render):
+    "As `record`, in place of former rows of this machine; those of others are kept."
+    others = [r for r in read_rows(HERE/'results'/f'{name}.jsonl') if r['machine'] != rows[0]['machine']]
+    record(name, others+rows, render(others+rows))
 
 # Candidates in one process
 

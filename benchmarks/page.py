@@ -283,25 +283,26 @@ def deeper():
             f"(`.venv/bin/python benchmarks/deeper.py --threads 1 --seed {r['seed']} --minutes {r['core_minutes']:.0f}`).")
 
 DEFAULTS = [('default','adamw'),('default','muon'),('dropout','muon'),('modern','muon')]
+FIRST_RUNS = dict(minutes=0.75, seed=0) # of `defaults.py`: presets, optimizers and rates; later seeds are of pairs of tokens
 DEFAULT_SETS = dict(characters='characters', pieces='byte pairs of docstrings', words='words of reviews', captions='words of captions')
 DEFAULT_SHAPES = dict(default='`default`', dropout='`modern`, dropout 0.1', modern='`modern`')
 
 def best_defaults(shape, opt, text):
     "The rows of the best rate of a preset and an optimizer on a text."
-    rs = rows('defaults', shape=shape, opt=opt, set=text, minutes=0.75, seed=0)
+    rs = rows('defaults', shape=shape, opt=opt, set=text, **FIRST_RUNS)
     by_rate = {lr:[r for r in rs if r['lr']==lr] for lr in {r['lr'] for r in rs}}
     return min(by_rate.values(), key=lambda rs: mean(rs, 'loss'), default=[])
 
 def defaults():
     def losses(shape, opt, lr):
-        rs = [rows('defaults', shape=shape, opt=opt, lr=lr, set=s, minutes=0.75, seed=0) for s in DEFAULT_SETS]
+        rs = [rows('defaults', shape=shape, opt=opt, lr=lr, set=s, **FIRST_RUNS) for s in DEFAULT_SETS]
         return [f"{mean(r, 'loss'):.2f}" if r else '–' for r in rs]
-    rates = {r['lr'] for r in rows('defaults', minutes=0.75, seed=0)}
+    rates = {r['lr'] for r in rows('defaults', **FIRST_RUNS)}
     lines = [(DEFAULT_SHAPES[k], f'`{opt}`', f'{lr:g}', *losses(k, opt, lr)) for k,opt in DEFAULTS for lr in sorted(rates)]
     lines = [l for l in lines if {*l[3:]} != {'–'}]
     return block('how much lower the loss is than that of the preset default with Adam, in nats a token', 'defaults',
                  table(['preset','optimizer','largest rate',*DEFAULT_SETS.values()], lines),
-                 ['defaults.py --minutes 0.75'], rows('defaults', minutes=0.75, seed=0), 'defaults')
+                 ['defaults.py --minutes 0.75'], rows('defaults', **FIRST_RUNS), 'defaults')
 
 GROWING = dict(full='full from the start', short='16 tokens a row at first, full after 0.3 of the time',
                half='the same, full after half of the time', few='2 rows at first, full after 0.3 of the time')

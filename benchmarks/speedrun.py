@@ -11,7 +11,6 @@ from shakespeare import BS,HEADS,LAYERS,plain,SEQ_LEN,WIDTH
 NAMES = dict(plain="nanoGPT's arrangement and recipe, in a plain loop", quarter='`transformer_lm_learner`, `modern`, `muon`', whole='the same, longer')
 HALF = '_bf16' in features()
 STEPS = dict(plain=2000, quarter=350, whole=1600 if 'amx_bf16' in features() else 2600) if HALF else dict(plain=2000, quarter=340, whole=1400)
-RESULTS = HERE/'results'/'speedrun.jsonl'
 PUBLISHED = 1.88 # nanoGPT's own figure for this setting
 
 def make_dls(steps):
@@ -60,9 +59,8 @@ def tables(rows):
 
 def render(rows):
     "The results as markdown, a part for each processor."
-    parts = [tables([r for r in rows if r['machine'] == m]) for m in dict.fromkeys(r['machine'] for r in rows)]
     return f'# Speedrun\n\nWritten by `python benchmarks/speedrun.py`. {LAYERS} layers, {HEADS} heads, width {WIDTH}, windows of {SEQ_LEN} characters, batches of {BS}. ' \
-           f'Published for nanoGPT at this setting: a validation loss of {PUBLISHED} after 2,000 steps.\n\n' + '\n'.join(parts)
+           f'Published for nanoGPT at this setting: a validation loss of {PUBLISHED} after 2,000 steps.\n\n' + '\n'.join(map(tables, by_machine(rows)))
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -76,7 +74,6 @@ def main():
     for seed,name in itertools.product(args.seeds, args.only):
         rows.append(dict(**run(name, seed, CLOCKS[args.clock]), clock=args.clock, **about(args.threads)))
         print(json.dumps(rows[-1]), flush=True)
-        others = [r for r in read_rows(RESULTS) if r['machine'] != rows[0]['machine']]
-        if 'plain' in args.only: record('speedrun', others+rows, render(others+rows))
+        if 'plain' in args.only: record_machine('speedrun', rows, render)
 
 if __name__ == '__main__': main()

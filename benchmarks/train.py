@@ -31,7 +31,6 @@ NAMES |= dict(learner_plain='`transformer_lm_learner` with sizes alone: dropout,
               learner='`transformer_lm_learner`, rotary positions', learner_same='`transformer_lm_learner`, learned positions', learner_bf16='`transformer_lm_learner`, learned positions, `to_bf16`',
               learner_bf16_compiled='`transformer_lm_learner`, learned positions, `to_bf16`, `compile=True`')
 FIT = 16 # steps of a fit
-RESULTS = HERE/'results'/'train.jsonl'
 
 def make(name, sl):
     "A candidate's model."
@@ -133,7 +132,7 @@ def tables(rows):
     cols = {'model':lambda r: NAMES[r['candidate']], 'seconds a step':lambda r: f"{r['seconds']:.3f}", 'tokens/s':'tokens_per_s', 'times `TransformerLM`':'ratio'}
     memory = {'parameters':'params', **{f'MB at {n:,}':lambda r, n=n: r.get('mb', {}).get(str(n)) for n in LENGTHS}}
     first = {'times `TransformerLM`, compiled':'ratio_compiled', 'seconds of the first step':'first'}
-    plain,compiled,half = ([r for r in rows if r['candidate'] in o] for o in ({*MAKE, 'learner', 'learner_same', 'learner_plain', 'learner_modern'}, COMPILED, [k for k in NAMES if 'bf16' in k]))
+    plain,compiled,half = ([r for r in rows if r['candidate'] in o] for o in ({*MAKE, *(k for k in LEARNERS if 'bf16' not in k)}, COMPILED, [k for k in NAMES if 'bf16' in k]))
     speed = {"times the speed of the fastest peer in fp32":'speed'}
     return f'## {rows[0]["machine"]}\n\nSeconds ({rows[0]["clock"]}): medians of {rows[0]["rounds"]} rounds in turns, plain and compiled.\n\n{table(plain, cols | speed | memory)}\n' \
            f'Compiled: our blocks, for all lengths (`compile_for_training`); the peers whole, for this length (`torch.compile`).\n\n{table(compiled, cols | first)}\n' \
@@ -141,9 +140,8 @@ def tables(rows):
 
 def render(rows):
     "The results as markdown, a part for each processor."
-    machines = dict.fromkeys(r['machine'] for r in rows)
     return f'# A training step\n\nWritten by `python benchmarks/train.py`. 4 layers, d_model {WIDTH}, {HEADS} heads, vocabulary {VOCAB:,}, fp32, fused AdamW where no other is named, 8 × 256 tokens. ' \
-           'MB: the peak above the imports, optimizer included, on one text of so many tokens.\n\n' + '\n'.join(tables([r for r in rows if r['machine'] == m]) for m in machines)
+           'MB: the peak above the imports, optimizer included, on one text of so many tokens.\n\n' + '\n'.join(map(tables, by_machine(rows)))
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -165,9 +163,7 @@ def main():
         if 'compiled' in r['candidate']: continue                             # the compiler itself would count
         r['mb'] = {str(n):memory(r['candidate'], n, args) for n in LENGTHS}
         print(r['candidate'], r['mb'], flush=True)
-    if len(rows) == len(NAMES):
-        others = [r for r in read_rows(RESULTS) if r['machine'] != rows[0]['machine']]
-        record('train', others+rows, render(others+rows))
+    if len(rows) == len(NAMES): record_machine('train', rows, render)
     print(tables(rows))
 
 if __name__ == '__main__': main()
