@@ -818,6 +818,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                               'fastai_txf/learn/counted.py'),
                                           'fastai_txf.learn.counted.CountWords.before_train': ( '5_learn/counted.html#countwords.before_train',
                                                                                                 'fastai_txf/learn/counted.py'),
+                                          'fastai_txf.learn.counted._are_words': ( '5_learn/counted.html#_are_words',
+                                                                                   'fastai_txf/learn/counted.py'),
                                           'fastai_txf.learn.counted._lengths': ( '5_learn/counted.html#_lengths',
                                                                                  'fastai_txf/learn/counted.py'),
                                           'fastai_txf.learn.counted.auto_fields': ( '5_learn/counted.html#auto_fields',

@@ -1,5 +1,6 @@
 "The wide path: hashed words and pairs beside the transformer, counted, joined, explained; and what is chosen where nothing is asked"
 import dataclasses, json, math, numpy as np, pandas as pd, pickle, pytest, torch
+from functools import partial
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.data.transforms import Categorize
@@ -144,12 +145,14 @@ def test_lengths_of_runs():
     assert pickle.loads(pickle.dumps(old)).runs == (4,)
 
 def test_letters_of_a_learner(tmp_path):
-    "The plain call has none, by the value that files of before have; other lengths are another model; without a wide path they say nothing"
+    "The plain call has runs of four, without them what was saved without them loads; other lengths are another model; without a wide path they say nothing"
     df = pd.DataFrame(dict(text=['a warm film','a cold film']*8, label=['warm','cold']*8))
     dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_pct=0.25, seed=0, bs=4, num_workers=0)
     learn = transformer_classifier_learner(dls, path=tmp_path)
-    assert learn.model.config.wide_letters is False
-    learn.save('plain')
+    assert learn.model.config.wide_letters is True and learn.model.wide.runs == (4,)
+    plain = transformer_classifier_learner(dls, 'auto', path=tmp_path, wide_letters=False)
+    plain.save('plain')
+    with pytest.raises(ValueError, match='wide_letters=False .here True'): learn.load('plain')
     transformer_classifier_learner(dls, 'auto', path=tmp_path, wide_letters=False).load('plain')
     five = transformer_classifier_learner(dls, 'auto', path=tmp_path, wide_letters=5)
     assert five.model.wide.runs == (3,4,5) and five.model.wide.n_rows >= learn.model.wide.n_rows
@@ -158,6 +161,16 @@ def test_letters_of_a_learner(tmp_path):
         with pytest.raises(ValueError, match=f'wide_letters=5 .here {letters}'): transformer_classifier_learner(dls, 'auto', path=tmp_path, wide_letters=letters).load('five')
     for kw in (dict(wide_letters=5), dict(wide_words=True)):
         with pytest.raises(ValueError, match="features of a wide path.*add config='auto'"): transformer_classifier_learner(dls, **kw)
+
+@pytest.mark.parametrize('texts,tok,has', [('a warm film|a cold film', None, True), ('好 看|难 看', None, False), ('a warm film|a cold film', CharTokenizer, False), ('a warm film|a cold film', partial(BPETokenizer, 300), False)])
+def test_letters_by_default(texts, tok, has, monkeypatch):
+    "The plain call counts runs of letters where tokens are words, not of much text"
+    df = pd.DataFrame(dict(text=texts.split('|')*8, label=['warm','cold']*8))
+    kw = {} if tok is None else dict(tok_tfm=tok())
+    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_pct=0.25, seed=0, bs=4, num_workers=0, min_freq=1, **kw)
+    assert auto_fields(dls)['wide_letters'] is has
+    monkeypatch.setattr('fastai_txf.learn.counted._most_tokens', 10)
+    assert auto_fields(dls)['wide_letters'] is False
 
 def test_silent_in_training_and_before_counting():
     m = TransformerClassifier(vocab_sz=20, d_model=16, n_heads=2, n_layers=1, wide=2**10, p=0., emb_p=0., head_p=0.)

@@ -274,7 +274,7 @@ def transformer_classifier_learner(
     own = arch if arch is not TransformerClassifier else None
     automatic = _is_automatic(dls, config, config_kw, pretrained=pretrained, own=own, block=block)
     if automatic:
-        fields = auto_fields(dls, config_kw.get('wide_letters', False))
+        fields = auto_fields(dls, config_kw.get('wide_letters'))
         config,config_kw = None, {**fields, **config_kw}
         learner_kw.setdefault('lr', width_lr(make_config(**config_kw).d_model))
     n_out = ifnone(n_out, get_c(dls))

@@ -22,20 +22,29 @@ from .factory import check_training_texts
 _word_starts = 'Ġ','▁','xx' # byte pairs, sentencepiece and characters; special tokens
 _min_rows,_max_rows = 2**12, 2**21
 _max_cells = 2**24 # numbers in the table
+_most_tokens = 2**20 # of training texts, up to which runs of letters are counted, too
+_letters = 4 # of tokens that are mostly words
 
 def _lengths(ds):
     "The numbers of tokens of a sample of the texts."
     def text(i): return ds.tls[0][i] if isinstance(ds, Datasets) else ds[i][0]
     return [len(text(i)) for i in evenly_drawn(len(ds))]
 
+def _are_words(vocab):
+    "Whether most tokens are long enough to have a run of letters."
+    lens = [len(t) for t in vocab if not t.startswith(_word_starts[-1])]
+    return bool(np.median(lens or [0]) >= _letters)
+
 def wide_fields(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
     tokens:int, # of all training texts, about
-    letters:bool|int=False, # True: runs of 4 letters are features, too; n: runs of 3 to n
+    letters:bool|int=None, # as `wide_letters`; default: runs of four, for words of few texts
 )->dict: # fields of a `TransformerConfig`
-    "The size of a wide path for these texts."
-    pieces = any(t.startswith(_word_starts[:2]) for t in text_vocab(dls))
-    n = tokens*(2 + 2*pieces + 4*len(run_lengths(letters)))
+    "The size of a wide path for these texts, and whether it has letters."
+    vocab = text_vocab(dls)
+    pieces = any(t.startswith(_word_starts[:2]) for t in vocab)
+    if letters is None: letters = not pieces and tokens <= _most_tokens and _are_words(vocab)
+    n = tokens*(2 + 2*pieces + len(run_lengths(letters)))
     rows = 2**math.ceil(math.log2(max(n, 2)))
     most = 2**int(math.log2(max(1, _max_cells//Target.of(dls).n_out)))
     size = max(_min_rows, min(rows, _max_rows, most))
@@ -43,7 +52,7 @@ def wide_fields(
 
 def auto_fields(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
-    letters:bool|int=False, # of the wide path, as in `wide_fields`
+    letters:bool|int=None, # of the wide path, as in `wide_fields`
     more:int=0, # tokens of other texts whose words are to be weighed
 )->dict: # fields of a `TransformerConfig`
     "What suits these texts: the preset `reviews`, windows of their length, and a wide path."
