@@ -60,7 +60,7 @@ def race(args):
 def render(rows):
     "The results as markdown."
     r = rows[0]
-    cols = {'model':lambda r: NAMES[r['candidate']], f'seconds ({r["clock"]}) a pass':lambda r: f"{r['seconds']:.2f}", "times `nn.TransformerEncoder`'s rate":'ratio', 'real tokens read':'tokens', 'seconds of the first step':'first', 'parameters':'params'}
+    cols = {'model':lambda r: NAMES[r['candidate']], f'seconds ({r["clock"]}) a pass':lambda r: f"{r['seconds']:.2f}", "times `nn.TransformerEncoder`'s rate of batches":'ratio', 'real tokens read':'tokens', 'seconds of the first step':'first', 'parameters':'params'}
     return f'# An epoch of IMDB classification\n\nWritten by `python benchmarks/epoch.py`. {LAYERS} layers, d_model {WIDTH}, {HEADS} heads, the first {r["max_len"]} tokens, fp32, fused AdamW. {r["reviews"]:,} reviews in batches of {r["bs"]}, ' \
            f'drawn evenly from an epoch; medians of {r["rounds"]} passes in which the candidates take turns batch by batch.\n\n{table(rows, cols)}\n{ran_with(rows, env=None)}'
 
