@@ -181,6 +181,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'fastai_txf.base.plain.ifnone': ('0_base/plain.html#ifnone', 'fastai_txf/base/plain.py'),
                                        'fastai_txf.base.plain.is_listy': ('0_base/plain.html#is_listy', 'fastai_txf/base/plain.py'),
                                        'fastai_txf.base.plain.listify': ('0_base/plain.html#listify', 'fastai_txf/base/plain.py'),
+                                       'fastai_txf.base.plain.longest_first': ( '0_base/plain.html#longest_first',
+                                                                                'fastai_txf/base/plain.py'),
                                        'fastai_txf.base.plain.maps': ('0_base/plain.html#maps', 'fastai_txf/base/plain.py'),
                                        'fastai_txf.base.plain.package': ('0_base/plain.html#package', 'fastai_txf/base/plain.py'),
                                        'fastai_txf.base.plain.plain_delegates': ( '0_base/plain.html#plain_delegates',

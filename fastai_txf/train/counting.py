@@ -12,7 +12,7 @@ from fastai.torch_core import get_model
 from torch.nn.utils.rnn import pad_sequence
 from ..base.checks import check_values
 from ..base.compat import call_whole
-from ..base.plain import ifnone, package
+from ..base.plain import ifnone, longest_first, package
 from ..model.wide import WidePath
 from .losses import inner_loss
 
@@ -218,10 +218,8 @@ def feature_matrix(
 ): # sparse matrix of 0 and 1, `(n_texts, n_used)`, and the rows of the table that are its columns
     "Which text has which row of the table."
     from scipy.sparse import csr_matrix
-    order = sorted(range(len(texts)), key=lambda i: -len(texts[i])) # longest first
     found = []
-    for at in range(0, len(order), 256):
-        some = order[at:at+256]
+    for some in longest_first(texts, 256):
         ids = [torch.as_tensor(np.asarray(texts[i]), dtype=torch.long) for i in some]
         x = pad_sequence(ids, batch_first=True, padding_value=wide.pad_idx)
         rows,counts = wide.features(x.to(wide.table.device))
