@@ -8,8 +8,9 @@ from fastai.text.all import *
 from fastai_txf.all import *
 from fastai_txf.model.wide import hash_ids, hash_words
 from fastai_txf.recipes.best import _Text, _Towers
-from fastai_txf.recipes.heldout import choose_shares, loss_of
+from fastai_txf.recipes.heldout import choose_shares
 from fastai_txf.text.special import leading_space
+from fastai_txf.train.counting import loss_of
 from fastai_txf.train.rates import width_lr
 from common import *
 from sets import SETS, load

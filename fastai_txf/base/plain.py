@@ -40,6 +40,10 @@ def chunked(items, size):
     items = iter(items)
     return iter(lambda: list(islice(items, size)), [])
 
+def longest_first(items, size):
+    "The numbers of `items` in lists of `size`, those of the longest items first."
+    return chunked(sorted(range(len(items)), key=lambda i: -len(items[i])), size)
+
 # %% ../../nbs/0_base/04_plain.ipynb #4c81b1a0
 def compose(*funcs):
     "The function that applies `funcs` in turn."

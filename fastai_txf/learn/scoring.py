@@ -7,7 +7,9 @@ __all__ = []
 
 # %% ../../nbs/5_learn/01_scoring.ipynb #7f299681
 import torch
+from itertools import chain, groupby
 from torch.nn.utils.rnn import pad_sequence
+from ..base.plain import chunked, longest_first
 from ..base.shadow import kept_shadow
 from ..model.stack import TransformerEncoder
 from ..text.plain import cut_gaps, gap_guesses, gap_ids
@@ -18,14 +20,10 @@ def _hides_padding(model): return isinstance(getattr(model, 'encoder', None), Tr
 
 def _batches(ids, bs, pads):
     "Rows of `ids` from the longest on, `bs` at a time; of one length unless the model `pads`."
-    lens = [len(o) for o in ids]
-    batch = []
-    for i in sorted(range(len(ids)), key=lens.__getitem__, reverse=True):
-        if batch and (len(batch) == bs or not pads and lens[i] != lens[batch[0]]):
-            yield batch
-            batch = []
-        batch.append(i)
-    yield batch
+    batches = longest_first(ids, bs)
+    if pads: return batches
+    same = groupby(chain(*batches), key=lambda i: len(ids[i]))
+    return (batch for _,rows in same for batch in chunked(rows, bs))
 
 def _rows_of(ids, pad_idx):
     "Token ids as one tensor; padding takes time, which a single text does not need."

@@ -218,12 +218,14 @@ class TransformerClassifier(Module):
         x, # token ids, `(bs, sl)`, padding anywhere
     ): # `(bs, n_out)`
         "What the transformers say without the wide path, on average of the members."
-        out = self._alone(x)
+        out = self.read_out(*self.hidden(x))
         return torch.stack([out, *[m(x) for m in self.others]]).mean(0) if len(self.others) else out
 
-    def _alone(self, x):
-        "The outputs of the first member."
-        h,mask = self.hidden(x)
+    def read_out(self,
+        h, # a vector for each token, `(bs, sl, d_model)`
+        mask, # which tokens are real, boolean, `(bs, sl)`
+    ): # `(bs, n_out)`
+        "The outputs of the first member, from what `hidden` gives."
         score = lambda h: self.head(self.drop(self.pooler(h)))
         if self.config.pool == 'max_logits': return self.range(masked_max(score(h), mask))
         return self.range(score(POOLS[self.config.pool](h, mask)))

@@ -74,25 +74,27 @@ def run_lengths(
     if isinstance(letters, bool): return (4,) if letters else ()
     return (*range(3, letters+1),)
 
-def _hash_runs(c, k):
-    "A number for each `k` letters that follow each other, pair by pair, and which are in a word."
-    res = pairs = hash_ids(c[:,:-1], c[:,1:])
-    for i in range(2, k-1, 2): res = hash_ids(res[:,:-2], pairs[:,i:])
-    if k % 2: res = hash_ids(res[:,:-1], c[:,k-1:])
-    runs = c.unfold(1, k, 1)
-    return res, (runs > 0).all(-1) & (runs[...,1:-1] > _edge).all(-1)
+def _hash_runs(c, lengths):
+    "For each length a number for each run of it, pair by pair, and which are in a word."
+    even = {2:hash_ids(c[:,:-1], c[:,1:])}
+    in_word = {3:(c[:,:-2] > 0) & (c[:,1:-1] > _edge) & (c[:,2:] > 0)}
+    for k in range(4, max(lengths)+1):
+        in_word[k] = in_word[k-1][:,:-1] & in_word[k-1][:,1:]
+        if k % 2 == 0: even[k] = hash_ids(even[k-2][:,:-2], even[2][:,k-2:])
+    def numbers(k): return even[k] if k in even else hash_ids(even[k-1][:,:-1], c[:,k-1:])
+    return [(numbers(k), in_word[k]) for k in lengths]
 
 def hash_letters(
     x, # token ids, real tokens first, `(bs, sl)`
     real, # which are real, boolean, `(bs, sl)`
     letters, # of each token, `(vocab_sz, n)`
-    lengths=(4,), # of runs
+    lengths=(4,), # of runs, 3 or more
 )->list: # for each length a number for each run, `(bs, m)`, and which are in a word, boolean
     "Runs of letters, each pair by pair."
     c = letters[x].long()*real[...,None]
     c,n = compact(c.flatten(1), 0)
     c = F.pad(c, (0, max(lengths))).scatter(1, n[:,None], _edge)        # the end of the last word
-    return [_hash_runs(c, k) for k in lengths]
+    return _hash_runs(c, lengths)
 
 # %% ../../nbs/1_model/05_wide.ipynb #2f811352
 def _row_of(h, n_rows):

@@ -6,12 +6,12 @@
 __all__ = ['text_folds', 'choose_shares', 'choose_strength', 'interval', 'BestReport']
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #de179dcf
-import html, math, numpy as np, pandas as pd, time, torch, torch.nn.functional as F
+import html, math, numpy as np, pandas as pd, time, torch
 from dataclasses import dataclass
 from ..text.special import text_key
 from ..text.frames import column_names
 from ..text.labels import check_df
-from ..train.counting import STRENGTHS
+from ..train.counting import loss_of, STRENGTHS
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #a655be53
 def text_folds(
@@ -60,16 +60,6 @@ def check_rows(
             'copies are held out together']
 
 # %% ../../nbs/7_recipes/05_heldout.ipynb #7739e259
-def loss_of(
-    out, # outputs, `(n, n_out)`
-    y, # targets
-    kind:str, # 'category', 'multi' or 'regression'
-)->float:
-    "The mean loss: cross-entropy, binary cross-entropy, or the squared error."
-    if kind == 'category': return F.cross_entropy(out, y.long()).item()
-    if kind == 'multi': return F.binary_cross_entropy_with_logits(out, y.float()).item()
-    return ((out - y.float().view(len(out), -1))**2).mean().item()
-
 def hits_of(
     out, # outputs, `(n, n_out)`
     y, # targets

@@ -13,7 +13,6 @@ from ..base.shadow import shadow
 from ..model.models import (
     Seq2SeqTransformer, TransformerClassifier, TransformerLM, TransformerMLM)
 from ..model.positions import LearnedPositions
-from ..model.windows import masked_max, POOLS
 from ..generate.cache import KVCache
 
 # %% ../../nbs/8_share/14_graphs.ipynb #7cb84338
@@ -42,16 +41,10 @@ class TextGraph(WindowGraph):
         self.by_length = model.wide is not None and bool(model.wide.by_length)
 
     def forward(self, windows, places, rows=None): # `(bs, n_out)`
-        members = [self.model, *self.model.others]
-        deep = torch.stack([self._deep(m, windows, places) for m in members]).mean(0)
+        members,real = [self.model, *self.model.others], places >= 0
+        deep = [m.read_out(self.vectors(windows, places, m.encoder), real) for m in members]
+        deep = torch.stack(deep).mean(0)
         return deep if rows is None else self._join(self.model.wide, deep, rows)
-
-    def _deep(self, m, windows, places):
-        "The outputs of a transformer."
-        h,real = self.vectors(windows, places, m.encoder), places >= 0 # (bs, sl, d_model)
-        def score(h): return m.head(m.pooler(h))
-        if m.config.pool == 'max_logits': return m.range(masked_max(score(h), real))
-        return m.range(score(POOLS[m.config.pool](h, real)))
 
     def _join(self, wide, deep, rows):
         "With the sum of the features' weights, which stand in `rows` of the table, `(bs, n)`."

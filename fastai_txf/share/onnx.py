@@ -9,7 +9,7 @@ __all__ = ['OnnxPredictor']
 import json, numpy as np
 from contextlib import contextmanager
 from pathlib import Path
-from ..base.plain import chunked, ifnone, package
+from ..base.plain import chunked, ifnone, longest_first, package
 from ..text.plain import cut_gaps, gap_guesses, gap_ids
 from .text import Answers, check_labels, GapAnswers, LabelAnswers, make_codecs
 from .sealed import digest, unseal
@@ -123,9 +123,8 @@ class OnnxLabels(LabelAnswers, OnnxPredictor):
     ): # `(n, n_out)`
         "What the model says of texts in numbers. A ValueError if there is a NaN."
         check_count('bs', bs, 1)
-        order = sorted(range(len(ids)), key=lambda i: -len(ids[i])) # longest first
         res = np.empty((len(ids), self.config['config']['n_out']), np.float32)
-        for at in chunked(order, bs):
+        for at in longest_first(ids, bs):
             res[at], = self._run('model', **self._laid_out([ids[i] for i in at]))
         if np.isnan(res).any(): raise ValueError(_diverged)
         return res

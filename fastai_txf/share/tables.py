@@ -62,14 +62,15 @@ def _words(ids, inside):
     np.add.at(res, word, (ids+1)*_powers[nth])
     return _hash(-res)
 
-def _runs(letters, k):
-    "A number for each `k` letters in a word."
+def _runs(letters, lengths):
+    "For each length a number for each run of letters in a word."
     c = np.array([*letters, 1], np.int64)
-    if len(c) < k: return c[:0]
-    res = pairs = _hash(c[:-1], c[1:])
-    for i in range(2, k-1, 2): res = _hash(res[:-2], pairs[i:])
-    if k % 2: res = _hash(res[:-1], c[k-1:])
-    return res[(np.lib.stride_tricks.sliding_window_view(c, k)[:,1:-1] > 1).all(1)]
+    even,in_word = {2:_hash(c[:-1], c[1:])}, {3:c[1:-1] > 1}
+    for k in range(4, max(lengths)+1):
+        in_word[k] = in_word[k-1][:-1] & in_word[k-1][1:]
+        if k % 2 == 0: even[k] = _hash(even[k-2][:-2], even[2][k-2:])
+    def numbers(k): return even[k] if k in even else _hash(even[k-1][:-1], c[k-1:])
+    return [numbers(k)[in_word[k]] for k in lengths]
 
 def feature_rows(
     texts:list, # lists of ids, without padding
@@ -90,8 +91,7 @@ def feature_rows(
             word = _words(ids, inside)
             found += [word, _hash(word[:-1], word[1:])]
         if letters is not None:
-            all_letters = [c for i in ids for c in letters[i]]
-            found += [_runs(all_letters, k) for k in runs]
+            found += _runs([c for i in ids for c in letters[i]], runs)
         res.append(np.unique((np.concatenate(found) >> 20) % n_rows).tolist())
     return number_table(res)
 

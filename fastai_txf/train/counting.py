@@ -12,7 +12,7 @@ from fastai.torch_core import get_model
 from torch.nn.utils.rnn import pad_sequence
 from ..base.checks import check_values
 from ..base.compat import call_whole
-from ..base.plain import ifnone, package
+from ..base.plain import ifnone, longest_first, package
 from ..model.wide import WidePath
 from .losses import inner_loss
 
@@ -160,9 +160,19 @@ def linear_outputs(
 # %% ../../nbs/4_train/10_counting.ipynb #c5trng03
 STRENGTHS = (1.,1.), (100.,None), (1.,0.5), (3.,0.5), (3.,0.) # `C` and `power` of `fit_linear`
 
-# %% ../../nbs/4_train/10_counting.ipynb #c5trng04
 _losses = dict(category=F.cross_entropy, multi=F.binary_cross_entropy_with_logits,
                regression=F.mse_loss)
+
+def loss_of(
+    out, # outputs, `(n, n_out)`
+    y, # targets
+    kind:str, # 'category', 'multi' or 'regression'
+)->float:
+    "The mean loss: cross-entropy, binary cross-entropy, or the squared error."
+    y = y.long() if kind == 'category' else y.float().view_as(out)
+    return _losses[kind](out, y).item()
+
+# %% ../../nbs/4_train/10_counting.ipynb #c5trng04
 _few,_few_classes = 2000, 20
 _thirds = 3
 _much = 500_000 # features of all texts, once for each class
@@ -184,7 +194,7 @@ def _held_out_loss(x, y, fold, n_out, kind, strength, weight):
         return linear_outputs(x[fold==k], w, b, is_by_length(kind, strength[1]))
     out = torch.cat([outputs(k) for k in range(_thirds)])
     targ = torch.as_tensor(np.concatenate([y[fold==k] for k in range(_thirds)]))
-    return _losses[kind](out, targ.long() if kind == 'category' else targ.float()).item()
+    return loss_of(out, targ, kind)
 
 def best_strength(
     x, # which text has which feature, sparse, `(n_texts, n_features)`
@@ -218,10 +228,8 @@ def feature_matrix(
 ): # sparse matrix of 0 and 1, `(n_texts, n_used)`, and the rows of the table that are its columns
     "Which text has which row of the table."
     from scipy.sparse import csr_matrix
-    order = sorted(range(len(texts)), key=lambda i: -len(texts[i])) # longest first
     found = []
-    for at in range(0, len(order), 256):
-        some = order[at:at+256]
+    for some in longest_first(texts, 256):
         ids = [torch.as_tensor(np.asarray(texts[i]), dtype=torch.long) for i in some]
         x = pad_sequence(ids, batch_first=True, padding_value=wide.pad_idx)
         rows,counts = wide.features(x.to(wide.table.device))
