@@ -45,7 +45,7 @@ slow = pytest.mark.slow
 @pytest.mark.parametrize('task,kw', [
     ('one', dict(max_len=8)), pytest.param('many', dict(max_len=50), marks=slow), pytest.param('numbers', {}, marks=slow),
     pytest.param('columns', {}, marks=slow), pytest.param('backwards', dict(pool='max_logits', max_len=9), marks=slow),
-    pytest.param('fast', dict(config='reviews', max_len=8), marks=slow), pytest.param('words', dict(config='bert', max_len=60), marks=slow)])
+    pytest.param('fast', dict(config='reviews', max_len=8), marks=slow), ('words', dict(config='bert', max_len=60))])
 def test_labels(made, task, kw):
     "Logits and labels of texts of all kinds and lengths, alone and in batches"
     learn,torchs,onnxs,_ = made(task, **kw)

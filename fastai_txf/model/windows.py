@@ -78,7 +78,7 @@ def _mean_max(h, mask): return torch.cat([masked_mean(h, mask), masked_max(h, ma
 
 def _row(h, mask, i):
     "Vector `i` of each text; zeros where nothing is real."
-    row = h[torch.arange(len(h), device=h.device), i]
+    row = h[torch.arange(h.shape[0], device=h.device), i]   # `len` is a fixed number in a graph
     return row.masked_fill(~mask.any(1, keepdim=True), 0.)
 
 def _first(h, mask): return _row(h, mask, 0)
