@@ -7,10 +7,10 @@ import contextlib, dataclasses
 from fastai.text.all import *
 from fastai_txf.all import *
 from fastai_txf.model.wide import hash_ids, hash_words
-from fastai_txf.recipes.best import _Text, _Towers
+from fastai_txf.recipes.best import _Towers
 from fastai_txf.recipes.heldout import choose_shares, loss_of
+from fastai_txf.recipes.reading import LabelledText
 from fastai_txf.text.special import leading_space
-from fastai_txf.train.rates import width_lr
 from common import *
 from sets import SETS, load
 
@@ -160,7 +160,7 @@ def prepare(args, name):
     "Texts of a set's training part, cut into pieces; those to score are fold 0; what the counted words say of them."
     df,_ = load(args.data, name, 0)
     df = df.drop_duplicates('text').sample(frac=1, random_state=args.seed)[:N_TRAIN+N_HELD].reset_index(drop=True)
-    text = _Text('pieces', df, dict(text_col='text', label_col='label', tok_tfm=BPETokenizer(2000), rules=[leading_space]))
+    text = LabelledText('pieces', df, dict(text_col='text', label_col='label', tok_tfm=BPETokenizer(2000), rules=[leading_space]))
     with no_random(0): text.count()
     text.fold = (np.arange(len(df)) < N_TRAIN).astype(int)
     held = (text.fold == 0).nonzero()[0]
