@@ -258,6 +258,9 @@ CASES = [ # what is smaller, and a command
     ('defaults', {}, '--minutes 0.003 --shapes modern --opts muon --lrs 0.01 --sets captions --batches full short half few'),
     ('experiments', dict(step_ms=lambda experiment: {}, TASKS=dict(depth=['characters'])), 'depth positions --steps 1 --seeds 0'),
     ('packing', {}, '--n 64 --rounds 1'),
+    ('scale', {}, '--rounds 1 --vocab 100 --layers 1 --sl 16 --only full chunked twice both'),
+    ('epoch', {}, '--bs 2 --batches 1 --rounds 1 --max_len 16 --only torch ours'),
+    ('gpu', dict(MODEL=dict(d_model=32, n_heads=4, n_layers=1, max_len=32), READ=dict(minutes=0.005, bs=4, seq_len=16), LABELS=dict(epochs=1)), 'imdb --seeds 0'),
 ]
 
 @pytest.mark.slow
