@@ -190,13 +190,13 @@ def about(threads, *more):
 
 # One process for each run
 
-def options(doc, names, minutes=None):
-    "The options that the benchmarks share."
+def options(doc, names, minutes=None, recipes=True):
+    "The options that the benchmarks share; `--set` where candidates have recipes."
     p = argparse.ArgumentParser(description=doc, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     p.add_argument('--only', nargs='+', choices=names, default=list(names), help='candidates')
     if minutes is not None: p.add_argument('--minutes', type=float, default=minutes, help='minutes of training for each candidate and seed')
     p.add_argument('--threads', type=int, default=torch.get_num_threads(), help='threads of torch')
-    p.add_argument('--set', nargs='+', default=[], metavar='NAME=VALUE', help='change the recipe of the candidates run: lr=1e-3 p=0.2')
+    if recipes: p.add_argument('--set', nargs='+', default=[], metavar='NAME=VALUE', help='change the recipe of the candidates run: lr=1e-3 p=0.2')
     p.add_argument('--n', type=int, default=None, help='try the script on so many texts; nothing is recorded unless --out is given')
     p.add_argument('--out', type=Path, default=None, help='folder of the results (default: benchmarks/results)')
     p.add_argument('--child', action='store_true', help=argparse.SUPPRESS)
@@ -273,7 +273,7 @@ def from_child(*args):
 
 # Results
 
-def read_rows(file): return [json.loads(l) for l in file.read_text().splitlines()] if file.exists() else []
+def read_rows(file): return [json.loads(l) for l in file.read_text().splitlines()] if file and file.exists() else []
 
 def add_row(file, row):
     "Append `row` as a line of JSON."

@@ -43,13 +43,15 @@ def render(rows):
             'The peak is the largest resident set of the process; before the call it holds the imports and the data frame.\n\n' + table(rows, cols) + '\n' + ran_with(rows, env=None))
 
 def main():
-    p = options(__doc__, CANDIDATES, minutes=1.)
+    p = options(__doc__, CANDIDATES, minutes=1., recipes=False)
     p.add_argument('--data', type=Path, required=True, help='folder of the sets')
     args = p.parse_args()
-    file = (args.out or HERE/'results')/'many.jsonl'
+    file = out_file(args, 'many')
     for name in args.only:
-        if args.child: add_row(file, run(name, args))
-        else: subprocess.run([sys.executable, *sys.argv, '--child', '--only', name], check=True)
-    if not args.child: file.with_suffix('.md').write_text(render(read_rows(file)))
+        if not args.child: subprocess.run([sys.executable, *sys.argv, '--child', '--only', name], check=True)
+        else:
+            print(json.dumps(row := run(name, args)))
+            if file: add_row(file, row)
+    if file and not args.child: file.with_suffix('.md').write_text(render(read_rows(file)))
 
 if __name__ == '__main__': main()

@@ -80,6 +80,10 @@ def load(data, name, seed):
     rest = order[~np.isin(order, held)]
     return df.iloc[rest].reset_index(drop=True), df.iloc[held].reset_index(drop=True)
 
+def few(df, n):
+    "So many rows, drawn at random, or all."
+    return df if n is None or len(df) <= n else df.sample(n, random_state=0).reset_index(drop=True)
+
 def loaders(train, seed):
     "fastai's loaders of the training rows, a tenth of them for validation."
     return TextDataLoaders.from_df(train, text_col='text', label_col='label', valid_pct=0.1, seed=seed, bs=64)
@@ -143,14 +147,15 @@ NAMES = dict(bigrams='linear: NB-weighted words and pairs', default=f'`transform
 def run(candidate, name, seed, args):
     "A row of results."
     torch.set_num_threads(args.threads)
-    train,test = load(args.data, name, seed)
+    train,test = (few(df, args.n) for df in load(args.data, name, seed))
     set_seed(seed)
     start = time.process_time()
     more = {}
     if candidate in BESIDE:
-        plain = [r for r in read_rows(out_file(args, 'sets')) if (r['candidate'],r['set'],r['seed']) == ('default',name,seed)]
-        if not plain: raise SystemExit(f'{candidate} gets the time of the plain call: run default on {name}, seed {seed}, first')
-        more['minutes'] = plain[-1]['core-minutes']
+        file = out_file(args, 'sets')
+        plain = [r for r in read_rows(file) if (r['candidate'],r['set'],r['seed']) == ('default',name,seed)]
+        if file and not plain: raise SystemExit(f'{candidate} gets the time of the plain call: run default on {name}, seed {seed}, first')
+        more['minutes'] = plain[-1]['core-minutes'] if file else MINUTES
     if candidate == 'best' and name in FEW: more['unlabelled'] = without_labels(seed)
     acc = CANDIDATES[candidate](train, test, seed, **more)
     return {'candidate':candidate, 'set':name, 'seed':seed, 'accuracy':acc, 'core-minutes':(time.process_time()-start)/60, **about(args.threads)}
@@ -186,7 +191,7 @@ def render(rows):
             + ran_with(rows, env=None))
 
 def main():
-    p = options(__doc__, CANDIDATES)
+    p = options(__doc__, CANDIDATES, recipes=False)
     p.add_argument('--data', type=Path, required=True, help='folder of the sets')
     p.add_argument('--sets', nargs='+', choices=[*SETS,*LARGE,*FEW,*OTHER,*TENTHS], default=list(SETS))
     p.add_argument('--seeds', nargs='+', type=int, default=[0,1,2])
@@ -195,11 +200,12 @@ def main():
     for seed in args.seeds:
         for name in args.sets:
             for c in args.only:
-                if args.child: return add_row(file, run(c, name, seed, args))
+                if args.child:
+                    print(json.dumps(row := run(c, name, seed, args)))
+                    return add_row(file, row) if file else None
                 if any((r['candidate'],r['set'],r['seed']) == (c,name,seed) for r in read_rows(file)): continue
-                command = [sys.executable, __file__, '--child', '--only', c, '--sets', name, '--seeds', str(seed), '--data', str(args.data), '--threads', str(args.threads)]
                 print(f'== {c}, {name}, seed {seed}', flush=True)
-                subprocess.run(command + (['--out', str(args.out)] if args.out else []), check=True)
-    file.with_suffix('.md').write_text(render(read_rows(file)))
+                subprocess.run([sys.executable, *sys.argv, '--child', '--only', c, '--sets', name, '--seeds', str(seed)], check=True)
+    if file: file.with_suffix('.md').write_text(render(read_rows(file)))
 
 if __name__ == '__main__': main()

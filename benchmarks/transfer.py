@@ -96,6 +96,7 @@ def train_and_score(recipe, seed, args):
     with learn.no_bar(): preds,targs = learn.get_preds(dl=dls.test_dl(scored, rm_type_tfms=0, with_labels=True, num_workers=0))
     return dict(accuracy=100*accuracy(preds, targs).item(), scored=len(scored), minutes=minutes, params=n_params(learn.model), vocab=len(dls.vocab[0]), **told)
 
+warnings.filterwarnings('ignore', message='.*training set, too') # fastai wants something to validate on, and gets a labelled text again
 SEP = '\x1f' # between the tokens of a text that is tokenized already
 
 def df_dls(labelled, vocab, bs):

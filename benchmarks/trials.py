@@ -7,11 +7,11 @@ import contextlib, dataclasses
 from fastai.text.all import *
 from fastai_txf.all import *
 from fastai_txf.model.wide import hash_ids, hash_words
-from fastai_txf.recipes.best import _Text, _Towers
+from fastai_txf.recipes.best import _Towers
 from fastai_txf.recipes.heldout import choose_shares
+from fastai_txf.recipes.reading import LabelledText
 from fastai_txf.text.special import leading_space
 from fastai_txf.train.counting import loss_of
-from fastai_txf.train.rates import width_lr
 from common import *
 from sets import SETS, load
 
@@ -160,10 +160,11 @@ class Unscored(Callback):
 def prepare(args, name):
     "Texts of a set's training part, cut into pieces; those to score are fold 0; what the counted words say of them."
     df,_ = load(args.data, name, 0)
-    df = df.drop_duplicates('text').sample(frac=1, random_state=args.seed)[:N_TRAIN+N_HELD].reset_index(drop=True)
-    text = _Text('pieces', df, dict(text_col='text', label_col='label', tok_tfm=BPETokenizer(2000), rules=[leading_space]))
+    n_train,n_held = (args.n, args.n) if args.n else (N_TRAIN, N_HELD)
+    df = df.drop_duplicates('text').sample(frac=1, random_state=args.seed)[:n_train+n_held].reset_index(drop=True)
+    text = LabelledText('pieces', df, dict(text_col='text', label_col='label', tok_tfm=BPETokenizer(2000), rules=[leading_space]))
     with no_random(0): text.count()
-    text.fold = (np.arange(len(df)) < N_TRAIN).astype(int)
+    text.fold = (np.arange(len(df)) < n_train).astype(int)
     held = (text.fold == 0).nonzero()[0]
     return text, held, text.linear((text.fold == 1).nonzero()[0], held)
 
@@ -202,7 +203,7 @@ def measured(text, learn, held, counted):
     return row, deep
 
 def main():
-    p = options(__doc__, WAYS)
+    p = options(__doc__, WAYS, recipes=False)
     p.add_argument('--data', type=Path, required=True, help='folder of the sets')
     p.add_argument('--sets', nargs='+', choices=SETS, default=list(SETS))
     p.add_argument('--seed', type=int, default=0)
@@ -223,8 +224,8 @@ def main():
             row,_ = measured(text, learn, held, counted)
             row = {**key(way), **row, 'core-seconds':spent, 'passes':learn.epoch+1, **about(args.threads)}
             print({k:round(v, 3) if isinstance(v, float) else v for k,v in row.items() if k not in ('machine','versions','commit','date')}, flush=True)
-            add_row(file, row)
-    file.with_suffix('.md').write_text(render(read_rows(file)))
+            if file: add_row(file, row)
+    if file: file.with_suffix('.md').write_text(render(read_rows(file)))
 
 def render(rows):
     "The results as markdown: each way beside the plain one on the same fold."

@@ -29,6 +29,7 @@ def turned(tokens):
 
 WAYS = dict(forwards=list, backwards=turned)
 FOLDER = fastai_path('model')/'imdb_unlabelled'
+warnings.filterwarnings('ignore', message='.*training set, too') # fastai wants something to validate on, and gets a labelled text again
 SEP = '\x1f' # between the tokens of a text that is cut already
 NAMES = 'neg','pos'
 

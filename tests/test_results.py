@@ -32,16 +32,6 @@ def prose(txt):
     for o in (r'<!-- results -->.*?<!-- /results -->', r'```.*?```', r'<!--.*?-->', r'<img[^>]*>'): txt = re.sub(o, ' ', txt, flags=re.S)
     return re.sub(r'\]\([^)]*\)', '] ', txt)
 
-@pytest.mark.parametrize('file', [root/'README.md', root/'benchmarks'/'README.md'], ids=['README','results page'])
-def test_commands(file):
-    "A command that is shown with options has all that its script requires"
-    shown = re.findall(r'(\w+\.py)((?: [^`\n<|]*)? --[^`\n<|]*)', read(file))
-    assert shown
-    for script,options in shown:
-        source = (root/'benchmarks'/script).read_text(encoding='utf-8')
-        required = set(re.findall(r"add_argument\('(--[\w-]+)'[^\n]*required=True", source))
-        assert not required - set(options.split()), f'{script}{options}'
-
 KNOWN = {'3.11','1e-5','2','6','2.0','1,000','25,000','32'} # a version, a bound of the tests, GB of disk, versions, the set-up of two measurements
 
 def test_readme_figures(page):
