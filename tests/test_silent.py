@@ -5,7 +5,7 @@ from functools import partial
 import pandas as pd, pytest, torch
 import torch.nn as nn, torch.nn.functional as F
 from fastai.text.all import (BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, ClassificationInterpretation,
-                             CrossEntropyLossFlat, Learner,
+                             CrossEntropyLossFlat, FocalLossFlat, LabelSmoothingCrossEntropyFlat, Learner,
                              MSELossFlat, Perplexity, RegressionBlock, SaveModelCallback, TextDataLoaders, accuracy, accuracy_multi,
                              load_learner, mse, rm_useless_spaces)
 from fastai_txf.all import (
@@ -743,6 +743,19 @@ def test_valid_loss_of_smoothed_pairs_weighs_tokens(any_learner):
     learn.fit(2, 3e-2)
     losses = [learn.validate(dl=learn.dls.valid.new(bs=bs))[0] for bs in (1,7,20)]
     assert losses == pytest.approx(losses[-1:]*3, rel=1e-4)
+
+SMOOTHED = dict(lm=dict(loss_func=CrossEntropyLossFlat(label_smoothing=0.2)), focal=dict(kind='lm', loss_func=FocalLossFlat()),
+                eps=dict(kind='lm', loss_func=LabelSmoothingCrossEntropyFlat(eps=0.2)),
+                mlm=dict(loss_func=CrossEntropyLossFlat(label_smoothing=0.2)), s2s={})
+
+@pytest.mark.parametrize('case', SMOOTHED)
+def test_perplexity_is_not_smoothed(any_learner, case):
+    "It is that of the tokens' probabilities, whatever the loss adds: in a fit and after it"
+    learn = any_learner(**{'kind':case, 'metrics':Perplexity(), **SMOOTHED[case]})
+    learn.fit(2, 3e-2)
+    want,(loss,ppl) = math.exp(token_loss(learn)), learn.validate()
+    assert ppl == pytest.approx(want, rel=1e-4) and ppl != pytest.approx(math.exp(loss), rel=1e-2)
+    assert learn.recorder.values[-1][-1] == pytest.approx(want, rel=1e-4)
 
 # Options and data that were taken as they came
 
