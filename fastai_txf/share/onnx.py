@@ -36,6 +36,9 @@ def _blaming(folder, name):
 def _read_config(folder):
     "What `config.json` says, checked."
     path = folder/'config.json'
+    if (folder/'model.safetensors').is_file() and not any(folder.glob('*.onnx')):
+        raise ValueError(f'{folder} holds a published model, not one in ONNX: read it with '
+                         f'load_published({str(folder)!r}), or write it with to_onnx')
     if not path.is_file(): raise FileNotFoundError(f'there is no file {path}: is {folder} a folder '
                                                    'that to_onnx has written?')
     try: res = unseal(path.read_bytes())
