@@ -757,6 +757,13 @@ def test_perplexity_is_not_smoothed(any_learner, case):
     assert ppl == pytest.approx(want, rel=1e-4) and ppl != pytest.approx(math.exp(loss), rel=1e-2)
     assert learn.recorder.values[-1][-1] == pytest.approx(want, rel=1e-4)
 
+@pytest.mark.parametrize('item', [b'a film', bytearray(b'a film'), [b'a film'], ['a film',b'a film']], ids=str)
+def test_predict_of_bytes(make, item, tmp_path):
+    "The error of learners and of published models says how to make text of them"
+    learn = make('clf')
+    for o in (learn, make('lm'), load_published(learn.publish(tmp_path/'m', trained=True))):
+        with pytest.raises(TypeError, match=r"b'a film'.*: give it .decode\(\)$"): o.predict(item)
+
 # Options and data that were taken as they came
 
 OWN = dict(text_col='text', label_col='label', valid_col='is_valid', tok_tfm=BaseTokenizer(), bs=8)

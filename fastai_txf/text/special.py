@@ -226,14 +226,16 @@ def is_unicode(
     except UnicodeEncodeError: return False
     return True
 
-_of_path = 'give its text, path.read_text()'
+_of_path,_of_bytes = 'give its text, path.read_text()', 'give it .decode()'
+_bytes = bytes,bytearray
 
 def not_a_text(
     o, # what is given in place of a text
     i:int, # its number among those that are given
 )->TypeError: # to be raised
-    "An error that says what `o` is, and of a path what to do."
-    remedy = f': {_of_path}' if isinstance(o, PathLike) else ''
+    "An error that says what `o` is, and of a path or of bytes what to do."
+    how = _of_path if isinstance(o, PathLike) else _of_bytes if isinstance(o, _bytes) else ''
+    remedy = f': {how}' if how else ''
     return TypeError(f'text number {i} is {o!r}: a {type(o).__name__}, not a str{remedy}')
 
 def is_pandas(item, name):
@@ -249,7 +251,8 @@ def has_columns(row, cols):
 def check_ordered(
     items, # what is given for many texts
 ):
-    "A TypeError for what holds no texts, and for a set: which answer would be that of which text?"
+    "A TypeError for bytes, for no texts, and for a set: which answer would be that of which text?"
+    if isinstance(items, _bytes): raise TypeError(f'{items[:40]!r} is no str: {_of_bytes}')
     try: iter(items)
     except TypeError as e:
         many = 'give a text, a list of texts or a data frame'
