@@ -764,6 +764,22 @@ def test_predict_of_bytes(make, item, tmp_path):
     for o in (learn, make('lm'), load_published(learn.publish(tmp_path/'m', trained=True))):
         with pytest.raises(TypeError, match=r"b'a film'.*: give it .decode\(\)$"): o.predict(item)
 
+# Errors of a screen's length
+
+MANY,LONG = ['a warm film']*10_000, 'a warm film '*10_000
+FLOODS = [
+    ('clf', lambda o: o.explain(MANY), 'list: give one text'), ('clf', lambda o: o.attention(MANY), 'list: give one text'),
+    ('clf', lambda o: o.predict(['a', {*MANY, LONG}]), 'a set, not a str'), ('clf', lambda o: o.predict(['a', LONG.encode()]), r'give it .decode\(\)'),
+    ('clf', lambda o: o.predict({'text':10**4000}), 'a text is needed'), ('clf', lambda o: o.attention('a film').look(LONG), 'is not among'),
+    ('lm', lambda o: o.stream_text(MANY), 'made for one str'), ('lm', lambda o: o.predict('a', stop=[MANY]), 'cannot end a text'),
+    ('lm', lambda o: o.fit(1, lr=[MANY]), 'give a float'), ('mlm', lambda o: o.fill(LONG), 'has no gap'), ('s2s', lambda o: o.attention(MANY, 'a'), 'give one text')]
+
+@pytest.mark.parametrize('kind,ask,what', FLOODS)
+def test_data_does_not_flood_an_error(any_learner, kind, ask, what):
+    "Of what is given it shows the beginning"
+    with pytest.raises((TypeError,ValueError), match=what) as e: ask(any_learner(kind))
+    assert len(str(e.value)) < 600
+
 # Options and data that were taken as they came
 
 OWN = dict(text_col='text', label_col='label', valid_col='is_valid', tok_tfm=BaseTokenizer(), bs=8)

@@ -253,7 +253,7 @@ class OnnxText(_Writer):
         return self.scores(self.codec.prompts([text])[0])
 
     def _new(self, text, n, no_unk):
-        if not isinstance(text, str): raise TypeError(f'{text!r} is no text: give a str')
+        if not isinstance(text, str): raise TypeError(f'{text!r:.200} is no text: give a str')
         self.codec.check_forwards()
         barred = self.codec.barred if no_unk else self.codec.fillers
         stops = {*self.codec.stops}

@@ -236,7 +236,7 @@ def not_a_text(
     "An error that says what `o` is, and of a path or of bytes what to do."
     how = _of_path if isinstance(o, PathLike) else _of_bytes if isinstance(o, _bytes) else ''
     remedy = f': {how}' if how else ''
-    return TypeError(f'text number {i} is {o!r}: a {type(o).__name__}, not a str{remedy}')
+    return TypeError(f'text number {i} is {o!r:.200}: a {type(o).__name__}, not a str{remedy}')
 
 def is_pandas(item, name):
     "Whether `item` is pandas' `DataFrame` or `Series`, without an import."
@@ -257,7 +257,7 @@ def check_ordered(
     except TypeError as e:
         many = 'give a text, a list of texts or a data frame'
         remedy = _of_path if isinstance(items, PathLike) else many
-        raise TypeError(f'{items!r} is a {type(items).__name__}: {remedy}') from e
+        raise TypeError(f'{items!r:.200} is a {type(items).__name__}: {remedy}') from e
     if not isinstance(items, (set,frozenset)): return
     raise TypeError(f'a {type(items).__name__} has no order, so no answer could be told from '
                     'another: give a list, sorted(texts)')
