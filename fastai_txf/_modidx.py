@@ -3413,6 +3413,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                   'fastai_txf/train/schedule.py'),
                                            'fastai_txf.train.schedule.TimeBudget.pct': ( '4_train/schedule.html#timebudget.pct',
                                                                                          'fastai_txf/train/schedule.py'),
+                                           'fastai_txf.train.schedule._refuse_rate': ( '4_train/schedule.html#_refuse_rate',
+                                                                                       'fastai_txf/train/schedule.py'),
                                            'fastai_txf.train.schedule.inverse_sqrt': ( '4_train/schedule.html#inverse_sqrt',
                                                                                        'fastai_txf/train/schedule.py'),
                                            'fastai_txf.train.schedule.warmup_stable_decay': ( '4_train/schedule.html#warmup_stable_decay',
