@@ -303,13 +303,14 @@ def test_batches_of_none(made):
         with pytest.raises(ValueError, match='1 or more'): p.predict(['a','b'], bs=0)
 
 def test_bundle_is_none(made, tmp_path):
-    "A published model and an empty folder are named as what they are not"
+    "A published model, one in ONNX and an empty folder are named as what they are, with what reads them"
     learn,*_ = made('one', max_len=8)
-    with pytest.raises(ValueError, match='config.json.*to_onnx'): OnnxPredictor(learn.publish(tmp_path/'p', trained=True))
+    folder = learn.publish(tmp_path/'p', trained=True)
+    with pytest.raises(ValueError, match=fr"a published model.*read it with load_published\('{folder}'\)"): OnnxPredictor(folder)
     (tmp_path/'empty').mkdir()
     with pytest.raises(FileNotFoundError, match='config.json'): OnnxPredictor(tmp_path/'empty')
     *_,at = made('one', max_len=8)
-    with pytest.raises(ValueError, match='model.onnx'): load_published(at)
+    with pytest.raises(ValueError, match=fr"in ONNX.*read it with OnnxPredictor\('{at}'\)$"): load_published(at)
 
 def test_refused(made, tmp_path, monkeypatch):
     "A folder that is there, a missing package, a model that answers otherwise: nothing is written"

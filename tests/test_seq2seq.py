@@ -594,20 +594,21 @@ weighings = dict(plain={}, smooth=dict(label_smoothing=0.2), sum=dict(reduction=
 
 @pytest.mark.parametrize('kind,zeros', [*((k,False) for k in weighings), *((k,True) for k in weighings if k != 'smooth')])
 def test_class_weights(make, kind, zeros):
-    "Loss and perplexity are the mean over all targets by their weights, for all batch sizes; a batch of weight 0 does not count"
+    "Loss and perplexity are the mean over all targets by their weights, for all batch sizes, the perplexity without smoothing; a batch of weight 0 does not count"
     vocab = make().dls.vocab[1]
     w = torch.zeros(len(vocab)) if zeros else torch.linspace(0.1, 9, len(vocab))
     w[vocab.index('f')] = 5.                                                # not in all targets
     kw = dict(ignore_index=PAD_, weight=w, **weighings[kind])
     learn = make(loss_func=CrossEntropyLossFlat(**kw), metrics=Perplexity())
     rows = [learn.validate(dl=learn.dls.valid.new(bs=bs)) for bs in (1,5,12)]
-    total = count = 0
+    total = entropy = count = 0
     for src,tgt in learn.dls.valid:
         src,tgt = (o.as_subclass(torch.Tensor) for o in (src,tgt))
         with torch.no_grad(): logits,tgt = learn.model.eval()(src, tgt[:,:-1]).flatten(0, 1), tgt[:,1:].flatten()
         total += F.cross_entropy(logits, tgt, **{**kw, 'reduction':'sum'}).item()
+        entropy += F.cross_entropy(logits, tgt, w, ignore_index=PAD_, reduction='sum').item()
         count += w[tgt[tgt != PAD_]].sum().item()
-    for row in rows: assert list(row) == pytest.approx([total/count, math.exp(total/count)], rel=1e-4)
+    for row in rows: assert list(row) == pytest.approx([total/count, math.exp(entropy/count)], rel=1e-4)
 
 padded_losses = dict(
     flat=(lambda: CrossEntropyLossFlat(), r'CrossEntropyLossFlat\(ignore_index=1\)'),

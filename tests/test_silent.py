@@ -5,7 +5,7 @@ from functools import partial
 import pandas as pd, pytest, torch
 import torch.nn as nn, torch.nn.functional as F
 from fastai.text.all import (BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, ClassificationInterpretation,
-                             CrossEntropyLossFlat, Learner,
+                             CrossEntropyLossFlat, FocalLossFlat, LabelSmoothingCrossEntropyFlat, Learner,
                              MSELossFlat, Perplexity, RegressionBlock, SaveModelCallback, TextDataLoaders, accuracy, accuracy_multi,
                              load_learner, mse, rm_useless_spaces)
 from fastai_txf.all import (
@@ -743,6 +743,42 @@ def test_valid_loss_of_smoothed_pairs_weighs_tokens(any_learner):
     learn.fit(2, 3e-2)
     losses = [learn.validate(dl=learn.dls.valid.new(bs=bs))[0] for bs in (1,7,20)]
     assert losses == pytest.approx(losses[-1:]*3, rel=1e-4)
+
+SMOOTHED = dict(lm=dict(loss_func=CrossEntropyLossFlat(label_smoothing=0.2)), focal=dict(kind='lm', loss_func=FocalLossFlat()),
+                eps=dict(kind='lm', loss_func=LabelSmoothingCrossEntropyFlat(eps=0.2)),
+                mlm=dict(loss_func=CrossEntropyLossFlat(label_smoothing=0.2)), s2s={})
+
+@pytest.mark.parametrize('case', SMOOTHED)
+def test_perplexity_is_not_smoothed(any_learner, case):
+    "It is that of the tokens' probabilities, whatever the loss adds: in a fit and after it"
+    learn = any_learner(**{'kind':case, 'metrics':Perplexity(), **SMOOTHED[case]})
+    learn.fit(2, 3e-2)
+    want,(loss,ppl) = math.exp(token_loss(learn)), learn.validate()
+    assert ppl == pytest.approx(want, rel=1e-4) and ppl != pytest.approx(math.exp(loss), rel=1e-2)
+    assert learn.recorder.values[-1][-1] == pytest.approx(want, rel=1e-4)
+
+@pytest.mark.parametrize('item', [b'a film', bytearray(b'a film'), [b'a film'], ['a film',b'a film']], ids=str)
+def test_predict_of_bytes(make, item, tmp_path):
+    "The error of learners and of published models says how to make text of them"
+    learn = make('clf')
+    for o in (learn, make('lm'), load_published(learn.publish(tmp_path/'m', trained=True))):
+        with pytest.raises(TypeError, match=r"b'a film'.*: give it .decode\(\)$"): o.predict(item)
+
+# Errors of a screen's length
+
+MANY,LONG = ['a warm film']*10_000, 'a warm film '*10_000
+FLOODS = [
+    ('clf', lambda o: o.explain(MANY), 'list: give one text'), ('clf', lambda o: o.attention(MANY), 'list: give one text'),
+    ('clf', lambda o: o.predict(['a', {*MANY, LONG}]), 'a set, not a str'), ('clf', lambda o: o.predict(['a', LONG.encode()]), r'give it .decode\(\)'),
+    ('clf', lambda o: o.predict({'text':10**4000}), 'a text is needed'), ('clf', lambda o: o.attention('a film').look(LONG), 'is not among'),
+    ('lm', lambda o: o.stream_text(MANY), 'made for one str'), ('lm', lambda o: o.predict('a', stop=[MANY]), 'cannot end a text'),
+    ('lm', lambda o: o.fit(1, lr=[MANY]), 'give a float'), ('mlm', lambda o: o.fill(LONG), 'has no gap'), ('s2s', lambda o: o.attention(MANY, 'a'), 'give one text')]
+
+@pytest.mark.parametrize('kind,ask,what', FLOODS)
+def test_data_does_not_flood_an_error(any_learner, kind, ask, what):
+    "Of what is given it shows the beginning"
+    with pytest.raises((TypeError,ValueError), match=what) as e: ask(any_learner(kind))
+    assert len(str(e.value)) < 600
 
 # Options and data that were taken as they came
 

@@ -4,12 +4,12 @@ import configparser, copy, math, os, random, re, subprocess, textwrap, warnings
 import numpy as np, pandas as pd, pytest, torch, torch.nn as nn, torch.nn.functional as F
 from functools import partial
 from pathlib import Path
-from fastai.text.all import (AWD_LSTM, BaseTokenizer, BCEWithLogitsLossFlat, Callback, ClassificationInterpretation, CSVLogger, MixUp, ModelResetter, MultiCategoryBlock,
+from fastai.text.all import (AWD_LSTM, BaseTokenizer, BCEWithLogitsLossFlat, Callback, ClassificationInterpretation, CSVLogger, MixUp, ModelResetter, MSELossFlat, MultiCategoryBlock,
                              Perplexity, TextDataLoaders, accuracy, load_learner, set_seed)
 from fastai_txf.all import (adamw,
     CharTokenizer, KVCache, LMDataLoaders, plot_positions, Seq2SeqDataLoaders, TextCodec, Seq2SeqTransformer, TransformerClassifier,
     TransformerDataLoaders, TransformerEncoder, TransformerLM, TransformerMLM, add_pseudo_labels,
-    SampleText, TransformerConfig, beam_search, from_hf, generate, muon, self_pretrain, stream_tokens, transformer_classifier_learner,
+    SampleText, TorchOptimizer, TransformerConfig, beam_search, from_hf, generate, muon, self_pretrain, stream_tokens, transformer_classifier_learner,
     transformer_lm_learner, transformer_mlm_learner, transformer_seq2seq_learner)
 from fastai_txf.learn.scoring import text_outputs
 from fastai_txf.text.plain import check_guesses
@@ -493,6 +493,28 @@ def test_loss_of_torchs(make, loss):
     "It says no prediction: refused, and the remedy says what takes its options"
     remedy = 'BCEWithLogitsLossFlat, .* flatten=False' if 'bce' in str(loss).lower() or 'binary' in str(loss) else 'CrossEntropyLossFlat'
     with pytest.raises(TypeError, match=f'turns no output into a prediction: give {remedy}'): make('clf', loss_func=loss)
+
+@pytest.mark.parametrize('loss', [MSELossFlat(), nn.L1Loss(), F.huber_loss, partial(F.smooth_l1_loss, beta=2.)],
+                         ids=['mse','l1','huber','smooth'])
+def test_losses_of_numbers_for_classes(make, loss):
+    "Refused before a fit; not where there are numbers or several labels, one's own makes numbers of classes, or a callback does"
+    class OneHot(Callback):
+        def before_batch(self): self.learn.yb = F.one_hot(self.y.as_subclass(torch.Tensor), 2).float(),
+    class Own(nn.MSELoss):
+        def forward(self, pred, y): return super().forward(pred, F.one_hot(y.as_subclass(torch.Tensor), 2).float())
+    with pytest.raises(ValueError, match='loss_func=.* is for numbers, and these texts have one label of neg, pos: take loss_func=CrossEntropyLossFlat'):
+        make('clf', loss_func=loss).fit(1)
+    make('clf', loss_func=nn.MSELoss()).fit(1, cbs=OneHot())
+    make('clf', loss_func=Own()).fit(1)
+    make('reg', loss_func=MSELossFlat()).fit(1)
+
+@pytest.mark.parametrize('opt', [torch.optim.Adam, torch.optim.SGD, torch.optim.AdamW, partial(torch.optim.Adam, eps=1e-5)], ids=str)
+def test_optimizer_of_torchs(make, opt):
+    "Refused with what to give, which fits"
+    cls = getattr(opt, 'func', opt)
+    for kind in ('clf','lm'):
+        with pytest.raises(TypeError, match=fr'give adamw, muon or partial\(TorchOptimizer, opt=torch.optim.{cls.__name__}\)$'): make(kind, opt_func=opt)
+    make('clf', opt_func=partial(TorchOptimizer, opt=cls)).fit_one_cycle(1)
 
 def test_losses_that_are_no_matter(make, dls_reg):
     "Losses of one's own, shares within bounds, and weights of several labels as the remedy says"

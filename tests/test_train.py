@@ -233,6 +233,13 @@ def test_fit_minutes_on_a_plain_learner():
         with pytest.raises(ValueError, match=f'minutes={bad!r} .*more than 0'): learn.fit_minutes(bad)
     with pytest.raises(TypeError, match='n_epoch'): learn.fit_minutes(1, n_epoch=3)
 
+def test_rate_under_another_name():
+    "The error says how the fit calls its largest rate; `fit_warmup` and `fit_wsd` took no notice of `lr`"
+    learn = toy_learner()
+    for fit,k,own in ((learn.fit_minutes, 'lr_max', 'lr'), (learn.fit_gradual, 'lr_max', 'lr'),
+                      (learn.fit_warmup, 'lr', 'lr_max'), (learn.fit_wsd, 'lr', 'lr_max')):
+        with pytest.raises(TypeError, match=f'{fit.__name__} has no {k}: give {own}=0.01'): fit(1, **{k:1e-2})
+
 def test_fit_minutes_shorter_than_an_epoch():
     "A part of one epoch is an epoch, with its validation; a second fit starts the clock anew"
     learn = toy_learner(cbs=TimeSink())

@@ -118,7 +118,7 @@ def _rate(o, name):
     "`o` in Python's floats; an error for what is no number, or below 0, or not finite."
     is_one = isinstance(o, numbers.Real) or getattr(o, 'ndim', None) == 0
     if isinstance(o, str) or not is_one:
-        raise TypeError(f'a {name} of {o!r}, a {type(o).__name__}: give a float')
+        raise TypeError(f'a {name} of {o!r:.200}, a {type(o).__name__}: give a float')
     if not 0 <= o < math.inf: raise ValueError(f'a {name} of {o}: give 0 or more, finite')
     return float(o)
 

@@ -94,7 +94,7 @@ def _find(token, tokens):
     "The number of `token`, given as such or as a string."
     if isinstance(token, Integral): return _choose(token, len(tokens), 'token')[0]
     if token not in tokens:
-        raise ValueError(f'{token!r} is not among the {len(tokens)} tokens of the text: '
+        raise ValueError(f'{token!r:.200} is not among the {len(tokens)} tokens of the text: '
                          f'{nearest_words(str(token), tokens)}')
     return tokens.index(token)
 

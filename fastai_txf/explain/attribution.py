@@ -352,7 +352,7 @@ def deletion_curve(
         e = learn.explain(text, **kwargs)
         def prob(o): return target_score(o, e.idx, asked.kind).sigmoid()
         words = _words(e)
-        if not len(words): raise ValueError(f'{text!r} has no word to remove: leave it out')
+        if not len(words): raise ValueError(f'{text!r:.200} has no word to remove: leave it out')
         sizes.append(len(words))
         best = words[np.argsort(-np.array(e.values)[words], kind='stable')]
         orders = [best, *(rng.permutation(words) for _ in range(n_draws))]

@@ -29,7 +29,7 @@ def _scheme(which, n, d_model, n_heads):
         d_head = attn.widths[0]//attn.n_heads
         return c.positions, model.encoder.positions, n, c.d_model, d_head
     if which not in POSITIONS:
-        raise ValueError(f'{which!r} is neither a learner nor one of {list(POSITIONS)}')
+        raise ValueError(f'{which!r:.200} is neither a learner nor one of {list(POSITIONS)}')
     n,d_head = ifnone(n, 64), d_model//n_heads
     return which, POSITIONS[which](d_model, n_heads, d_head, n), n, d_model, d_head
 

@@ -35,10 +35,11 @@ def text_ids(learn, text, side=0):
     ValueError for one without tokens."""
     codec = codec_of(learn, side)
     if not codec.is_one(text):
-        raise TypeError(f'{text!r} is a {type(text).__name__}: give one text, a string, '
+        raise TypeError(f'{text!r:.200} is a {type(text).__name__}: give one text, a string, '
                         'a row of a frame or a dictionary')
     ids, = (codec.prompts if isinstance(learn.model, TransformerLM) else codec.encode)(text)
-    if not len(ids): raise ValueError(f'{text!r} has no tokens to look into: give a word or more')
+    if not len(ids):
+        raise ValueError(f'{text!r:.200} has no tokens to look into: give a word or more')
     return ids[None].to(next(learn.model.parameters()).device)
 
 def _as_cut(codec, text, ids):

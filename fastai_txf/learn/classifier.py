@@ -35,8 +35,8 @@ from ..generate.sampling import DIVERGED
 from ..train.counting import count_features, loss_weights, set_shares, usual_shares
 from ..train.rates import width_lr
 from ..train.targets import (
-    check_loss, check_metrics, check_outputs, check_weights, has_head, has_numbers, InSpreads,
-    may_change, OneClass, start_numbers, try_metrics, without_outliers)
+    check_class_loss, check_loss, check_metrics, check_outputs, check_weights, has_head,
+    has_numbers, InSpreads, may_change, OneClass, start_numbers, try_metrics, without_outliers)
 from .scoring import text_outputs
 from .base import TransformerLearner
 from .factory import (
@@ -150,6 +150,7 @@ class TransformerClassifierLearner(TransformerLearner):
         super().check_fit(cbs)
         if type(get_model(self.model)) is TransformerClassifier and not may_change(self, cbs):
             check_loss(self)
+            check_class_loss(self)
         try_metrics(self, cbs)
 
     @delegates(Learner.get_preds)

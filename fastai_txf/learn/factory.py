@@ -18,6 +18,7 @@ from ..model.config import fields_of, make_config, TransformerConfig, UNUSED
 from ..text.special import pad_index, text_vocab, vocab_lists
 from ..text.codec import note_columns
 from ..text.pairs import PairDL
+from ..train.optim import refuse_bare_optimizer
 from ..train.compile import compile_for_training
 from ..train.targets import refuse_wordless
 from .transfer import adopted_fields, load_head
@@ -100,6 +101,7 @@ def make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, compil
     if not hasattr(model, 'encoder'): splitter = trainable_params
     check_functions(**{k:L(learner_kw.get(k)) for k in ('opt_func','metrics','loss_func')})
     refuse_wordless(learner_kw.get('loss_func'))
+    refuse_bare_optimizer(learner_kw.get('opt_func'))
     learner_kw = {'splitter':splitter, 'train_bn':False, **learner_kw}
     learn = cls(dls, compile_for_training(model) if compile else model, **learner_kw)
     learn.vocabs = vocab_lists(dls)

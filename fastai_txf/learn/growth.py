@@ -48,7 +48,7 @@ def text_end(
     stop = listify(stop)
     for s in stop:
         if not isinstance(s, str) or not s:
-            raise ValueError(f'stop={s!r} cannot end a text: '
+            raise ValueError(f'stop={s!r:.200} cannot end a text: '
                              'give strings of at least one character')
     def end(text):
         ends = [i for i in map(text.find, stop) if i >= 0]
@@ -172,7 +172,7 @@ def stream_options(
     """The options of a stream. A TypeError unless `text` is one str, a ValueError for several
     samples or beams."""
     if not isinstance(text, str):
-        raise TypeError(f'{text!r} is a {type(text).__name__}: a stream is made for one str')
+        raise TypeError(f'{text!r:.200} is a {type(text).__name__}: a stream is made for one str')
     for k,remedy in _of_many.items():
         if options.get(k, 1) != 1: raise ValueError(f'{k}={options[k]}: {remedy}')
     return {k:v for k,v in options.items() if k not in _of_many}

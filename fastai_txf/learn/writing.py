@@ -115,7 +115,7 @@ def _logprobs(model, text, ids, max_len=None):
         raise TypeError('how likely a text is depends on its source, with this learner: '
                         '`learn.get_preds` gives log-probabilities of the targets of a loader')
     if len(ids) < 2:
-        raise ValueError(f'{text!r} has {len(ids)} token: '
+        raise ValueError(f'{text!r:.200} has {len(ids)} token: '
                          'there is nothing before which it could be likely or not')
     return token_logprobs(model, ids[None], max_len)[0]
 

@@ -56,6 +56,9 @@ def _checked_config(data):
 
 def _files_of(folder, own_card):
     if not folder.is_dir(): raise FileNotFoundError(f'there is no folder {folder}')
+    if any(folder.glob('*.onnx')) and not (folder/'model.safetensors').is_file():
+        raise ValueError(f'{folder} holds a model in ONNX, as to_onnx writes it: read it with '
+                         f'OnnxPredictor({str(folder)!r})')
     data = _bytes(folder, 'config.json')
     with _reading(folder/'config.json'): config = _checked_config(data)
     files = {k:_bytes(folder, k) for k in FILES if k != 'README.md' or not own_card}

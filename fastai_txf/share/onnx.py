@@ -36,6 +36,9 @@ def _blaming(folder, name):
 def _read_config(folder):
     "What `config.json` says, checked."
     path = folder/'config.json'
+    if (folder/'model.safetensors').is_file() and not any(folder.glob('*.onnx')):
+        raise ValueError(f'{folder} holds a published model, not one in ONNX: read it with '
+                         f'load_published({str(folder)!r}), or write it with to_onnx')
     if not path.is_file(): raise FileNotFoundError(f'there is no file {path}: is {folder} a folder '
                                                    'that to_onnx has written?')
     try: res = unseal(path.read_bytes())
@@ -249,7 +252,7 @@ class OnnxText(_Writer):
         return self.scores(self.codec.prompts([text])[0])
 
     def _new(self, text, n, no_unk):
-        if not isinstance(text, str): raise TypeError(f'{text!r} is no text: give a str')
+        if not isinstance(text, str): raise TypeError(f'{text!r:.200} is no text: give a str')
         self.codec.check_forwards()
         barred = self.codec.barred if no_unk else self.codec.fillers
         stops = {*self.codec.stops}

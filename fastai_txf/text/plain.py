@@ -72,7 +72,7 @@ def check_cut(
         odd = [t for t in odd if not isinstance(t, str)]
     if not odd: return lists
     shown = odd[0][:40] if isinstance(odd[0], str) else odd[0]
-    raise ValueError(f'{shown!r} is no token, and a list or tuple among many is a text that '
+    raise ValueError(f'{shown!r:.200} is no token, and a list or tuple among many is a text that '
                      'is cut into tokens: give the texts alone, [row[i] for row in rows] or '
                      'df[column].tolist(); several columns as a frame or dictionaries; '
                      'of ids, [vocab[i] for i in ids]')
@@ -106,7 +106,7 @@ def _fields(record, cols, i):
             for c in cols]
     for c in cols:
         if isinstance(record.get(c), str): continue
-        have = f'holds {record[c]!r}' if c in record else f'is not among {names}'
+        have = f'holds {record[c]!r:.200}' if c in record else f'is not among {names}'
         raise ValueError(f'column {c!r} of text number {i} {have}: a text is needed')
     return tuple(check_unicode(record[c], i) for c in cols)
 
@@ -333,7 +333,7 @@ def cut_gaps(
                          'with: make them from texts')
     pieces = _gap.split(text)
     if len(pieces) == 1:
-        raise ValueError(f'{text!r} has no gap: write ___ (or xxmask, [MASK], <mask>) '
+        raise ValueError(f'{text!r:.200} has no gap: write ___ (or xxmask, [MASK], <mask>) '
                          'where a token is missing')
     cut = token_lists(['', *_trimmed(codec, pieces)], codec.tok, codec.rules)
     toks = [[t for t in ts if t] for ts in cut]

@@ -226,15 +226,17 @@ def is_unicode(
     except UnicodeEncodeError: return False
     return True
 
-_of_path = 'give its text, path.read_text()'
+_of_path,_of_bytes = 'give its text, path.read_text()', 'give it .decode()'
+_bytes = bytes,bytearray
 
 def not_a_text(
     o, # what is given in place of a text
     i:int, # its number among those that are given
 )->TypeError: # to be raised
-    "An error that says what `o` is, and of a path what to do."
-    remedy = f': {_of_path}' if isinstance(o, PathLike) else ''
-    return TypeError(f'text number {i} is {o!r}: a {type(o).__name__}, not a str{remedy}')
+    "An error that says what `o` is, and of a path or of bytes what to do."
+    how = _of_path if isinstance(o, PathLike) else _of_bytes if isinstance(o, _bytes) else ''
+    remedy = f': {how}' if how else ''
+    return TypeError(f'text number {i} is {o!r:.200}: a {type(o).__name__}, not a str{remedy}')
 
 def is_pandas(item, name):
     "Whether `item` is pandas' `DataFrame` or `Series`, without an import."
@@ -249,12 +251,13 @@ def has_columns(row, cols):
 def check_ordered(
     items, # what is given for many texts
 ):
-    "A TypeError for what holds no texts, and for a set: which answer would be that of which text?"
+    "A TypeError for bytes, for no texts, and for a set: which answer would be that of which text?"
+    if isinstance(items, _bytes): raise TypeError(f'{items[:40]!r} is no str: {_of_bytes}')
     try: iter(items)
     except TypeError as e:
         many = 'give a text, a list of texts or a data frame'
         remedy = _of_path if isinstance(items, PathLike) else many
-        raise TypeError(f'{items!r} is a {type(items).__name__}: {remedy}') from e
+        raise TypeError(f'{items!r:.200} is a {type(items).__name__}: {remedy}') from e
     if not isinstance(items, (set,frozenset)): return
     raise TypeError(f'a {type(items).__name__} has no order, so no answer could be told from '
                     'another: give a list, sorted(texts)')

@@ -169,6 +169,17 @@ def adamw(
     opt = partial(torch.optim.Adam, fused=fused)
     return TorchOptimizer(params, opt, lr, wd, betas=(mom,sqr_mom), eps=eps)
 
+# %% ../../nbs/4_train/01_optim.ipynb #628b28c2
+def refuse_bare_optimizer(
+    opt_func, # as a learner is given it
+):
+    "A TypeError for an optimizer of torch's without a `TorchOptimizer` around it."
+    f = opt_func.func if isinstance(opt_func, partial) else opt_func
+    if not isinstance(f, type) or not issubclass(f, torch.optim.Optimizer): return
+    name = 'torch.optim.'*(getattr(torch.optim, f.__name__, None) is f) + f.__name__
+    raise TypeError(f"opt_func={name} is a class of torch's, which knows nothing of fastai's "
+                    f'schedules: give adamw, muon or partial(TorchOptimizer, opt={name})')
+
 # %% ../../nbs/4_train/01_optim.ipynb #628b28a7
 def check_optimizer(
     learn, # a learner, before a fit

@@ -48,6 +48,11 @@ class TimeBudget(Callback):
 # %% ../../nbs/4_train/03_schedule.ipynb #c958c368
 _ENDLESS = 10_000 # epochs; the clock ends the fit
 
+def _refuse_rate(kwargs, fit, **instead):
+    "A TypeError for the largest rate under the name that it has in another fit."
+    for k,own in instead.items():
+        if k in kwargs: raise TypeError(f'{fit} has no {k}: give {own}={kwargs[k]!r:.60}')
+
 @patch
 @delegates(Learner.fit_one_cycle, but=['n_epoch','lr_max','cbs'])
 def fit_minutes(self:Learner,
@@ -58,6 +63,7 @@ def fit_minutes(self:Learner,
 ):
     """`fit_one_cycle` into a time budget: the schedule follows the clock, the last epoch may be
     cut short. A ValueError for minutes that are not above 0 and finite."""
+    _refuse_rate(kwargs, 'fit_minutes', lr_max='lr')
     self.fit_one_cycle(_ENDLESS, lr, cbs=L(TimeBudget(minutes)) + L(cbs), **kwargs)
 
 # %% ../../nbs/4_train/03_schedule.ipynb #05f2a434
@@ -79,6 +85,7 @@ def fit_warmup(self:Learner,
 ):
     """Fit with a linear warm-up, then the inverse square root (Vaswani et al. 2017, eq. 3).
     A ValueError for `warmup` below 1, or rates that do not fit the groups."""
+    _refuse_rate(kwargs, 'fit_warmup', lr='lr_max')
     if not warmup >= 1: raise ValueError(f'{warmup=}: at least 1 step')
     if self.opt is None: self.create_opt()
     d_model = getattr(getattr(self.model, 'config', None), 'd_model', None)
@@ -114,6 +121,7 @@ def fit_wsd(self:Learner,
 ):
     """Fit with a rate that rises, stays and falls: warm-up, stable, decay (Hu et al. 2024).
     A ValueError unless one of `n_epoch` and `minutes` is given and the parts fit into the fit."""
+    _refuse_rate(kwargs, 'fit_wsd', lr='lr_max')
     if (n_epoch is None) == (minutes is None):
         raise ValueError(f'{n_epoch=}, {minutes=}: give one of them')
     if not (warmup >= 0 and decay > 0 and warmup+decay <= 1):
@@ -139,6 +147,7 @@ def fit_gradual(self:Learner,
 ):
     """Train the last group of parameters, then the last two, in the end all (Howard & Ruder 2018,
     section 3.3). A ValueError for `minutes`, `frozen` or `div` out of range."""
+    _refuse_rate(kwargs, 'fit_gradual', lr_max='lr')
     check_values(minutes=minutes)
     if not 0 < frozen < 1: raise ValueError(f'{frozen=} is a part of the time: 0 < frozen < 1')
     if not div > 0: raise ValueError(f'{div=}: it must be more than 0')

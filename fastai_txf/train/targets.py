@@ -215,6 +215,20 @@ def check_loss(
                      'each text with the numbers of all texts of its batch, as their shapes '
                      f'differ, (bs, 1) and (bs,): take loss_func={_flat[cls]}, which flattens both')
 
+def check_class_loss(
+    learn, # a classifier's learner
+):
+    "A ValueError for one of torch's losses of numbers where each text has one class."
+    loss,ds = _whole(learn.loss_func), learn.dls.train_ds
+    if type(loss) is BaseLoss: loss = loss.func
+    if type(loss) not in _flat and not any(loss is f for f in _functions): return
+    if not isinstance(ds, Datasets) or not len(ds) or not has_labels(learn.dls): return
+    target = Target.of(learn.dls)
+    if target.kind != 'category' or torch.as_tensor(ds.tls[-1][0]).ndim: return
+    raise ValueError(f'loss_func={getattr(loss, "__name__", loss)} is for numbers, and these texts '
+                     f'have {target.describe()}: take loss_func=CrossEntropyLossFlat(), or make '
+                     'the loaders with numbers (y_block=RegressionBlock)')
+
 # %% ../../nbs/4_train/16_targets.ipynb #7c41a102
 _weighted = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss, torch.nn.BCEWithLogitsLoss, FocalLoss,
              LabelSmoothingCrossEntropy)

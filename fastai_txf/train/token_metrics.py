@@ -9,9 +9,11 @@ __all__ = []
 import torch
 from types import SimpleNamespace
 from fastai.learner import AvgLoss, AvgMetric
+from fastai.losses import FocalLoss, LabelSmoothingCrossEntropy
 from fastai.metrics import AccumMetric, CorpusBLEUMetric, Perplexity
 from torch import nn
-from .losses import inner_loss
+from torch.nn import functional as F
+from .losses import in_full, inner_loss
 
 # %% ../../nbs/4_train/13_token_metrics.ipynb #5e1a0c06
 _by_weight = nn.CrossEntropyLoss, nn.NLLLoss
@@ -20,25 +22,45 @@ def _counted(learn):
     "Which targets of the batch count, boolean, in their shape."
     return learn.y != getattr(inner_loss(learn.loss_func), 'ignore_index', -100)
 
+def _weight(loss): return loss.weight if type(loss) in _by_weight else None
+
 def _total_weight(learn):
     "What the targets of the batch count for: each for one, or for its weight, `()`."
-    loss,real = inner_loss(learn.loss_func), _counted(learn)
-    weight = loss.weight if type(loss) in _by_weight else None
+    weight,real = _weight(inner_loss(learn.loss_func)), _counted(learn)
     return (real if weight is None else weight[learn.y[real]]).sum().float()
+
+def _total_loss(learn):
+    "The loss of all targets of the batch, `()`."
+    is_mean = getattr(inner_loss(learn.loss_func), 'reduction', 'mean') == 'mean'
+    return learn.loss.mean()*_total_weight(learn) if is_mean else learn.loss.sum()
+
+def _total_entropy(learn):
+    "The cross-entropy of all targets of the batch, whatever the loss adds to it, `()`."
+    loss,logits = inner_loss(learn.loss_func), in_full(learn.pred.detach())
+    return F.cross_entropy(logits.flatten(0, -2), learn.y.flatten(), _weight(loss),
+                           ignore_index=getattr(loss, 'ignore_index', -100), reduction='sum')
+
+def _add(metric, learn, total):
+    "Let `total`, of the batch, count for its targets."
+    n = _total_weight(learn) # several processes gather by a mean
+    total = torch.where(n > 0, total, 0.) # a mean of no target is nan
+    metric.total += learn.to_detach(total).double()
+    metric.count += learn.to_detach(n).double()
 
 class TokenLoss(AvgLoss):
     "The mean loss of all tokens that count, by their weights."
-    def accumulate(self, learn):
-        n = _total_weight(learn) # several processes gather by a mean
-        is_mean = getattr(inner_loss(learn.loss_func), 'reduction', 'mean') == 'mean'
-        total = learn.loss.mean()*n if is_mean else learn.loss.sum()
-        total = torch.where(n > 0, total, 0.) # a mean of no target is nan
-        self.total += learn.to_detach(total).double()
-        self.count += learn.to_detach(n).double()
+    def accumulate(self, learn): _add(self, learn, _total_loss(learn))
+
+def _is_smoothed(loss):
+    "Whether a loss of logits is known to be other than their cross-entropy."
+    if isinstance(loss, (FocalLoss,LabelSmoothingCrossEntropy)): return True
+    return isinstance(loss, nn.CrossEntropyLoss) and loss.label_smoothing > 0
 
 class TokenPerplexity(Perplexity):
-    "`exp` of the mean loss of all tokens that count."
-    def accumulate(self, learn): TokenLoss.accumulate(self, learn)
+    "`exp` of the mean cross-entropy of all tokens that count, by their weights."
+    def accumulate(self, learn):
+        total = _total_entropy if _is_smoothed(inner_loss(learn.loss_func)) else _total_loss
+        _add(self, learn, total(learn))
 
 # %% ../../nbs/4_train/13_token_metrics.ipynb #5e1a0c09
 def _texts(learn):
