@@ -901,6 +901,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                 'fastai_txf/learn/mlm.py'),
                                       'fastai_txf.learn.mlm.TransformerMLMLearner': ( '5_learn/mlm.html#transformermlmlearner',
                                                                                       'fastai_txf/learn/mlm.py'),
+                                      'fastai_txf.learn.mlm.TransformerMLMLearner.check_fit': ( '5_learn/mlm.html#transformermlmlearner.check_fit',
+                                                                                                'fastai_txf/learn/mlm.py'),
                                       'fastai_txf.learn.mlm.TransformerMLMLearner.fill': ( '5_learn/mlm.html#transformermlmlearner.fill',
                                                                                            'fastai_txf/learn/mlm.py'),
                                       'fastai_txf.learn.mlm.TransformerMLMLearner.get_preds': ( '5_learn/mlm.html#transformermlmlearner.get_preds',
