@@ -710,8 +710,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'fastai_txf/learn/base.py'),
                                        'fastai_txf.learn.base.TransformerLearner.__getstate__': ( '5_learn/base.html#transformerlearner.__getstate__',
                                                                                                   'fastai_txf/learn/base.py'),
-                                       'fastai_txf.learn.base.TransformerLearner._beside_fits': ( '5_learn/base.html#transformerlearner._beside_fits',
-                                                                                                  'fastai_txf/learn/base.py'),
                                        'fastai_txf.learn.base.TransformerLearner._encoder': ( '5_learn/base.html#transformerlearner._encoder',
                                                                                               'fastai_txf/learn/base.py'),
                                        'fastai_txf.learn.base.TransformerLearner._loader': ( '5_learn/base.html#transformerlearner._loader',

@@ -455,6 +455,18 @@ def test_csv_logger(make, kind, tmp_path):
     assert rows.valid_loss.tolist() == pytest.approx([r[1] for r in learn.recorder.values], abs=1e-5)
 
 @both
+def test_csv_logger_beside_fits(make, kind, tmp_path):
+    "Predictions, a validation and the search for a rate leave the log of the last fit alone"
+    learn,file = make(kind, cbs=CSVLogger()), tmp_path/'history.csv'
+    learn.fit(1, 1e-3)
+    before = file.read_text()
+    for f in (learn.get_preds, learn.validate, partial(learn.lr_find, num_it=6, show_plot=False)):
+        f()
+        assert file.read_text() == before, f
+    learn.fit(2, 1e-3)
+    assert len(pd.read_csv(file)) == 2
+
+@both
 def test_no_bar_and_no_logging(make, kind, capsys):
     "Silence inside, and everything as before after it"
     learn = make(kind)

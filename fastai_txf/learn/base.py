@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from fastai.callback.fp16 import AMPMode
+from fastai.callback.progress import CSVLogger
 from fastai.callback.tracker import TrackerCallback
 from fastai.data.core import Datasets
 from fastai.learner import Learner, Recorder
 from fastai.text.data import SortedDL
 from fastai.torch_core import get_model
-from fastcore.basics import risinstance
 from fastcore.foundation import L
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
@@ -218,14 +218,9 @@ class TransformerLearner(StepLearner):
     ):
         "As in `Learner`; if a callback's `before_fit` raises, what was entered is left again."
         cms = super().validation_context(cbs, inner).default
-        return _Unwinding(cms if inner else [*cms[:-1], self._beside_fits(), cms[-1]])
-
-    @contextmanager
-    def _beside_fits(self):
-        "Callbacks that follow the record of a fit sit this validation out, and run in the next."
-        with all_running(self):
-            for cb in self.cbs.filter(risinstance(TrackerCallback)): cb.run = False
-            yield
+        if inner: return _Unwinding(cms)
+        beside = all_running(self, (TrackerCallback,CSVLogger)) # these follow the record of a fit
+        return _Unwinding([*cms[:-1], beside, cms[-1]])
 
     def show_results(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation

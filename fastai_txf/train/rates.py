@@ -10,6 +10,7 @@ import inspect, numpy as np, warnings
 from contextlib import contextmanager
 from functools import partial
 from fastai.callback.mixup import MixHandler
+from fastai.callback.progress import CSVLogger
 from fastai.callback.rnn import ModelResetter
 from fastai.callback.schedule import LRFinder, ParamScheduler
 from fastai.callback.training import GradientAccumulation
@@ -109,8 +110,11 @@ def _warn_without_step(learn, cbs):
 @contextmanager
 def all_running(
     learn, # a learner
+    but=(), # classes of callbacks that sit this fit or validation out
 ):
     "Callbacks that sit this fit or validation out run in the next, however it ends."
+    for cb in learn.cbs:
+        if isinstance(cb, but): cb.run = False
     try: yield
     finally:
         for cb in learn.cbs: cb.run = True
@@ -143,7 +147,8 @@ class RatedLearner(Learner):
         self.model.zero_grad()
         before,self.n_steps = self._rows(), 0
         try:
-            with all_running(self): super().fit(n_epoch, lr, wd, cbs, reset_opt, start_epoch)
+            with all_running(self, CSVLogger if is_search(self, cbs) else ()):
+                super().fit(n_epoch, lr, wd, cbs, reset_opt, start_epoch)
         except BaseException:
             for cb in cbs: _take_back(self, cb)
             raise
