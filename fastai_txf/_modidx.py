@@ -720,6 +720,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'fastai_txf/learn/base.py'),
                                        'fastai_txf.learn.base.TransformerLearner._scored_loader': ( '5_learn/base.html#transformerlearner._scored_loader',
                                                                                                     'fastai_txf/learn/base.py'),
+                                       'fastai_txf.learn.base.TransformerLearner.added_cbs': ( '5_learn/base.html#transformerlearner.added_cbs',
+                                                                                               'fastai_txf/learn/base.py'),
                                        'fastai_txf.learn.base.TransformerLearner.check_fit': ( '5_learn/base.html#transformerlearner.check_fit',
                                                                                                'fastai_txf/learn/base.py'),
                                        'fastai_txf.learn.base.TransformerLearner.check_vocabs': ( '5_learn/base.html#transformerlearner.check_vocabs',

@@ -89,12 +89,28 @@ class TransformerLearner(StepLearner):
         if side not in codecs: codecs[side] = TextCodec(dls, side=side)
         return codecs[side]
 
+    _guests = ()
+    @contextmanager
+    def added_cbs(self,
+        cbs, # callbacks of a fit or validation
+    ):
+        "As in `Learner`; a copy or a file that is made meanwhile is without them."
+        own,before = [*self.cbs], self._guests
+        with super().added_cbs(cbs):
+            self._guests = *before, *(cb for cb in self.cbs if cb not in own)
+            try: yield
+            finally: self._guests = before
+
     def __getstate__(self):
-        "Without what a fit that was broken off has left, which cannot be copied."
+        """Without callbacks that are there for a fit alone, and what a fit that was broken off has
+        left, which cannot be copied."""
         state = super().__getstate__()
+        def stays(o): return not any(o is cb for cb in self._guests)
+        state = {k:o for k,o in state.items() if stays(o) and k not in ('_codecs','_guests')}
+        state['cbs'] = state['cbs'].filter(stays)
         def is_result(o): return isinstance(o, torch.Tensor) and o.grad_fn is not None
         left = {k for k,o in state.items() if is_result(o)} | ({'dl'} & state.keys())
-        return {k:None if k in left else o for k,o in state.items() if k != '_codecs'}
+        return {k:None if k in left else o for k,o in state.items()}
 
     def create_opt(self):
         "As in `Learner`. An `opt_func` that asks for a `model` is given the learner's."
