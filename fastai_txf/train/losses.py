@@ -154,6 +154,9 @@ def _ce_options(loss_func):
     if not is_mean or func.weight is not None:
         raise TypeError(f'{loss_func} is no mean cross-entropy without class weights, '
                         'so ChunkedLoss cannot compute it: use CrossEntropyLossFlat')
+    if is_changed(func):
+        raise TypeError(f'{loss_func} has a hook or a `forward` of its own, which ChunkedLoss '
+                        'would leave out: remove it, or train without ChunkedLoss')
     return dict(ignore_index=func.ignore_index, label_smoothing=func.label_smoothing)
 
 def _check_parts(model):
