@@ -3336,6 +3336,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'fastai_txf.train.rates.width_lr': ('4_train/rates.html#width_lr', 'fastai_txf/train/rates.py')},
             'fastai_txf.train.resume': { 'fastai_txf.train.resume.ResumeCallback': ( '4_train/resume.html#resumecallback',
                                                                                      'fastai_txf/train/resume.py'),
+                                         'fastai_txf.train.resume.ResumeCallback.__call__': ( '4_train/resume.html#resumecallback.__call__',
+                                                                                              'fastai_txf/train/resume.py'),
                                          'fastai_txf.train.resume.ResumeCallback.__init__': ( '4_train/resume.html#resumecallback.__init__',
                                                                                               'fastai_txf/train/resume.py'),
                                          'fastai_txf.train.resume.ResumeCallback._batches': ( '4_train/resume.html#resumecallback._batches',
