@@ -565,6 +565,12 @@ def test_gradients_that_never_step(make):
     assert learn.n_steps == 1 and changed(learn, before)
 
 @both
+@pytest.mark.parametrize('off', [torch.no_grad,torch.inference_mode])
+def test_gradients_switched_off(make, kind, off):
+    "A fit where torch keeps no gradients says so"
+    with pytest.raises(ValueError, match=r'gradients are switched off: call fit outside of torch.no_grad\(\)'), off(): make(kind).fit(1, 1e-3)
+
+@both
 def test_all_frozen(make, kind):
     "A fit of no weight at all names the remedy, and it helps"
     learn = make(kind)

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/4_train/09_rates.ipynb #1c9a40d3
-import inspect, numpy as np, warnings
+import inspect, numpy as np, torch, warnings
 from contextlib import contextmanager
 from functools import partial
 from fastai.callback.mixup import MixHandler
@@ -161,6 +161,9 @@ class RatedLearner(Learner):
         super()._backward()
     def _refuse_frozen(self):
         "A ValueError where no weight is trained."
+        if not torch.is_grad_enabled():
+            raise ValueError('gradients are switched off: call fit outside of torch.no_grad() and '
+                             'torch.inference_mode()')
         if any(p.requires_grad for p,*_ in self.opt.all_params()): return
         raise ValueError('all groups of parameters are frozen: call learn.unfreeze()')
     def _step(self):
