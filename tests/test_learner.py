@@ -1340,3 +1340,12 @@ def test_copies_made_in_a_fit(make, kind, fit, tmp_path):
         new.dls = learn.dls
         new.fit(2, 1e-5)
         assert new.recorder.lrs == [1e-5]*2*n and len(new.recorder.values) == 2
+
+@both
+def test_export_in_a_batch(make, kind, tmp_path):
+    "The fit goes on with its batch, and its losses are all recorded"
+    class Writes(Callback):
+        def after_step(self): self.learn.export('now.pkl')
+    learn = make(kind)
+    learn.fit(1, 1e-3, cbs=Writes())
+    assert len(learn.recorder.losses) == len(learn.dls.train) and load_learner(tmp_path/'now.pkl').predict('a warm film')
