@@ -10,6 +10,7 @@ from fastai.text.all import (Adam, Callback, CancelBatchException, CancelFitExce
 from fastai_txf.model.models import classifier_splitter, lm_splitter
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.train import heap
+from fastai_txf.train.losses import chunked_cross_entropy
 from fastai_txf.train.muon import _best_dtype, muon
 from fastai_txf.train.optim import adamw
 from fastai_txf.train.precision import DeviceMixedPrecision
@@ -310,6 +311,21 @@ def test_mixed_precision(make, kind, how, dtype):
     seen['linear'].clear()
     learn.to_fp32().validate()
     assert seen['linear'] == {torch.float32}
+
+@pytest.mark.parametrize('config', ['gpt2','modern'])
+def test_doubles_stay_in_bf16(make, config):
+    "As torch does it, autocast leaves weights in double precision alone: outputs, loss and training are as without it"
+    learn = make('lm', config=config, p=0., emb_p=0., attn_p=0.)
+    model,(x,y) = learn.model.double(), learn.dls.one_batch()
+    def out():
+        h = model.hidden(x)
+        return model(x), chunked_cross_entropy(h, model.head.weight, y, model.head.bias)
+    want = out()
+    with torch.autocast('cpu', torch.bfloat16): got = out()
+    assert all(a.dtype == torch.float64 and a.equal(b) for a,b in zip(got, want, strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        learn.to_bf16().fit(1, 1e-3)
 
 def test_bf16_without_units(monkeypatch):
     "A GPU that emulates bfloat16 is refused, and Muon's products stay in fp32 there"

@@ -41,10 +41,10 @@ def product_dtype(
     a, # a tensor
     b, # another, on the same device
 )->torch.dtype:
-    "The precision of a product of two tensors: that of autocast where it is on."
-    device = a.device.type
-    if torch.is_autocast_enabled(device): return torch.get_autocast_dtype(device)
-    return torch.promote_types(a.dtype, b.dtype)
+    "The precision of a product of two tensors: that of autocast where it is on, but for doubles."
+    device,both = a.device.type, torch.promote_types(a.dtype, b.dtype)
+    low = torch.is_autocast_enabled(device) and both != torch.float64
+    return torch.get_autocast_dtype(device) if low else both
 
 # %% ../../nbs/4_train/00_losses.ipynb #a05a0e05
 _rows = 32 # of low precision at a time in fp32: they stay in the processor's cache
