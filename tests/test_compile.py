@@ -2,9 +2,11 @@
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-import os, pickle, pytest, subprocess, sys, torch, torch.nn as nn
+import os, pickle, pytest, subprocess, sys, torch, torch.nn as nn, warnings
 from fastai.text.all import load_learner, set_seed
 from torch._dynamo.utils import counters
+from fastai_txf.base import kept
+from fastai_txf.model.config import PRESETS
 from fastai_txf.train.optim import adamw
 from fastai_txf.train import compile as scale
 from fastai_txf.model.attention import record_attention
@@ -48,7 +50,7 @@ def make_kind(kind, make, dls, path, **kw):
     set_seed(0)
     if kind == 'seq2seq': return pairs_learner(path, **kw)
     if kind == 'mlm': return quiet(transformer_mlm_learner(dls, path=path, **SMALL, **kw))
-    if kind == 'lm': kw['opt_func'] = adamw # Muon makes much of what rounding leaves
+    if kind == 'lm': kw.update(opt_func=adamw, qk_norm=True) # Muon makes much of what rounding leaves
     return make(kind, d_model=12, **kw) # a width that is no text's length: sizes that are equal at first count as one
 
 @pytest.mark.parametrize('kind', ['clf','lm','seq2seq','mlm'])
@@ -87,6 +89,28 @@ def test_few_graphs(traced):
     assert made([(4,11), (3,7), (9,40)]) == 2                             # frozen blocks, and the first one that is not
     for m in (model,plain): m.requires_grad_(True)
     assert made([(4,11), (3,7), (1,8)]) == 0
+
+FIELDS = [*(dict(config=k) for k in PRESETS), dict(norm='rms'), dict(qk_norm=True)]
+
+@pytest.mark.parametrize('fields', FIELDS, ids=str)
+def test_each_preset(traced, monkeypatch, fields):
+    "One graph for all sizes of a block of each preset, with the gradients of plain training, which keeps less here"
+    for k in ('_least','_fewest'): monkeypatch.setattr(kept, k, 1000)
+    plain = LM(**fields, **NO_DROP, attn_p=0.)
+    model,graphs = compile_for_training(deepcopy(plain)), n_graphs()
+    with warnings.catch_warnings():
+        warnings.filterwarnings('error', message='.*could not be compiled')
+        for x in (batch(2, 5), batch(9, 30)): close(grads(model, x), grads(plain, x))
+    assert n_graphs() == graphs+1
+
+@pytest.mark.parametrize('fields', FIELDS, ids=str)
+def test_compiled_by_the_user(traced, fields):
+    "The whole model of each preset in one graph, outside of training, and in a strict export"
+    model,x = LM(**fields, n_layers=1).eval(), batch(2, 8)
+    with torch.no_grad():
+        want = model(x)
+        close(torch.compile(model, backend='eager', fullgraph=True)(x), want)
+        close(torch.export.export(model, (x,), strict=True).module()(x), want)
 
 def test_plain_elsewhere(traced):
     "In evaluation, under hooks, inside of another `torch.compile` and in copies, nothing of it runs"

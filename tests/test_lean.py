@@ -2,6 +2,7 @@
 import copy
 import pytest, torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 from fastai.text.all import (
     accuracy, Callback, CrossEntropyLossFlat, FocalLossFlat, GradientAccumulation, GradientClip, LabelSmoothingCrossEntropyFlat, noop, set_seed)
 from fastai_txf.all import *
@@ -239,3 +240,13 @@ def test_gradients_of_an_earlier_fit(opt_func):
         assert before
         learn.fit(1, 1e-3)
         assert all(torch.equal(p, before[n]) for n,p in learn.model.named_parameters() if n in before)
+
+@pytest.mark.parametrize('how', ['hook','forward'])
+def test_a_changed_loss(how):
+    "A hook on the loss, or a `forward` set on it, has its say; ChunkedLoss refuses it"
+    learn = learner(loss_func=CrossEntropyLossFlat())
+    loss,before = learn.loss_func.func, weights(learn)
+    if how == 'hook': loss.register_forward_hook(lambda m, args, out: 0*out)
+    else: loss.forward = lambda *args: 0*cross_entropy(*args)
+    assert fitted(learn, wd=0.) == {False} and weights(learn).equal(before)
+    with pytest.raises(TypeError, match='CrossEntropyLoss.* has a hook or a `forward` of its own.*: remove it'): learn.fit(1, 1e-2, cbs=ChunkedLoss())

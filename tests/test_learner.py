@@ -1319,3 +1319,33 @@ def test_weights_of_classes_train(make, loss):
 
 def test_weights_of_an_array(make):
     with pytest.raises(TypeError, match=r'weight is a ndarray.*torch.tensor\(weight\).float\(\)'): make(loss_func=FocalLossFlat(weight=np.ones(2)))
+
+class Copies(Callback):
+    "Copies and exports the learner in its first epoch"
+    def after_epoch(self):
+        if self.epoch: return
+        self.learn.export('within.pkl')
+        self.copied = deepcopy(self.learn)
+
+@both
+@pytest.mark.parametrize('fit', ['fit_one_cycle','fit_minutes'])
+def test_copies_made_in_a_fit(make, kind, fit, tmp_path):
+    "The callbacks of that fit stay with it, which goes on; a copy and a file train by schedules of their own"
+    learn,cb = make(kind), Copies()
+    n = len(learn.dls.train)
+    getattr(learn, fit)(2 if fit == 'fit_one_cycle' else 1/60, 1e-2, cbs=cb)
+    assert learn.recorder.lrs[-1] < max(learn.recorder.lrs)/2
+    for new in (cb.copied, load_learner(tmp_path/'within.pkl')):
+        assert new.cbs.map(type) == learn.cbs.map(type) and not hasattr(new, 'param_scheduler')
+        new.dls = learn.dls
+        new.fit(2, 1e-5)
+        assert new.recorder.lrs == [1e-5]*2*n and len(new.recorder.values) == 2
+
+@both
+def test_export_in_a_batch(make, kind, tmp_path):
+    "The fit goes on with its batch, and its losses are all recorded"
+    class Writes(Callback):
+        def after_step(self): self.learn.export('now.pkl')
+    learn = make(kind)
+    learn.fit(1, 1e-3, cbs=Writes())
+    assert len(learn.recorder.losses) == len(learn.dls.train) and load_learner(tmp_path/'now.pkl').predict('a warm film')

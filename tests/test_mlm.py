@@ -4,7 +4,7 @@ import numpy as np, pandas as pd, pytest, torch, torch.nn.functional as F
 from functools import partial
 from torch.nn.utils.rnn import pad_sequence
 from hypothesis import given, strategies as st
-from fastai.text.all import BaseTokenizer, CategoryBlock, ColReader, ColSplitter, Counter, DataBlock, Perplexity, TextBlock, accuracy, defaults, load_learner, make_vocab
+from fastai.text.all import BaseTokenizer, CategoryBlock, ColReader, ColSplitter, Counter, DataBlock, GradientAccumulation, Perplexity, TextBlock, accuracy, defaults, load_learner, make_vocab
 from fastai_txf.text.special import text_vocab
 from fastai_txf.text.codec import text_tokenizer
 from fastai_txf.text.loaders import TransformerDataLoaders
@@ -432,3 +432,9 @@ def test_no_continuation(of):
     for f in (lambda: predict(learn, 'the film'), lambda: next(stream_text(learn, 'the film')), lambda: text_logprobs(learn, 'the film was'), lambda: generate(learn.model, torch.tensor([[2,9]]), 3), lambda: learn.fit(1, cbs=SampleText('the film'))):
         with pytest.raises(TypeError, match='TransformerMLM predicts what is missing .* use `learn.fill`'): f()
     assert not learn.recorder.losses
+
+def test_accumulation_is_refused(of):
+    "fastai's counts targets, which are hidden tokens: it is named before the first epoch, however it is given"
+    for learn,cbs in ((of(), GradientAccumulation(8)), (of(), GradientAccumulation), (of(cbs=GradientAccumulation(8)), None)):
+        with pytest.raises(ValueError, match='would count hidden tokens.*leave it out.*checkpoint=True'): learn.fit(1, 1e-3, cbs=cbs)
+        assert learn.n_steps == 0

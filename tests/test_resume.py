@@ -9,7 +9,7 @@ from fastai.callback.schedule import LRFinder
 from fastai.data.load import DataLoader
 from hypothesis import given, settings, strategies as st
 from pathlib import Path
-from fastai_txf.base.files import save_tensors
+from fastai_txf.base.files import load_tensors, save_tensors
 from fastai_txf.model.layers import TransformerBlock
 from fastai_txf.train import resume as resume_room
 from fastai_txf.train.resume import ResumeCallback
@@ -234,6 +234,23 @@ def test_costs_nothing(new, whole):
     class Finder(LRFinder): "A search by another name"
     learn.fit(2, cbs=Finder(num_it=6))
     assert file.read_bytes() == before
+
+def test_validation_within_a_fit(new, tmp_path):
+    "It leaves the callback at work: a kill after it finds the epoch that it was in, and the end removes the file"
+    class Test(Callback):
+        def after_epoch(self):
+            if self.epoch == 0 and not self.learn.lock.locked(): self.learn.validate()
+    def cbs(*more): return [ResumeCallback(every=3), Test(), *more]
+    def trained(learn):
+        learn.fit_one_cycle(N, 1e-2, cbs=cbs(Kill()))
+        return dict(drawn=torch.rand(3), **weights(learn))
+    want = trained(new('clf', 0))
+    assert not list((tmp_path/'models').iterdir())
+    learn = new('clf', 0)
+    killed(learn, *cbs(Kill(5, how=lambda: learn.epoch and stop()))) # each validation begins another count of steps
+    file = load_tensors(tmp_path/'models'/'resume.pth', '', '')
+    assert (file['epoch'],file['iter']) == (1,3)
+    assert_same(want, trained(new('clf', 1)))
 
 def test_two_that_begin_at_once(new, tmp_path):
     "The second to save is refused, the first goes on, and its file is its own"

@@ -10,6 +10,7 @@ from fastai.text.all import (Adam, Callback, CancelBatchException, CancelFitExce
 from fastai_txf.model.models import classifier_splitter, lm_splitter
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.train import heap
+from fastai_txf.train.losses import chunked_cross_entropy
 from fastai_txf.train.muon import _best_dtype, muon
 from fastai_txf.train.optim import adamw
 from fastai_txf.train.precision import DeviceMixedPrecision
@@ -318,6 +319,21 @@ def test_mixed_precision(make, kind, how, dtype):
     learn.to_fp32().validate()
     assert seen['linear'] == {torch.float32}
 
+@pytest.mark.parametrize('config', ['gpt2','modern'])
+def test_doubles_stay_in_bf16(make, config):
+    "As torch does it, autocast leaves weights in double precision alone: outputs, loss and training are as without it"
+    learn = make('lm', config=config, p=0., emb_p=0., attn_p=0.)
+    model,(x,y) = learn.model.double(), learn.dls.one_batch()
+    def out():
+        h = model.hidden(x)
+        return model(x), chunked_cross_entropy(h, model.head.weight, y, model.head.bias)
+    want = out()
+    with torch.autocast('cpu', torch.bfloat16): got = out()
+    assert all(a.dtype == torch.float64 and a.equal(b) for a,b in zip(got, want, strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        learn.to_bf16().fit(1, 1e-3)
+
 def test_bf16_without_units(monkeypatch):
     "A GPU that emulates bfloat16 is refused, and Muon's products stay in fp32 there"
     weight = SimpleNamespace(device=torch.device('cuda'), dtype=torch.float32)
@@ -462,6 +478,18 @@ def test_csv_logger(make, kind, tmp_path):
     assert rows.valid_loss.tolist() == pytest.approx([r[1] for r in learn.recorder.values], abs=1e-5)
 
 @both
+def test_csv_logger_beside_fits(make, kind, tmp_path):
+    "Predictions, a validation and the search for a rate leave the log of the last fit alone"
+    learn,file = make(kind, cbs=CSVLogger()), tmp_path/'history.csv'
+    learn.fit(1, 1e-3)
+    before = file.read_text()
+    for f in (learn.get_preds, learn.validate, partial(learn.lr_find, num_it=6, show_plot=False)):
+        f()
+        assert file.read_text() == before, f
+    learn.fit(2, 1e-3)
+    assert len(pd.read_csv(file)) == 2
+
+@both
 def test_no_bar_and_no_logging(make, kind, capsys):
     "Silence inside, and everything as before after it"
     learn = make(kind)
@@ -558,6 +586,12 @@ def test_gradients_that_never_step(make):
         warnings.filterwarnings('error', message='GradientAccumulation')
         learn.fit(2, 1e-3, cbs=GradientAccumulation(100))
     assert learn.n_steps == 1 and changed(learn, before)
+
+@both
+@pytest.mark.parametrize('off', [torch.no_grad,torch.inference_mode])
+def test_gradients_switched_off(make, kind, off):
+    "A fit where torch keeps no gradients says so"
+    with pytest.raises(ValueError, match=r'gradients are switched off: call fit outside of torch.no_grad\(\)'), off(): make(kind).fit(1, 1e-3)
 
 @both
 def test_all_frozen(make, kind):

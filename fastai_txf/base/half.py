@@ -20,7 +20,7 @@ def halves_attention(
     if not torch.is_grad_enabled() or not (q.requires_grad or k.requires_grad): return False
     if torch.compiler.is_exporting(): return False
     if not torch.is_autocast_enabled('cpu'): return q.dtype == torch.bfloat16
-    return torch.get_autocast_dtype('cpu') == torch.bfloat16
+    return torch.get_autocast_dtype('cpu') == torch.bfloat16 and q.dtype != torch.float64
 
 # %% ../../nbs/0_base/06_half.ipynb #6463eed2
 def _added(mask, bias, dtype):

@@ -60,6 +60,7 @@ def may_make_again(
     out, # the linear map after that
 )->bool:
     "Whether `linear_of_gelu(h, act, out)` is what the three compute, and keeps clearly less."
+    if torch.compiler.is_compiling(): return False # a size asked for makes it compile anew
     if type(h) is not torch.Tensor or h.is_nested or h.numel() < _least: return False
     if type(act) is not nn.GELU or type(drop) is not nn.Dropout or not is_linear(out): return False
     if type(out.weight) not in _plain or drop.training and drop.p: return False
@@ -103,6 +104,7 @@ class RMSNorm(nn.RMSNorm):
 
     def _is_plain(self, x):
         "Whether `x` is a batch in training on a CPU, in the precision of the weights."
+        if torch.compiler.is_compiling(): return False # which could not follow these questions
         w = self.weight
         if type(x) is not torch.Tensor or not x.is_cpu: return False
         if x.is_nested or x.is_inference(): return False

@@ -16,11 +16,11 @@ _least,_rows = 2**24, 16 # multiplications and rows of a product that is worth i
 
 def _onednn_gains(x, w):
     "Whether `x @ w.T` is a large product in fp32 on a CPU where oneDNN is faster."
+    if torch.compiler.is_compiling() or torch.jit.is_tracing(): return False
     if x.ndim < 2 or x.numel()*len(w) < _least or x.numel() < _rows*x.shape[-1]: return False
     if not (x.is_cpu and x.dtype == w.dtype == torch.float32): return False
     if type(x) is not torch.Tensor or type(w) not in (torch.Tensor,nn.Parameter): return False
     if torch.is_autocast_enabled('cpu'): return False
-    if torch.compiler.is_compiling() or torch.jit.is_tracing(): return False
     return mkl_misses_avx512() and torch.backends.mkldnn.enabled
 
 def by_onednn(
@@ -28,6 +28,7 @@ def by_onednn(
     w, # `(n_out, n_in)`
 )->bool:
     "Whether this is a large product in fp32 on a CPU where oneDNN is clearly faster."
+    if torch.compiler.is_compiling(): return False # which could not follow these questions
     may = torch.is_grad_enabled() or mkl_misses_half() and not functions_are_watched()
     return may and _onednn_gains(x, w)
 

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from fastai.callback.fp16 import AMPMode
+from fastai.callback.progress import CSVLogger
 from fastai.callback.tracker import TrackerCallback
 from fastai.data.core import Datasets
 from fastai.learner import Learner, Recorder
 from fastai.text.data import SortedDL
 from fastai.torch_core import get_model
-from fastcore.basics import risinstance
 from fastcore.foundation import L
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
@@ -89,12 +89,28 @@ class TransformerLearner(StepLearner):
         if side not in codecs: codecs[side] = TextCodec(dls, side=side)
         return codecs[side]
 
+    _guests = ()
+    @contextmanager
+    def added_cbs(self,
+        cbs, # callbacks of a fit or validation
+    ):
+        "As in `Learner`; a copy or a file that is made meanwhile is without them."
+        own,before = [*self.cbs], self._guests
+        with super().added_cbs(cbs):
+            self._guests = *before, *(cb for cb in self.cbs if cb not in own)
+            try: yield
+            finally: self._guests = before
+
     def __getstate__(self):
-        "Without what a fit that was broken off has left, which cannot be copied."
+        """Without callbacks that are there for a fit alone, and what a fit that was broken off has
+        left, which cannot be copied."""
         state = super().__getstate__()
+        def stays(o): return not any(o is cb for cb in self._guests)
+        state = {k:o for k,o in state.items() if stays(o) and k not in ('_codecs','_guests')}
+        state['cbs'] = state['cbs'].filter(stays)
         def is_result(o): return isinstance(o, torch.Tensor) and o.grad_fn is not None
         left = {k for k,o in state.items() if is_result(o)} | ({'dl'} & state.keys())
-        return {k:None if k in left else o for k,o in state.items() if k != '_codecs'}
+        return {k:None if k in left else o for k,o in state.items()}
 
     def create_opt(self):
         "As in `Learner`. An `opt_func` that asks for a `model` is given the learner's."
@@ -218,14 +234,9 @@ class TransformerLearner(StepLearner):
     ):
         "As in `Learner`; if a callback's `before_fit` raises, what was entered is left again."
         cms = super().validation_context(cbs, inner).default
-        return _Unwinding(cms if inner else [*cms[:-1], self._beside_fits(), cms[-1]])
-
-    @contextmanager
-    def _beside_fits(self):
-        "Callbacks that follow the record of a fit sit this validation out, and run in the next."
-        with all_running(self):
-            for cb in self.cbs.filter(risinstance(TrackerCallback)): cb.run = False
-            yield
+        if inner: return _Unwinding(cms)
+        beside = all_running(self, (TrackerCallback,CSVLogger)) # these follow the record of a fit
+        return _Unwinding([*cms[:-1], beside, cms[-1]])
 
     def show_results(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation

@@ -9,6 +9,7 @@ __all__ = ['mask_tokens', 'fixed_draws', 'MaskTokens', 'TransformerMLMLearner', 
 import pandas as pd, torch, zlib
 from numbers import Integral
 from fastai.callback.core import Callback, CancelBatchException
+from fastai.callback.training import GradientAccumulation
 from fastai.learner import Learner
 from fastai.losses import CrossEntropyLossFlat
 from fastcore.basics import store_attr
@@ -114,6 +115,16 @@ class _GatherHidden(GatherLogProbs):
 
 class TransformerMLMLearner(TokenLearner):
     "A `TransformerLearner` that predicts hidden tokens."
+    def check_fit(self,
+        cbs, # the callbacks that the fit is given
+    ):
+        "As in `TransformerLearner`. A ValueError for `GradientAccumulation`, which counts targets."
+        super().check_fit(cbs)
+        if not any(GradientAccumulation in (cb,type(cb)) for cb in [*self.cbs,*cbs]): return
+        raise ValueError('GradientAccumulation would count hidden tokens, which are the targets '
+                         'here, and no texts: leave it out; with checkpoint=True loaders may have '
+                         'a larger bs in the same memory')
+
     def fill(self,
         text, # with gaps, each written ___, xxmask, [MASK] or <mask>; or several, as in `as_texts`
         n:int=5, # tokens for each gap

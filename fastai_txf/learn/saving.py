@@ -216,13 +216,13 @@ def load_named(
 # %% ../../nbs/5_learn/03_saving.ipynb #5c1d0b0a
 @contextmanager
 def _emptied(learn):
-    "The learner without data, optimizer and its last batch; the first two come back."
-    dls,opt = learn.dls, learn.opt
-    learn.dls,learn.opt = dls.new_empty(), None
-    learn.dl = learn.pred = learn.loss = None
-    learn.xb = learn.yb = (None,)
+    "The learner without data, optimizer and its last batch, which come back: a fit may go on."
+    empty = dict(dls=learn.dls.new_empty(), xb=(None,), yb=(None,))
+    empty |= dict.fromkeys(('opt','dl','pred','loss'))
+    before = {k:vars(learn).get(k, o) for k,o in empty.items()}
+    vars(learn).update(empty)
     try: yield
-    finally: learn.dls,learn.opt = dls, opt
+    finally: vars(learn).update(before)
 
 @delegates(Learner.export)
 def export_named(

@@ -41,7 +41,7 @@ _few = 512 # tokens in a vocabulary: with fewer there is little to save
 def _is_plain_loss(f):
     "Whether `f` is the mean cross-entropy of tokens that all count alike."
     if type(f) is not CrossEntropyLossFlat or type(f.func) is not nn.CrossEntropyLoss: return False
-    return f.func.reduction == 'mean' and f.func.weight is None
+    return f.func.reduction == 'mean' and f.func.weight is None and not is_changed(f.func)
 
 def _is_plain_model(model):
     "Whether `model` makes its logits as a `TransformerLM` does, many of them, and nothing listens."

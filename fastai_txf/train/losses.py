@@ -41,10 +41,10 @@ def product_dtype(
     a, # a tensor
     b, # another, on the same device
 )->torch.dtype:
-    "The precision of a product of two tensors: that of autocast where it is on."
-    device = a.device.type
-    if torch.is_autocast_enabled(device): return torch.get_autocast_dtype(device)
-    return torch.promote_types(a.dtype, b.dtype)
+    "The precision of a product of two tensors: that of autocast where it is on, but for doubles."
+    device,both = a.device.type, torch.promote_types(a.dtype, b.dtype)
+    low = torch.is_autocast_enabled(device) and both != torch.float64
+    return torch.get_autocast_dtype(device) if low else both
 
 # %% ../../nbs/4_train/00_losses.ipynb #a05a0e05
 _rows = 32 # of low precision at a time in fp32: they stay in the processor's cache
@@ -154,6 +154,9 @@ def _ce_options(loss_func):
     if not is_mean or func.weight is not None:
         raise TypeError(f'{loss_func} is no mean cross-entropy without class weights, '
                         'so ChunkedLoss cannot compute it: use CrossEntropyLossFlat')
+    if is_changed(func):
+        raise TypeError(f'{loss_func} has a hook or a `forward` of its own, which ChunkedLoss '
+                        'would leave out: remove it, or train without ChunkedLoss')
     return dict(ignore_index=func.ignore_index, label_smoothing=func.label_smoothing)
 
 def _check_parts(model):

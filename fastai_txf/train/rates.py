@@ -6,10 +6,11 @@
 __all__ = []
 
 # %% ../../nbs/4_train/09_rates.ipynb #1c9a40d3
-import inspect, numpy as np, warnings
+import inspect, numpy as np, torch, warnings
 from contextlib import contextmanager
 from functools import partial
 from fastai.callback.mixup import MixHandler
+from fastai.callback.progress import CSVLogger
 from fastai.callback.rnn import ModelResetter
 from fastai.callback.schedule import LRFinder, ParamScheduler
 from fastai.callback.training import GradientAccumulation
@@ -109,8 +110,11 @@ def _warn_without_step(learn, cbs):
 @contextmanager
 def all_running(
     learn, # a learner
+    but=(), # classes of callbacks that sit this fit or validation out
 ):
     "Callbacks that sit this fit or validation out run in the next, however it ends."
+    for cb in learn.cbs:
+        if isinstance(cb, but): cb.run = False
     try: yield
     finally:
         for cb in learn.cbs: cb.run = True
@@ -143,7 +147,8 @@ class RatedLearner(Learner):
         self.model.zero_grad()
         before,self.n_steps = self._rows(), 0
         try:
-            with all_running(self): super().fit(n_epoch, lr, wd, cbs, reset_opt, start_epoch)
+            with all_running(self, CSVLogger if is_search(self, cbs) else ()):
+                super().fit(n_epoch, lr, wd, cbs, reset_opt, start_epoch)
         except BaseException:
             for cb in cbs: _take_back(self, cb)
             raise
@@ -156,6 +161,9 @@ class RatedLearner(Learner):
         super()._backward()
     def _refuse_frozen(self):
         "A ValueError where no weight is trained."
+        if not torch.is_grad_enabled():
+            raise ValueError('gradients are switched off: call fit outside of torch.no_grad() and '
+                             'torch.inference_mode()')
         if any(p.requires_grad for p,*_ in self.opt.all_params()): return
         raise ValueError('all groups of parameters are frozen: call learn.unfreeze()')
     def _step(self):

@@ -45,8 +45,12 @@ class ResumeCallback(Callback):
         self._runs,self._paused = [],[] # fits that are done; callbacks that wait
         self._on,self._saved = False,None
 
+    def __call__(self, event_name):
+        "As in `Callback`, in fits: a validation, beside a fit or within one, leaves all as it is."
+        if is_fit(self.learn): return super().__call__(event_name)
+
     def before_fit(self):
-        self._on = is_fit(self.learn) and not is_search(self.learn)
+        self._on = not is_search(self.learn)
         if not self._on: return
         self.order = type(self).order
         if self.learn.cbs.filter(lambda cb: isinstance(cb, TimeBudget)):
