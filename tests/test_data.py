@@ -559,6 +559,17 @@ def test_lists_of_numbers_are_no_tags(lists, ok):
     with pytest.raises(ValueError, match=r"lists of numbers .*label_col=\[…\]"): check_df(df, 'text', 'label')
     check_df(df, 'text', 'label', unseen_ok=True)                       # a y_block may read them
 
+@pytest.mark.parametrize('yes,no', [('yes','no'), ('1','0'), ('True','False'), ('Y','n'), (' Yes','No')])
+def test_answers_are_no_tags(yes, no):
+    "Several columns of yes and no are refused, with what makes them 0/1; other strings are tags, and one column has two classes"
+    df = frame(good=[yes,no]*10, long=[no]*10+[yes]*10)
+    with pytest.raises(ValueError, match='where each column is a label') as e: TransformerDataLoaders.from_df(df, label_col=['good','long'], **FAST)
+    exec(re.search(r'df\[.*\.astype\(int\)', str(e.value))[0])
+    dls = TransformerDataLoaders.from_df(df, label_col=['good','long'], valid_col='is_valid', **FAST)
+    assert list(dls.vocab[1]) == ['good','long'] and dls.train_ds[0][1].tolist() == [1,0]
+    check(frame(good=[yes,no]*10), label='good')
+    check(frame(a=[yes,no]*10, b=['perhaps',no]*10), label=['a','b'])
+
 def test_csv(tmp_path):
     frame().to_csv(tmp_path/'labels.csv', index=False)
     dls = TransformerDataLoaders.from_csv(tmp_path, label_col='label', valid_col='is_valid', **FAST)

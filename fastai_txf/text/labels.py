@@ -116,6 +116,18 @@ def _check_tags(df, c):
                      'and name them, label_col=[…]; for tags that are numbers, '
                      f'df[{c!r}].map(lambda os: [*map(str, os)])')
 
+_answers = dict(yes='no', true='false', y='n') | {'1':'0'}
+
+def _check_answers(df, cols):
+    "No columns of yes and no, which would be two labels of them all"
+    said = sorted({o for c in cols for o in df[c].unique()})
+    for yes,no in _answers.items():
+        if not {o.strip().casefold() for o in said} <= {yes,no}: continue
+        true = [o for o in said if o.strip().casefold() == yes] or [yes]
+        raise ValueError(f'the columns {cols} hold {" and ".join(map(repr, said))}, which would be '
+                         'labels; where each column is a label, make it 0/1 with '
+                         f'df[{cols}] = df[{cols}].isin({true}).astype(int)')
+
 def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
     "Labels of one kind, none missing, and those of validation rows known from training"
     labels = column_names(df, label_col)
@@ -124,6 +136,7 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
     check_signs(df, labels)
     if label_delim is not None: _check_delim(df, labels, label_delim)
     kind = label_kind(df, labels, label_delim)
+    if kind=='multi' and len(labels) > 1: _check_answers(df, labels)
     if kind in ('category','multi'):
         for c in labels: _check_one_kind(df, c, label_delim)
     if kind=='category' and not unseen_ok: _check_blank(df, labels[0])
