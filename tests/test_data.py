@@ -570,6 +570,17 @@ def test_answers_are_no_tags(yes, no):
     check(frame(good=[yes,no]*10), label='good')
     check(frame(a=[yes,no]*10, b=['perhaps',no]*10), label=['a','b'])
 
+@pytest.mark.parametrize('loaders', [TransformerDataLoaders, TextDataLoaders])
+def test_lists_from_a_csv_file(loaders):
+    "They are strings, whose parts are no tags: the remedy makes lists of them; fastai's loaders are refused by `check_dls`"
+    df = frame(tags=[str(o) for o in [['a','x'],['x'],[],['a']]*5])
+    def make(df, **kw): return check_dls(dls := loaders.from_df(df, text_col='text', label_col='tags', valid_col='is_valid', y_block=MultiCategoryBlock, **kw, tok_tfm=BaseTokenizer(), bs=4)) or dls
+    for kw in ({}, dict(label_delim=',')):
+        with pytest.raises(ValueError, match='lists as strings .*leave label_delim out') as e: make(df, **kw)
+    exec(re.search(r'import ast; .*literal_eval\)', str(e.value))[0])
+    assert list(make(df).vocab[1]) == ['a','x']
+    check(frame(label=['[a]','[b]']*10)); check(frame(label=['[1]','none']*10))
+
 def test_csv(tmp_path):
     frame().to_csv(tmp_path/'labels.csv', index=False)
     dls = TransformerDataLoaders.from_csv(tmp_path, label_col='label', valid_col='is_valid', **FAST)

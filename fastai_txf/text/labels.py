@@ -6,7 +6,7 @@
 __all__ = ['label_kind', 'check_df']
 
 # %% ../../nbs/2_text/03_labels.ipynb #e22ffbe0
-import numpy as np, pandas as pd, warnings
+import ast, numpy as np, pandas as pd, warnings
 from numbers import Integral, Number
 from .special import text_key, twins_said
 from .frames import (
@@ -39,6 +39,20 @@ def each_label(s, label_delim=None):
     s = s.reset_index(drop=True)
     if label_delim is not None: s = s[s!=''].str.split(label_delim, regex=False)
     return s[s.map(len)>0].explode() if s.map(holds_several).any() else s
+
+def _is_written_list(o):
+    "Whether `o` is the string of a list"
+    if not (isinstance(o, str) and o.lstrip().startswith('[')): return False
+    try: return isinstance(ast.literal_eval(o.strip()), list)
+    except (SyntaxError,ValueError): return False
+
+def check_written(s):
+    "No lists that were written to a csv file and came back as strings"
+    if not len(s) or not all(map(_is_written_list, s)): return
+    c = s.name
+    raise ValueError(f'column {c!r} holds lists as strings ({s.iloc[0]!r}, …), as csv files do: '
+                     f'make them lists again, import ast; df[{c!r}] = df[{c!r}].map('
+                     'ast.literal_eval), and leave label_delim out')
 
 def _check_unseen(df, cols, each, valid, block_ok=True):
     "Every label of a validation row is in some training row; `each` as of `each_label`"
@@ -134,6 +148,7 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
     if not labels: raise ValueError(f'{label_col=} names no column: name the one with the labels')
     check_missing(df, labels, 'label')
     check_signs(df, labels)
+    for c in labels: check_written(df[c])
     if label_delim is not None: _check_delim(df, labels, label_delim)
     kind = label_kind(df, labels, label_delim)
     if kind=='multi' and len(labels) > 1: _check_answers(df, labels)

@@ -30,7 +30,7 @@ from .special import pad_index, text_vocab, unknown_cause
 from .tokens import as_tokenizer, workers_for
 from .frames import (
     as_frame, check_columns, column_names, read_texts, split_rows)
-from .labels import check_df, each_label, label_kind, warn_of_copies
+from .labels import check_df, check_written, each_label, label_kind, warn_of_copies
 from .codec import join_columns, TextStart, TextTokenizer, tokenize_like
 from .target import check_encoded, check_known, check_labelled, check_numbers
 from .folders import FolderTokenizer
@@ -87,6 +87,7 @@ def _raw_labels(tl, cat, max_n):
         reader = _column_reader(tfms)
         if reader is not None:
             cols = [items.iloc[:,c] if isinstance(c, int) else items[c] for c in reader.cols]
+            for c in cols: check_written(c)
             return pd.concat([each_label(c, reader.label_delim) for c in cols])
         items = [items.iloc[i] for i in range(min(max_n, len(items)))]
     labels = [compose_tfms(o, tfms, split_idx=tl.split_idx) for o in items]
