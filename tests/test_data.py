@@ -845,6 +845,23 @@ def test_folder_without_texts(tmp_path):
     with pytest.raises(ValueError, match='no text file'): TransformerDataLoaders.from_folder(tmp_path/'nowhere', valid_pct=0.2)
 
 
+@pytest.mark.parametrize('folders,kw,why', [
+    ('train test', {}, "valid='valid' has no .*; such are in 'test' and 'train': give valid='test'"), ('train valid', dict(valid='vaild'), "valid='vaild' .*give valid='valid'"),
+    ('train valid', dict(train='trian'), "train='trian' has no .*give train='train'"), ('train', {}, "are in 'train': give valid_pct=0.2")])
+@pytest.mark.parametrize('tok', [None, BaseTokenizer()])
+def test_folder_of_a_set_without_texts(tmp_path, folders, kw, why, tok):
+    "It is named with those that are there, as the layout train/ and test/ is common; what is named works"
+    for o in folders.split():
+        for label in ('neg','pos'):
+            for i in range(2): (tmp_path/'d'/o/label/f'{i}.txt').mk_write(f'a {label} text {i} of {o}')
+    (tmp_path/'d'/'unsup'/'0.txt').mk_write('no label')
+    def make(**kw): return TransformerDataLoaders.from_folder(tmp_path/'d', bs=2, tok_tfm=tok, **kw)
+    with pytest.raises(ValueError, match=why) as e: make(**kw)
+    option,value = re.search(r"give (\w+)='?([\w.]+)", str(e.value)).groups()
+    dls = make(**{**kw, option:value if option != 'valid_pct' else float(value)})
+    assert len(dls.train_ds) and len(dls.valid_ds)
+
+
 # ---------------------------------------------------------------- tokens in use
 
 @pytest.fixture(scope='module')

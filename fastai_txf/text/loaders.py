@@ -12,8 +12,8 @@ from pathlib import Path
 from fastai.data.block import CategoryBlock, DataBlock, MultiCategoryBlock, RegressionBlock
 from fastai.data.core import DataLoaders, FilteredBase, TfmdDL
 from fastai.data.transforms import (
-    Categorize, ColReader, EncodedMultiCategorize, get_text_files, GrandparentSplitter,
-    IndexSplitter, MultiCategorize, parent_label, RandomSplitter, RegressionSetup)
+    Categorize, ColReader, EncodedMultiCategorize, GrandparentSplitter, IndexSplitter,
+    MultiCategorize, parent_label, RandomSplitter, RegressionSetup)
 from fastai.text.core import BOS, PAD, WordTokenizer
 from fastai.text.data import (
     LMDataLoader, Numericalize, Pad_Chunk, SortedDL, TensorText, TextBlock, TextDataLoaders)
@@ -33,7 +33,7 @@ from .frames import (
 from .labels import check_df, check_written, each_label, label_kind, warn_of_copies
 from .codec import join_columns, TextStart, TextTokenizer, tokenize_like
 from .target import check_encoded, check_known, check_labelled, check_numbers
-from .folders import FolderTokenizer
+from .folders import FolderTokenizer, text_files
 
 # %% ../../nbs/2_text/08_loaders.ipynb #e379e308
 def check_batches(dls):
@@ -311,14 +311,6 @@ def _folder_frame(files, splitter):
         text=read_texts(files), label=[*map(parent_label, files)],
         is_valid=[False]*len(train) + [True]*len(valid), file=[*map(str, files)]))
 
-def _text_files(path, train, valid, valid_pct):
-    "The text files to read; ValueError if there is none"
-    by_folder = valid_pct is None
-    files = get_text_files(path, folders=[train,valid] if by_folder else None)
-    if files: return files
-    where = f' under {train!r} or {valid!r}: name the folders, or give valid_pct'
-    raise ValueError(f'there is no text file (*.txt) in {path}' + (where if by_folder else ''))
-
 def _kept_folder(cls, path, files, split, vocab, text_vocab=None, is_lm=False, seq_len=72,
                  backwards=False, **kwargs):
     "As fastai's `from_folder` makes loaders, with tokens that are kept in another format"
@@ -348,8 +340,9 @@ def from_folder(cls:TransformerDataLoaders,
     "Loaders from a folder of text files; ValueError if there are none, or as `check_dls` says."
     check_loader_options(TextDataLoaders.from_folder, kwargs)
     if valid_pct is not None: check_share(valid_pct)
-    files = _text_files(path, train, valid, valid_pct)
-    if splitter is None and valid_pct is None: splitter = GrandparentSplitter(train, valid)
+    by_folder = splitter is None and valid_pct is None
+    files = text_files(path, by_folder, valid_pct, train=train, valid=valid)
+    if by_folder: splitter = GrandparentSplitter(train, valid)
     elif splitter is None: splitter = RandomSplitter(valid_pct, seed=seed)
     if tok_tfm is None:
         return _kept_folder(cls, Path(path), files, splitter(files), vocab, **kwargs)
