@@ -581,6 +581,30 @@ def test_lists_from_a_csv_file(loaders):
     assert list(make(df).vocab[1]) == ['a','x']
     check(frame(label=['[a]','[b]']*10)); check(frame(label=['[1]','none']*10))
 
+@pytest.mark.parametrize('loaders', [TransformerDataLoaders, TextDataLoaders])
+@pytest.mark.parametrize('cls', [int, bool, float])
+def test_one_hot_columns_are_no_tags(loaders, cls):
+    "With a block that takes 0 and 1 for the labels; what the error names works"
+    df = frame(good=np.array([1,0]*10, dtype=cls), long=np.array([0,1,1,0]*5, dtype=cls))
+    kw = dict(text_col='text', label_col=['good','long'], valid_col='is_valid', tok_tfm=BaseTokenizer(), bs=4)
+    def make(**block): return check_dls(dls := loaders.from_df(df, **kw, **block)) or dls
+    for block in (MultiCategoryBlock, MultiCategoryBlock()):
+        with pytest.raises(ValueError, match=r'0 and 1 would be two labels: .*encoded=True, vocab=.*leave y_block out'): make(y_block=block)
+    assert make(y_block=MultiCategoryBlock(encoded=True, vocab=['good','long'])).vocab[1] == ['good','long']
+    assert list(TransformerDataLoaders.from_df(df, **kw).vocab[1]) == ['good','long']
+
+@pytest.mark.parametrize('block,why', [
+    (MultiCategoryBlock(encoded=True, vocab=['long','good']), r"vocab=.'long', 'good'., .*in their order, vocab=.'good', 'long'."),
+    (MultiCategoryBlock(encoded=True, vocab=['good']), "vocab=.'good'., and the label columns are"),
+    (MultiCategoryBlock(encoded=True, vocab=['good','new','long']), 'the label columns are'),
+    (CategoryBlock, 'one label column, not for .*: leave y_block out'), (CategoryBlock(), 'name one column')])
+def test_block_fits_the_columns(block, why):
+    "Names of labels in another order than their columns, or of another number, and one label of several columns; other names are free"
+    df = frame(good=[1,0]*10, long=[0,1,1,0]*5)
+    def make(y_block): return TransformerDataLoaders.from_df(df, label_col=['good','long'], valid_col='is_valid', y_block=y_block, **FAST)
+    with pytest.raises(ValueError, match=why): make(block)
+    assert make(MultiCategoryBlock(encoded=True, vocab=['Good','Long'])).vocab[1] == ['Good','Long']
+
 def test_csv(tmp_path):
     frame().to_csv(tmp_path/'labels.csv', index=False)
     dls = TransformerDataLoaders.from_csv(tmp_path, label_col='label', valid_col='is_valid', **FAST)

@@ -32,7 +32,8 @@ from .frames import (
     as_frame, check_columns, column_names, read_texts, split_rows)
 from .labels import check_df, check_written, each_label, label_kind, warn_of_copies
 from .codec import join_columns, TextStart, TextTokenizer, tokenize_like
-from .target import check_encoded, check_known, check_labelled, check_numbers
+from .target import (
+    check_encoded, check_known, check_labelled, check_one_hot, made_blocks)
 from .folders import FolderTokenizer, text_files
 
 # %% ../../nbs/2_text/08_loaders.ipynb #e379e308
@@ -97,6 +98,7 @@ def _odd_labels(labels, cat):
     "Those of `labels` that `cat` has no number for, and why"
     if isinstance(cat, RegressionSetup):
         return labels[labels.isna()], 'is no target: leave such rows out'
+    if isinstance(cat, MultiCategorize): check_one_hot(labels)
     vocab = list(cat.vocab)
     bad = labels[~labels.isin(vocab)]
     apart = len(bad) and isinstance(cat, MultiCategorize) and isinstance(bad.iloc[0], str)
@@ -199,11 +201,8 @@ class _LabelReader(ColReader):
 
 def _target(df, label_col, label_delim, valid, y_block):
     "The target's blocks, derived from the label columns if `y_block` is None, and what reads them"
-    y_blocks = L(_y_block(df, label_col, label_delim, valid) if y_block is None else y_block)
-    y_blocks = y_blocks.map(lambda b: b() if callable(b) else b)
-    if any(isinstance(t, RegressionSetup) for b in y_blocks for t in L(b.type_tfms)):
-        check_numbers(df, column_names(df, label_col))
-    return dict(y_blocks=y_blocks,
+    if y_block is None: y_block = _y_block(df, label_col, label_delim, valid)
+    return dict(y_blocks=L(y_block),
                 get_y=_LabelReader(column_names(df, label_col), label_delim=label_delim))
 
 def _data_block(x_block, tok_text_col, valid, y_blocks=(), get_y=None):
@@ -247,7 +246,9 @@ class TransformerDataLoaders(TextDataLoaders):
         df = as_frame(df)
         n_workers = workers_for(len(df), n_workers)
         valid,asked = split_rows(df, valid_col, valid_pct, seed)
-        if not is_lm: _check_kept(df, label_col, tok_text_col)
+        if not is_lm:
+            _check_kept(df, label_col, tok_text_col)
+            y_block = made_blocks(df, label_col, y_block)
         check_df(df, text_col, None if is_lm else label_col, asked, label_delim,
                  unseen_ok=y_block is not None)
         cols = column_names(df, text_col)
