@@ -605,6 +605,15 @@ def test_block_fits_the_columns(block, why):
     with pytest.raises(ValueError, match=why): make(block)
     assert make(MultiCategoryBlock(encoded=True, vocab=['Good','Long'])).vocab[1] == ['Good','Long']
 
+@pytest.mark.parametrize('make', [partial(TransformerDataLoaders.from_df, label_col='label', **FAST), partial(LMDataLoaders.from_df, tok_tfm=CharTokenizer(), bs=2, seq_len=4),
+    partial(Seq2SeqDataLoaders.from_df, tgt_col='label', tok_tfm=CharTokenizer(), bs=4)])
+def test_index_that_names_rows_twice(make):
+    "With copies across the split, too"
+    df = frame(); twice = pd.concat([df, df])
+    with pytest.warns(UserWarning, match='validation texts are in the training set'): dls = make(twice, valid_col='is_valid')
+    with pytest.warns(UserWarning, match='validation texts are in the training set'): want = make(twice.reset_index(drop=True), valid_col='is_valid')
+    assert len(dls.valid_ds) == len(want.valid_ds) == 8 and all(torch.equal(a[0], b[0]) for a,b in zip(dls.valid_ds, want.valid_ds))
+
 def test_csv(tmp_path):
     frame().to_csv(tmp_path/'labels.csv', index=False)
     dls = TransformerDataLoaders.from_csv(tmp_path, label_col='label', valid_col='is_valid', **FAST)

@@ -75,6 +75,7 @@ def warn_of_copies(
     near:str=None, # and where some differ in case, white space or the way accents are written
 ):
     "A warning that counts the validation texts that are in the training set, too (`text_key`)."
+    texts = texts.reset_index(drop=True)           # an index may name a row twice
     keys = texts.map(lambda t: text_key(' '.join(t.split(None, 9)[:9])))      # most differ here
     both = keys.isin({*keys[valid]} & {*keys[~valid]})
     keys = keys.mask(both, texts[both].map(text_key))
