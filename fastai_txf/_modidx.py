@@ -2832,6 +2832,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                         'fastai_txf.text.target._check_names': ( '2_text/target.html#_check_names',
                                                                                  'fastai_txf/text/target.py'),
                                         'fastai_txf.text.target._each': ('2_text/target.html#_each', 'fastai_txf/text/target.py'),
+                                        'fastai_txf.text.target._to_most': ('2_text/target.html#_to_most', 'fastai_txf/text/target.py'),
                                         'fastai_txf.text.target._to_numbers': ( '2_text/target.html#_to_numbers',
                                                                                 'fastai_txf/text/target.py'),
                                         'fastai_txf.text.target._width': ('2_text/target.html#_width', 'fastai_txf/text/target.py'),

@@ -155,8 +155,24 @@ def _to_numbers(col, name):
     def all_like(form): return all(re.fullmatch(form, str(o).strip()) for o in odd)
     if all_like(r'[+-]?(\d+|[1-9]\d{0,2}(,\d{3})+)(\.\d+)?'): point = ''
     elif all_like(r'[+-]?\d*(,\d+|\d)'): point = '.'
-    else: return f"convert it with pd.to_numeric({name}, errors='coerce') and drop what is missing"
+    else: return _to_most(col.astype(str), name)
     return f"convert it with pd.to_numeric({name}.str.replace(',', {point!r}))"
+
+def _to_most(s, name):
+    "How strings become numbers of which some are none, or that stand beside a unit, in words."
+    def share(s): return pd.to_numeric(s, errors='coerce').notna().mean()
+    if share(s) >= 0.5:
+        return f"convert it with pd.to_numeric({name}, errors='coerce') and drop what is missing"
+    comma = s.str.contains(r',(?:\d\d?|\d{4,})(?!\d)|\.\d{3},').any()       # it stands before decimals
+    odd = r'[^\d,-]' if comma else r'[^\d.-]'
+    kept = s.str.replace(odd, '', regex=True)
+    many = s.str.contains(r"\d[^\d.,\s'’]+.*\d").any()                      # 8/10, 12:30
+    if many or share(kept.str.replace(',', '.')) < 0.5:
+        return 'make numbers of these, or name another column'
+    digits = f"{name}.str.replace(r'{odd}', '', regex=True)"
+    return (f"convert it with pd.to_numeric({digits}.str.replace(',', '.')), where ',' stands "
+            "before decimals" if comma else
+            f"convert it with pd.to_numeric({digits}), where ',' stands between thousands")
 
 def check_labelled(
     items, # as loaders read them
