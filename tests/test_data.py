@@ -614,6 +614,16 @@ def test_index_that_names_rows_twice(make):
     with pytest.warns(UserWarning, match='validation texts are in the training set'): want = make(twice.reset_index(drop=True), valid_col='is_valid')
     assert len(dls.valid_ds) == len(want.valid_ds) == 8 and all(torch.equal(a[0], b[0]) for a,b in zip(dls.valid_ds, want.valid_ds))
 
+@pytest.mark.parametrize('make', [partial(TransformerDataLoaders.from_df, label_col='label'), partial(self_pretrain, label_col='label'), LMDataLoaders.from_df])
+def test_no_column_of_texts(make):
+    for col in (None, []):
+        with pytest.raises(ValueError, match='text_col=.* names no column: name the one with the texts'): make(frame(), text_col=col)
+
+def test_no_column_of_labels():
+    "Without labels there is a language model to train"
+    with pytest.raises(ValueError, match='label_col=None names no column: .* is_lm=True'): TransformerDataLoaders.from_df(frame(), text_col='text', label_col=None, **FAST)
+    TransformerDataLoaders.from_df(frame(), text_col='text', label_col=None, is_lm=True, seq_len=8, **FAST)
+
 def test_csv(tmp_path):
     frame().to_csv(tmp_path/'labels.csv', index=False)
     dls = TransformerDataLoaders.from_csv(tmp_path, label_col='label', valid_col='is_valid', **FAST)

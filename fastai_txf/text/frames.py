@@ -42,6 +42,7 @@ def column_names(df, cols):
 def one_column(df, text_col):
     "The name of the only column with texts"
     cols = column_names(df, text_col)
+    if not cols: raise ValueError(f'{text_col=} names no column: name the one with the texts')
     if len(cols) != 1:
         raise ValueError(f'text_col={cols}: name one column; '
                          f"several become one by df[{cols}].agg(' '.join, axis=1)")

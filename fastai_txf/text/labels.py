@@ -110,6 +110,7 @@ def check_df(
         raise ValueError(f'the data frame has no rows (columns {list(df.columns)}): '
                          'read it again or undo the filter that emptied it')
     texts = column_names(df, text_col)
+    if not texts: raise ValueError(f'{text_col=} names no column: name the one with the texts')
     check_missing(df, texts, 'text')
     check_strings(df, texts)
     check_signs(df, texts)
