@@ -431,7 +431,7 @@ def test_label_column_with_the_name_of_a_token_column(col):
 
 @pytest.mark.parametrize('make', [TransformerDataLoaders.from_df, LMDataLoaders.from_df, Seq2SeqDataLoaders.from_df, self_pretrain])
 def test_no_frame(make):
-    with pytest.raises(TypeError, match='list is no data frame'): make(['a text'])
+    with pytest.raises(TypeError, match=r'list is no data frame: pass one, such as pd.read_csv\(file\)'): make(['a text'])
 
 
 def from_folder(path, **kw): return TransformerDataLoaders.from_folder(text_folder(path/'texts'), **{'bs':2, **kw})

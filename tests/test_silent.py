@@ -2,6 +2,7 @@
 import sys; sys.modules.setdefault('torchvision', None) # `transformers` would import it
 import dataclasses, json, math, random, re
 from functools import partial
+from pathlib import Path
 import pandas as pd, pytest, torch
 import torch.nn as nn, torch.nn.functional as F
 from fastai.text.all import (BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, ClassificationInterpretation,
@@ -955,6 +956,10 @@ def test_unlabelled_texts_from_a_generator(df):
     assert more_texts((t for t in texts), 'text') == texts == more_texts(pd.Series(texts), 'text')
     assert more_texts({*texts}, 'text') == sorted(texts)
     with pytest.raises(ValueError, match='unlabelled holds no text'): more_texts(iter([]), 'text')
+
+@pytest.mark.parametrize('o', ['x.csv', Path('x.csv'), 3, b'x'.hex])
+def test_unlabelled_texts_that_are_none(o):
+    with pytest.raises(TypeError, match=f'unlabelled=.* is a {type(o).__name__}: give a list of texts.*read_csv'): more_texts(o, 'text')
 
 # Blocks of one's own
 

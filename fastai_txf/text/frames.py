@@ -24,7 +24,7 @@ def as_frame(df):
     "`df` with strings as columns' names; TypeError for what is no data frame"
     if not isinstance(df, pd.DataFrame):
         raise TypeError(f'{type(df).__name__} is no data frame: '
-                        'pass one, or read a file with from_csv')
+                        'pass one, such as pd.read_csv(file); loaders have from_csv, too')
     return df.rename(columns=str)
 
 def column_names(df, cols):
