@@ -2509,6 +2509,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                 'fastai_txf/text/frames.py'),
                                         'fastai_txf.text.frames.read_columns': ( '2_text/frames.html#read_columns',
                                                                                  'fastai_txf/text/frames.py'),
+                                        'fastai_txf.text.frames.read_csv': ('2_text/frames.html#read_csv', 'fastai_txf/text/frames.py'),
                                         'fastai_txf.text.frames.read_texts': ('2_text/frames.html#read_texts', 'fastai_txf/text/frames.py'),
                                         'fastai_txf.text.frames.refuse_keys': ( '2_text/frames.html#refuse_keys',
                                                                                 'fastai_txf/text/frames.py'),

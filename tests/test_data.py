@@ -645,7 +645,7 @@ def test_csv_of_pairs_in_another_encoding(tmp_path):
     "As of other loaders"
     df = pd.DataFrame(dict(src=['ja','nein']*10, tgt=['h\u00e9','\u00e9h']*10))
     df.to_csv(tmp_path/'pairs.csv', index=False, encoding='latin-1')
-    with pytest.raises(UnicodeDecodeError): Seq2SeqDataLoaders.from_csv(tmp_path, tok_tfm=CharTokenizer(), bs=4)
+    with pytest.raises(UnicodeDecodeError, match="pairs.csv is no text in utf8: give its encoding, such as encoding='latin1'"): Seq2SeqDataLoaders.from_csv(tmp_path, tok_tfm=CharTokenizer(), bs=4)
     dls = Seq2SeqDataLoaders.from_csv(tmp_path, tok_tfm=CharTokenizer(), bs=4, encoding='latin-1')
     assert '\u00e9' in dls.vocab[1]
 
@@ -662,7 +662,8 @@ def test_csv_of_namibia(tmp_path):
     assert list(make(encoding='latin-1', keep_default_na=False).vocab[1]) == ['NA','Südafrika']
     with pytest.raises(ValueError, match="no label.*says NA and means it, read it with keep_default_na=False"): make(encoding='latin-1')
     with pytest.raises(TypeError, match="'keep_default'.*keep_default_na"): make(keep_default=False)      # before the file is read
-    with pytest.raises(UnicodeDecodeError): make()
+    for f in (make, lambda: LMDataLoaders.from_csv(tmp_path)):
+        with pytest.raises(UnicodeDecodeError, match="labels.csv is no text in utf8: give its encoding, such as encoding='latin1'"): f()
 
 def test_prices_as_labels():
     "Numbers with many values, which validation rows alone have, are hardly classes"

@@ -24,12 +24,11 @@ from fastcore.meta import delegates
 from fastcore.xtras import is_listy
 from fasttransform.transform import compose_tfms
 from ..base.checks import check_batch_size, check_share, check_values
-from ..base.files import csv_file
 from ..base.ids import CheckedIds, evenly_drawn
 from .special import pad_index, text_vocab, unknown_cause
 from .tokens import as_tokenizer, workers_for
 from .frames import (
-    as_frame, check_columns, column_names, read_texts, split_rows)
+    as_frame, check_columns, column_names, read_csv, read_texts, split_rows)
 from .labels import check_df, check_written, each_label, label_kind, warn_of_copies
 from .codec import join_columns, TextStart, TextTokenizer, tokenize_like
 from .target import (
@@ -300,7 +299,7 @@ def from_csv(cls:TransformerDataLoaders,
     check_loader_options(cls.from_csv, kwargs)
     options = dict(header=header, delimiter=delimiter, quoting=quoting, dtype=dtype,
                    encoding=encoding, keep_default_na=keep_default_na)
-    return cls.from_df(pd.read_csv(csv_file(path, csv_fname), **options), path=path, **kwargs)
+    return cls.from_df(read_csv(path, csv_fname, **options), path=path, **kwargs)
 
 # %% ../../nbs/2_text/08_loaders.ipynb #8d59837d
 def _folder_frame(files, splitter):
