@@ -431,7 +431,7 @@ def test_label_column_with_the_name_of_a_token_column(col):
 
 @pytest.mark.parametrize('make', [TransformerDataLoaders.from_df, LMDataLoaders.from_df, Seq2SeqDataLoaders.from_df, self_pretrain])
 def test_no_frame(make):
-    with pytest.raises(TypeError, match='list is no data frame'): make(['a text'])
+    with pytest.raises(TypeError, match=r'list is no data frame: pass one, such as pd.read_csv\(file\)'): make(['a text'])
 
 
 def from_folder(path, **kw): return TransformerDataLoaders.from_folder(text_folder(path/'texts'), **{'bs':2, **kw})
@@ -559,6 +559,71 @@ def test_lists_of_numbers_are_no_tags(lists, ok):
     with pytest.raises(ValueError, match=r"lists of numbers .*label_col=\[…\]"): check_df(df, 'text', 'label')
     check_df(df, 'text', 'label', unseen_ok=True)                       # a y_block may read them
 
+@pytest.mark.parametrize('yes,no', [('yes','no'), ('1','0'), ('True','False'), ('Y','n'), (' Yes','No')])
+def test_answers_are_no_tags(yes, no):
+    "Several columns of yes and no are refused, with what makes them 0/1; other strings are tags, and one column has two classes"
+    df = frame(good=[yes,no]*10, long=[no]*10+[yes]*10)
+    with pytest.raises(ValueError, match='where each column is a label') as e: TransformerDataLoaders.from_df(df, label_col=['good','long'], **FAST)
+    exec(re.search(r'df\[.*\.astype\(int\)', str(e.value))[0])
+    dls = TransformerDataLoaders.from_df(df, label_col=['good','long'], valid_col='is_valid', **FAST)
+    assert list(dls.vocab[1]) == ['good','long'] and dls.train_ds[0][1].tolist() == [1,0]
+    check(frame(good=[yes,no]*10), label='good')
+    check(frame(a=[yes,no]*10, b=['perhaps',no]*10), label=['a','b'])
+
+@pytest.mark.parametrize('loaders', [TransformerDataLoaders, TextDataLoaders])
+def test_lists_from_a_csv_file(loaders):
+    "They are strings, whose parts are no tags: the remedy makes lists of them; fastai's loaders are refused by `check_dls`"
+    df = frame(tags=[str(o) for o in [['a','x'],['x'],[],['a']]*5])
+    def make(df, **kw): return check_dls(dls := loaders.from_df(df, text_col='text', label_col='tags', valid_col='is_valid', y_block=MultiCategoryBlock, **kw, tok_tfm=BaseTokenizer(), bs=4)) or dls
+    for kw in ({}, dict(label_delim=',')):
+        with pytest.raises(ValueError, match='lists as strings .*leave label_delim out') as e: make(df, **kw)
+    exec(re.search(r'import ast; .*literal_eval\)', str(e.value))[0])
+    assert list(make(df).vocab[1]) == ['a','x']
+    check(frame(label=['[a]','[b]']*10)); check(frame(label=['[1]','none']*10))
+
+@pytest.mark.parametrize('loaders', [TransformerDataLoaders, TextDataLoaders])
+@pytest.mark.parametrize('cls', [int, bool, float])
+def test_one_hot_columns_are_no_tags(loaders, cls):
+    "With a block that takes 0 and 1 for the labels; what the error names works"
+    df = frame(good=np.array([1,0]*10, dtype=cls), long=np.array([0,1,1,0]*5, dtype=cls))
+    kw = dict(text_col='text', label_col=['good','long'], valid_col='is_valid', tok_tfm=BaseTokenizer(), bs=4)
+    def make(**block): return check_dls(dls := loaders.from_df(df, **kw, **block)) or dls
+    for block in (MultiCategoryBlock, MultiCategoryBlock()):
+        with pytest.raises(ValueError, match=r'0 and 1 would be two labels: .*encoded=True, vocab=.*leave y_block out'): make(y_block=block)
+    assert make(y_block=MultiCategoryBlock(encoded=True, vocab=['good','long'])).vocab[1] == ['good','long']
+    assert list(TransformerDataLoaders.from_df(df, **kw).vocab[1]) == ['good','long']
+
+@pytest.mark.parametrize('block,why', [
+    (MultiCategoryBlock(encoded=True, vocab=['long','good']), r"vocab=.'long', 'good'., .*in their order, vocab=.'good', 'long'."),
+    (MultiCategoryBlock(encoded=True, vocab=['good']), "vocab=.'good'., and the label columns are"),
+    (MultiCategoryBlock(encoded=True, vocab=['good','new','long']), 'the label columns are'),
+    (CategoryBlock, 'one label column, not for .*: leave y_block out'), (CategoryBlock(), 'name one column')])
+def test_block_fits_the_columns(block, why):
+    "Names of labels in another order than their columns, or of another number, and one label of several columns; other names are free"
+    df = frame(good=[1,0]*10, long=[0,1,1,0]*5)
+    def make(y_block): return TransformerDataLoaders.from_df(df, label_col=['good','long'], valid_col='is_valid', y_block=y_block, **FAST)
+    with pytest.raises(ValueError, match=why): make(block)
+    assert make(MultiCategoryBlock(encoded=True, vocab=['Good','Long'])).vocab[1] == ['Good','Long']
+
+@pytest.mark.parametrize('make', [partial(TransformerDataLoaders.from_df, label_col='label', **FAST), partial(LMDataLoaders.from_df, tok_tfm=CharTokenizer(), bs=2, seq_len=4),
+    partial(Seq2SeqDataLoaders.from_df, tgt_col='label', tok_tfm=CharTokenizer(), bs=4)])
+def test_index_that_names_rows_twice(make):
+    "With copies across the split, too"
+    df = frame(); twice = pd.concat([df, df])
+    with pytest.warns(UserWarning, match='validation texts are in the training set'): dls = make(twice, valid_col='is_valid')
+    with pytest.warns(UserWarning, match='validation texts are in the training set'): want = make(twice.reset_index(drop=True), valid_col='is_valid')
+    assert len(dls.valid_ds) == len(want.valid_ds) == 8 and all(torch.equal(a[0], b[0]) for a,b in zip(dls.valid_ds, want.valid_ds))
+
+@pytest.mark.parametrize('make', [partial(TransformerDataLoaders.from_df, label_col='label'), partial(self_pretrain, label_col='label'), LMDataLoaders.from_df])
+def test_no_column_of_texts(make):
+    for col in (None, []):
+        with pytest.raises(ValueError, match='text_col=.* names no column: name the one with the texts'): make(frame(), text_col=col)
+
+def test_no_column_of_labels():
+    "Without labels there is a language model to train"
+    with pytest.raises(ValueError, match='label_col=None names no column: .* is_lm=True'): TransformerDataLoaders.from_df(frame(), text_col='text', label_col=None, **FAST)
+    TransformerDataLoaders.from_df(frame(), text_col='text', label_col=None, is_lm=True, seq_len=8, **FAST)
+
 def test_csv(tmp_path):
     frame().to_csv(tmp_path/'labels.csv', index=False)
     dls = TransformerDataLoaders.from_csv(tmp_path, label_col='label', valid_col='is_valid', **FAST)
@@ -580,7 +645,7 @@ def test_csv_of_pairs_in_another_encoding(tmp_path):
     "As of other loaders"
     df = pd.DataFrame(dict(src=['ja','nein']*10, tgt=['h\u00e9','\u00e9h']*10))
     df.to_csv(tmp_path/'pairs.csv', index=False, encoding='latin-1')
-    with pytest.raises(UnicodeDecodeError): Seq2SeqDataLoaders.from_csv(tmp_path, tok_tfm=CharTokenizer(), bs=4)
+    with pytest.raises(UnicodeDecodeError, match="pairs.csv is no text in utf8: give its encoding, such as encoding='latin1'"): Seq2SeqDataLoaders.from_csv(tmp_path, tok_tfm=CharTokenizer(), bs=4)
     dls = Seq2SeqDataLoaders.from_csv(tmp_path, tok_tfm=CharTokenizer(), bs=4, encoding='latin-1')
     assert '\u00e9' in dls.vocab[1]
 
@@ -597,7 +662,8 @@ def test_csv_of_namibia(tmp_path):
     assert list(make(encoding='latin-1', keep_default_na=False).vocab[1]) == ['NA','Südafrika']
     with pytest.raises(ValueError, match="no label.*says NA and means it, read it with keep_default_na=False"): make(encoding='latin-1')
     with pytest.raises(TypeError, match="'keep_default'.*keep_default_na"): make(keep_default=False)      # before the file is read
-    with pytest.raises(UnicodeDecodeError): make()
+    for f in (make, lambda: LMDataLoaders.from_csv(tmp_path)):
+        with pytest.raises(UnicodeDecodeError, match="labels.csv is no text in utf8: give its encoding, such as encoding='latin1'"): f()
 
 def test_prices_as_labels():
     "Numbers with many values, which validation rows alone have, are hardly classes"
@@ -821,6 +887,23 @@ def test_folder_without_texts(tmp_path):
     (tmp_path/'a.txt').write_text('a text')
     with pytest.raises(ValueError, match="no text file .* under 'train' or 'valid': name the folders, or give valid_pct"): TransformerDataLoaders.from_folder(tmp_path)
     with pytest.raises(ValueError, match='no text file'): TransformerDataLoaders.from_folder(tmp_path/'nowhere', valid_pct=0.2)
+
+
+@pytest.mark.parametrize('folders,kw,why', [
+    ('train test', {}, "valid='valid' has no .*; such are in 'test' and 'train': give valid='test'"), ('train valid', dict(valid='vaild'), "valid='vaild' .*give valid='valid'"),
+    ('train valid', dict(train='trian'), "train='trian' has no .*give train='train'"), ('train', {}, "are in 'train': give valid_pct=0.2")])
+@pytest.mark.parametrize('tok', [None, BaseTokenizer()])
+def test_folder_of_a_set_without_texts(tmp_path, folders, kw, why, tok):
+    "It is named with those that are there, as the layout train/ and test/ is common; what is named works"
+    for o in folders.split():
+        for label in ('neg','pos'):
+            for i in range(2): (tmp_path/'d'/o/label/f'{i}.txt').mk_write(f'a {label} text {i} of {o}')
+    (tmp_path/'d'/'unsup'/'0.txt').mk_write('no label')
+    def make(**kw): return TransformerDataLoaders.from_folder(tmp_path/'d', bs=2, tok_tfm=tok, **kw)
+    with pytest.raises(ValueError, match=why) as e: make(**kw)
+    option,value = re.search(r"give (\w+)='?([\w.]+)", str(e.value)).groups()
+    dls = make(**{**kw, option:value if option != 'valid_pct' else float(value)})
+    assert len(dls.train_ds) and len(dls.valid_ds)
 
 
 # ---------------------------------------------------------------- tokens in use

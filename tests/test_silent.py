@@ -2,6 +2,7 @@
 import sys; sys.modules.setdefault('torchvision', None) # `transformers` would import it
 import dataclasses, json, math, random, re
 from functools import partial
+from pathlib import Path
 import pandas as pd, pytest, torch
 import torch.nn as nn, torch.nn.functional as F
 from fastai.text.all import (BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, ClassificationInterpretation,
@@ -844,12 +845,24 @@ def test_targets_that_are_strings(df, numbers):
 
 @pytest.mark.parametrize('values,want', [
     (['300,000','1,250,000','900'], [300000,1250000,900]), (['1,5','0,300','2'], [1.5,.3,2]), (['1,5',2], [1.5,2]),
-    (['-1,200.5'], [-1200.5]), (['0.5','7'], [.5,7]), (['12','n/a'], [12,None]), (['1.200,5','x'], [None]*2)], ids=str)
+    (['-1,200.5'], [-1200.5]), (['0.5','7'], [.5,7]), (['12','n/a'], [12,None]), (['1.200,5','x'], [1200.5,None]),
+    (['€870.58','€1,299.00'], [870.58,1299]), (['870.58 EUR','-5 EUR'], [870.58,-5]), (['1.299,00','870,58'], [1299,870.58]), (['1\u202f299,00 €','7,5 €'], [1299,7.5]),
+    (['12%','7%'], [12,7]), ([8.5,'n/a',3.,2.], [8.5,None,3,2])], ids=str)
 def test_remedy_for_strings_gives_their_numbers(values, want):
     df = pd.DataFrame(dict(y=pd.Series(values, dtype=object)))
     with pytest.raises(ValueError, match='convert it with') as e: check_numbers(df, ['y'])
     made = eval(re.search(r"pd\.to_numeric\(.*\)", str(e.value))[0])
     assert [None if o != o else o for o in made] == want
+
+@pytest.mark.parametrize('values', [['8/10','3/10'], ['12:30','7:05'], ['cheap','dear']], ids=str)
+def test_no_remedy_for_strings_that_are_no_numbers(values):
+    with pytest.raises(ValueError, match='make numbers of these, or name another column'): check_numbers(pd.DataFrame(dict(y=values)), ['y'])
+
+def test_missing_number_among_floats(df):
+    "A `RegressionBlock` says that they are numbers: the remedy is not to make strings of them"
+    odd = df.assign(label=[1.5,2.5]*(len(df)//2) + [3.]*(len(df)%2)).astype(dict(label=object))
+    odd.loc[odd.index[3], 'label'] = 'n/a'
+    with pytest.raises(ValueError, match="holds 'n/a' .*a number is needed.*errors='coerce'"): TransformerDataLoaders.from_df(odd, **OWN, y_block=RegressionBlock())
 
 def test_remedy_for_lists_of_numbers():
     with pytest.raises(ValueError, match='a column, .*label_col='): check_numbers(pd.DataFrame(dict(y=[[.1,.5],[.2,.3]])), ['y'])
@@ -979,6 +992,10 @@ def test_unlabelled_texts_from_a_generator(df):
     assert more_texts((t for t in texts), 'text') == texts == more_texts(pd.Series(texts), 'text')
     assert more_texts({*texts}, 'text') == sorted(texts)
     with pytest.raises(ValueError, match='unlabelled holds no text'): more_texts(iter([]), 'text')
+
+@pytest.mark.parametrize('o', ['x.csv', Path('x.csv'), 3, b'x'.hex])
+def test_unlabelled_texts_that_are_none(o):
+    with pytest.raises(TypeError, match=f'unlabelled=.* is a {type(o).__name__}: give a list of texts.*read_csv'): more_texts(o, 'text')
 
 # Blocks of one's own
 

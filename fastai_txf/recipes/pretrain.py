@@ -7,6 +7,7 @@ __all__ = ['SelfPretrained', 'self_pretrain']
 
 # %% ../../nbs/7_recipes/03_pretrain.ipynb #dab6c147
 import dataclasses, io, numpy as np, pandas as pd, time, warnings
+from collections.abc import Iterable
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -61,9 +62,10 @@ def more_texts(
 )->list:
     "Texts without labels. A ValueError for none, a TypeError for other things than strings."
     if unlabelled is None: return []
-    if isinstance(unlabelled, str):
-        raise TypeError(f'unlabelled={unlabelled[:40]!r} is one string: give a list of texts, a '
-                        'series (df[column]) or a data frame')
+    if isinstance(unlabelled, str) or not isinstance(unlabelled, Iterable):
+        raise TypeError(f'unlabelled={str(unlabelled)[:40]!r} is a {type(unlabelled).__name__}: '
+                        'give a list of texts, a series (df[column]) or a data frame, such as '
+                        'pd.read_csv(file)')
     unlabelled = kept(unlabelled)
     if isinstance(unlabelled, (set,frozenset)): unlabelled = sorted(unlabelled, key=str)
     if not len(unlabelled):

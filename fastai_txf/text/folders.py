@@ -9,13 +9,39 @@ __all__ = ['refresh_tokens']
 import warnings
 from collections import Counter
 from pathlib import Path
-from fastai.data.transforms import get_files
+from fastai.data.transforms import get_files, get_text_files
 from fastcore.foundation import L
 from ..base.files import load_tensors, read_text, save_tensors
 from .tokens import token_lists, workers_for
 from .codec import TextTokenizer
 
 # %% ../../nbs/2_text/07_folders.ipynb #b2a50006
+def _check_sets(path, files, names):
+    "A ValueError for an option among `names` whose folder has no folders with texts."
+    def sets(files): return {f.parent.parent.name for f in files}
+    seen = sets(files)
+    for option,name in names.items():
+        if name in seen: continue
+        there = sorted(sets(get_text_files(path)) - {Path(path).name})
+        free = [o for o in there if o not in names.values()]
+        fix = f'{option}={free[0]!r}' if free else 'valid_pct=0.2'
+        raise ValueError(f'{option}={name!r} has no folders of labels with texts in {path}; such '
+                         f'are in {" and ".join(map(repr, there)) or "no folder"}: give {fix}')
+
+def text_files(
+    path, # folder of text files
+    by_folder, # whether the folders' names part the texts
+    valid_pct=None, # share of validation files; None: those of two folders are read
+    **names # of these folders, by option
+):
+    "The text files to read. A ValueError if there is none, or if one of the two sets has none."
+    files = get_text_files(path, folders=[*names.values()] if valid_pct is None else None)
+    if files and by_folder: _check_sets(path, files, names)
+    if files: return files
+    where = ' under {!r} or {!r}: name the folders, or give valid_pct'.format(*names.values())
+    raise ValueError(f'there is no text file (*.txt) in {path}'
+                     + (where if valid_pct is None else ''))
+
 def _cache_file(path): return path.parent/f'{path.name}_tok'/'tokens.pth'
 
 def _stamp(file):

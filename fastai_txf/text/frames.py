@@ -13,7 +13,7 @@ from fastai.data.transforms import ColReader, RandomSplitter
 from fastcore.foundation import L
 from fastcore.xtras import is_listy
 from ..base.checks import check_share
-from ..base.files import read_text
+from ..base.files import csv_file, read_text
 from .special import (
     check_ordered, check_unicode, has_columns, is_unicode, not_a_text)
 
@@ -24,8 +24,17 @@ def as_frame(df):
     "`df` with strings as columns' names; TypeError for what is no data frame"
     if not isinstance(df, pd.DataFrame):
         raise TypeError(f'{type(df).__name__} is no data frame: '
-                        'pass one, or read a file with from_csv')
+                        'pass one, such as pd.read_csv(file); loaders have from_csv, too')
     return df.rename(columns=str)
+
+def read_csv(path, csv_fname, encoding='utf8', **options):
+    "The rows of a csv file in a folder; an error of its encoding names it and what to give"
+    file = csv_file(path, csv_fname)
+    try: return pd.read_csv(file, encoding=encoding, **options)
+    except UnicodeDecodeError as e:
+        e.reason += f'; {file} is no text in {encoding}: give its encoding, such as '
+        e.reason += "encoding='latin1'"
+        raise
 
 def column_names(df, cols):
     "The names of the columns `cols`: names or positions, one, or several in a list or an array"
@@ -42,6 +51,7 @@ def column_names(df, cols):
 def one_column(df, text_col):
     "The name of the only column with texts"
     cols = column_names(df, text_col)
+    if not cols: raise ValueError(f'{text_col=} names no column: name the one with the texts')
     if len(cols) != 1:
         raise ValueError(f'text_col={cols}: name one column; '
                          f"several become one by df[{cols}].agg(' '.join, axis=1)")

@@ -6,7 +6,7 @@
 __all__ = ['label_kind', 'check_df']
 
 # %% ../../nbs/2_text/03_labels.ipynb #e22ffbe0
-import numpy as np, pandas as pd, warnings
+import ast, numpy as np, pandas as pd, warnings
 from numbers import Integral, Number
 from .special import text_key, twins_said
 from .frames import (
@@ -40,6 +40,20 @@ def each_label(s, label_delim=None):
     if label_delim is not None: s = s[s!=''].str.split(label_delim, regex=False)
     return s[s.map(len)>0].explode() if s.map(holds_several).any() else s
 
+def _is_written_list(o):
+    "Whether `o` is the string of a list"
+    if not (isinstance(o, str) and o.lstrip().startswith('[')): return False
+    try: return isinstance(ast.literal_eval(o.strip()), list)
+    except (SyntaxError,ValueError): return False
+
+def check_written(s):
+    "No lists that were written to a csv file and came back as strings"
+    if not len(s) or not all(map(_is_written_list, s)): return
+    c = s.name
+    raise ValueError(f'column {c!r} holds lists as strings ({s.iloc[0]!r}, …), as csv files do: '
+                     f'make them lists again, import ast; df[{c!r}] = df[{c!r}].map('
+                     'ast.literal_eval), and leave label_delim out')
+
 def _check_unseen(df, cols, each, valid, block_ok=True):
     "Every label of a validation row is in some training row; `each` as of `each_label`"
     is_valid = valid[each.index]
@@ -61,6 +75,7 @@ def warn_of_copies(
     near:str=None, # and where some differ in case, white space or the way accents are written
 ):
     "A warning that counts the validation texts that are in the training set, too (`text_key`)."
+    texts = texts.reset_index(drop=True)           # an index may name a row twice
     keys = texts.map(lambda t: text_key(' '.join(t.split(None, 9)[:9])))      # most differ here
     both = keys.isin({*keys[valid]} & {*keys[~valid]})
     keys = keys.mask(both, texts[both].map(text_key))
@@ -95,6 +110,7 @@ def check_df(
         raise ValueError(f'the data frame has no rows (columns {list(df.columns)}): '
                          'read it again or undo the filter that emptied it')
     texts = column_names(df, text_col)
+    if not texts: raise ValueError(f'{text_col=} names no column: name the one with the texts')
     check_missing(df, texts, 'text')
     check_strings(df, texts)
     check_signs(df, texts)
@@ -116,14 +132,28 @@ def _check_tags(df, c):
                      'and name them, label_col=[…]; for tags that are numbers, '
                      f'df[{c!r}].map(lambda os: [*map(str, os)])')
 
+_answers = dict(yes='no', true='false', y='n') | {'1':'0'}
+
+def _check_answers(df, cols):
+    "No columns of yes and no, which would be two labels of them all"
+    said = sorted({o for c in cols for o in df[c].unique()})
+    for yes,no in _answers.items():
+        if not {o.strip().casefold() for o in said} <= {yes,no}: continue
+        true = [o for o in said if o.strip().casefold() == yes] or [yes]
+        raise ValueError(f'the columns {cols} hold {" and ".join(map(repr, said))}, which would be '
+                         'labels; where each column is a label, make it 0/1 with '
+                         f'df[{cols}] = df[{cols}].isin({true}).astype(int)')
+
 def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
     "Labels of one kind, none missing, and those of validation rows known from training"
     labels = column_names(df, label_col)
     if not labels: raise ValueError(f'{label_col=} names no column: name the one with the labels')
     check_missing(df, labels, 'label')
     check_signs(df, labels)
+    for c in labels: check_written(df[c])
     if label_delim is not None: _check_delim(df, labels, label_delim)
     kind = label_kind(df, labels, label_delim)
+    if kind=='multi' and len(labels) > 1: _check_answers(df, labels)
     if kind in ('category','multi'):
         for c in labels: _check_one_kind(df, c, label_delim)
     if kind=='category' and not unseen_ok: _check_blank(df, labels[0])

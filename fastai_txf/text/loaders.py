@@ -12,8 +12,8 @@ from pathlib import Path
 from fastai.data.block import CategoryBlock, DataBlock, MultiCategoryBlock, RegressionBlock
 from fastai.data.core import DataLoaders, FilteredBase, TfmdDL
 from fastai.data.transforms import (
-    Categorize, ColReader, EncodedMultiCategorize, get_text_files, GrandparentSplitter,
-    IndexSplitter, MultiCategorize, parent_label, RandomSplitter, RegressionSetup)
+    Categorize, ColReader, EncodedMultiCategorize, GrandparentSplitter, IndexSplitter,
+    MultiCategorize, parent_label, RandomSplitter, RegressionSetup)
 from fastai.text.core import BOS, PAD, WordTokenizer
 from fastai.text.data import (
     LMDataLoader, Numericalize, Pad_Chunk, SortedDL, TensorText, TextBlock, TextDataLoaders)
@@ -24,16 +24,16 @@ from fastcore.meta import delegates
 from fastcore.xtras import is_listy
 from fasttransform.transform import compose_tfms
 from ..base.checks import check_batch_size, check_share, check_values
-from ..base.files import csv_file
 from ..base.ids import CheckedIds, evenly_drawn
 from .special import pad_index, text_vocab, unknown_cause
 from .tokens import as_tokenizer, workers_for
 from .frames import (
-    as_frame, check_columns, column_names, read_texts, split_rows)
-from .labels import check_df, each_label, label_kind, warn_of_copies
+    as_frame, check_columns, column_names, read_csv, read_texts, split_rows)
+from .labels import check_df, check_written, each_label, label_kind, warn_of_copies
 from .codec import join_columns, TextStart, TextTokenizer, tokenize_like
-from .target import check_encoded, check_known, check_labelled, check_numbers
-from .folders import FolderTokenizer
+from .target import (
+    check_encoded, check_known, check_labelled, check_one_hot, made_blocks)
+from .folders import FolderTokenizer, text_files
 
 # %% ../../nbs/2_text/08_loaders.ipynb #e379e308
 def check_batches(dls):
@@ -87,6 +87,7 @@ def _raw_labels(tl, cat, max_n):
         reader = _column_reader(tfms)
         if reader is not None:
             cols = [items.iloc[:,c] if isinstance(c, int) else items[c] for c in reader.cols]
+            for c in cols: check_written(c)
             return pd.concat([each_label(c, reader.label_delim) for c in cols])
         items = [items.iloc[i] for i in range(min(max_n, len(items)))]
     labels = [compose_tfms(o, tfms, split_idx=tl.split_idx) for o in items]
@@ -96,6 +97,7 @@ def _odd_labels(labels, cat):
     "Those of `labels` that `cat` has no number for, and why"
     if isinstance(cat, RegressionSetup):
         return labels[labels.isna()], 'is no target: leave such rows out'
+    if isinstance(cat, MultiCategorize): check_one_hot(labels)
     vocab = list(cat.vocab)
     bad = labels[~labels.isin(vocab)]
     apart = len(bad) and isinstance(cat, MultiCategorize) and isinstance(bad.iloc[0], str)
@@ -198,11 +200,8 @@ class _LabelReader(ColReader):
 
 def _target(df, label_col, label_delim, valid, y_block):
     "The target's blocks, derived from the label columns if `y_block` is None, and what reads them"
-    y_blocks = L(_y_block(df, label_col, label_delim, valid) if y_block is None else y_block)
-    y_blocks = y_blocks.map(lambda b: b() if callable(b) else b)
-    if any(isinstance(t, RegressionSetup) for b in y_blocks for t in L(b.type_tfms)):
-        check_numbers(df, column_names(df, label_col))
-    return dict(y_blocks=y_blocks,
+    if y_block is None: y_block = _y_block(df, label_col, label_delim, valid)
+    return dict(y_blocks=L(y_block),
                 get_y=_LabelReader(column_names(df, label_col), label_delim=label_delim))
 
 def _data_block(x_block, tok_text_col, valid, y_blocks=(), get_y=None):
@@ -246,7 +245,9 @@ class TransformerDataLoaders(TextDataLoaders):
         df = as_frame(df)
         n_workers = workers_for(len(df), n_workers)
         valid,asked = split_rows(df, valid_col, valid_pct, seed)
-        if not is_lm: _check_kept(df, label_col, tok_text_col)
+        if not is_lm:
+            _check_kept(df, label_col, tok_text_col)
+            y_block = made_blocks(df, label_col, y_block)
         check_df(df, text_col, None if is_lm else label_col, asked, label_delim,
                  unseen_ok=y_block is not None)
         cols = column_names(df, text_col)
@@ -298,7 +299,7 @@ def from_csv(cls:TransformerDataLoaders,
     check_loader_options(cls.from_csv, kwargs)
     options = dict(header=header, delimiter=delimiter, quoting=quoting, dtype=dtype,
                    encoding=encoding, keep_default_na=keep_default_na)
-    return cls.from_df(pd.read_csv(csv_file(path, csv_fname), **options), path=path, **kwargs)
+    return cls.from_df(read_csv(path, csv_fname, **options), path=path, **kwargs)
 
 # %% ../../nbs/2_text/08_loaders.ipynb #8d59837d
 def _folder_frame(files, splitter):
@@ -309,14 +310,6 @@ def _folder_frame(files, splitter):
     return pd.DataFrame(dict(
         text=read_texts(files), label=[*map(parent_label, files)],
         is_valid=[False]*len(train) + [True]*len(valid), file=[*map(str, files)]))
-
-def _text_files(path, train, valid, valid_pct):
-    "The text files to read; ValueError if there is none"
-    by_folder = valid_pct is None
-    files = get_text_files(path, folders=[train,valid] if by_folder else None)
-    if files: return files
-    where = f' under {train!r} or {valid!r}: name the folders, or give valid_pct'
-    raise ValueError(f'there is no text file (*.txt) in {path}' + (where if by_folder else ''))
 
 def _kept_folder(cls, path, files, split, vocab, text_vocab=None, is_lm=False, seq_len=72,
                  backwards=False, **kwargs):
@@ -347,8 +340,9 @@ def from_folder(cls:TransformerDataLoaders,
     "Loaders from a folder of text files; ValueError if there are none, or as `check_dls` says."
     check_loader_options(TextDataLoaders.from_folder, kwargs)
     if valid_pct is not None: check_share(valid_pct)
-    files = _text_files(path, train, valid, valid_pct)
-    if splitter is None and valid_pct is None: splitter = GrandparentSplitter(train, valid)
+    by_folder = splitter is None and valid_pct is None
+    files = text_files(path, by_folder, valid_pct, train=train, valid=valid)
+    if by_folder: splitter = GrandparentSplitter(train, valid)
     elif splitter is None: splitter = RandomSplitter(valid_pct, seed=seed)
     if tok_tfm is None:
         return _kept_folder(cls, Path(path), files, splitter(files), vocab, **kwargs)

@@ -20,12 +20,11 @@ from fastcore.imports import IN_NOTEBOOK
 from fastcore.meta import delegates
 from fastcore.xtras import is_listy
 from ..base.checks import check_values
-from ..base.files import csv_file
 from .special import pad_index
 from .tokens import as_tokenizer, token_lists, workers_for
 from .plain import kept, put_ends, refuse_row
 from .frames import (
-    as_frame, as_texts, column_names, given_frame, read_columns, split_rows)
+    as_frame, as_texts, column_names, given_frame, read_columns, read_csv, split_rows)
 from .labels import check_df
 from .codec import TextTokenizer
 from .loaders import check_batches, check_loader_options
@@ -248,7 +247,7 @@ class Seq2SeqDataLoaders(DataLoaders):
         **kwargs
     ):
         "Loaders from a csv file. Both columns are text, numbers too; empty fields are empty texts."
-        read = partial(pd.read_csv, csv_file(path, csv_fname), header=header, delimiter=delimiter,
+        read = partial(read_csv, path, csv_fname, header=header, delimiter=delimiter,
                        quoting=quoting, encoding=encoding, keep_default_na=False)
         names = read(nrows=0 if header is not None else 1).columns
         def name(c): return names[c] if isinstance(c, Integral) and c < len(names) else c

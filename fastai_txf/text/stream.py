@@ -19,11 +19,11 @@ from fastcore.basics import ifnone, maps, patch
 from fastcore.meta import delegates
 from fastcore.xtras import is_listy
 from ..base.checks import check_batch_size, check_spelling, check_values
-from ..base.files import csv_file, read_text
+from ..base.files import read_text
 from ..base.ids import FlatIds, flat_ids, open_ids
 from .special import check_unicode, not_a_text
 from .tokens import as_tokenizer, token_lists
-from .frames import as_frame, one_column, refuse_keys, split_rows
+from .frames import as_frame, one_column, read_csv, refuse_keys, split_rows
 from .labels import check_df
 from .plain import kept
 from .codec import TextCodec, TextStart, TextTokenizer
@@ -199,7 +199,7 @@ class LMDataLoaders(DataLoaders):
         "Loaders from a csv file. Where texts are missing, read it yourself, for `from_df`."
         check_spelling(cls.from_csv, kwargs)
         options = dict(header=header, delimiter=delimiter, quoting=quoting, encoding=encoding)
-        return cls.from_df(pd.read_csv(csv_file(path, csv_fname), **options), path=path, **kwargs)
+        return cls.from_df(read_csv(path, csv_fname, **options), path=path, **kwargs)
 
     @classmethod
     @delegates(from_texts)

@@ -13,11 +13,12 @@ from fastai.data.transforms import (
     Categorize, ColReader, EncodedMultiCategorize, get_c, MultiCategorize, RegressionSetup)
 from fastai.metrics import accuracy, accuracy_multi, mse
 from fastcore.basics import first
+from fastcore.foundation import L
 from numbers import Number, Real
 from ..base.ids import evenly_drawn
 from ..base.shadow import is_ours
 from .frames import (
-    check_missing, check_types, holds_several, read_columns, shown_rows)
+    check_missing, check_types, column_names, holds_several, read_columns, shown_rows)
 from .labels import each_label
 
 # %% ../../nbs/2_text/06_target.ipynb #f7ff243f
@@ -154,8 +155,24 @@ def _to_numbers(col, name):
     def all_like(form): return all(re.fullmatch(form, str(o).strip()) for o in odd)
     if all_like(r'[+-]?(\d+|[1-9]\d{0,2}(,\d{3})+)(\.\d+)?'): point = ''
     elif all_like(r'[+-]?\d*(,\d+|\d)'): point = '.'
-    else: return f"convert it with pd.to_numeric({name}, errors='coerce') and drop what is missing"
+    else: return _to_most(col.astype(str), name)
     return f"convert it with pd.to_numeric({name}.str.replace(',', {point!r}))"
+
+def _to_most(s, name):
+    "How strings become numbers of which some are none, or that stand beside a unit, in words."
+    def share(s): return pd.to_numeric(s, errors='coerce').notna().mean()
+    if share(s) >= 0.5:
+        return f"convert it with pd.to_numeric({name}, errors='coerce') and drop what is missing"
+    comma = s.str.contains(r',(?:\d\d?|\d{4,})(?!\d)|\.\d{3},').any()       # it stands before decimals
+    odd = r'[^\d,-]' if comma else r'[^\d.-]'
+    kept = s.str.replace(odd, '', regex=True)
+    many = s.str.contains(r"\d[^\d.,\s'’]+.*\d").any()                      # 8/10, 12:30
+    if many or share(kept.str.replace(',', '.')) < 0.5:
+        return 'make numbers of these, or name another column'
+    digits = f"{name}.str.replace(r'{odd}', '', regex=True)"
+    return (f"convert it with pd.to_numeric({digits}.str.replace(',', '.')), where ',' stands "
+            "before decimals" if comma else
+            f"convert it with pd.to_numeric({digits}), where ',' stands between thousands")
 
 def check_labelled(
     items, # as loaders read them
@@ -177,6 +194,42 @@ def check_encoded(
     raise ValueError('MultiCategoryBlock(encoded=True) is for a list of 0 and 1 for each text, '
                      f'and these have one number, for {list(cat.vocab)}: leave y_block out, '
                      'and 0 and 1 are two classes')
+
+def check_one_hot(
+    each, # labels, one a line, under the row's number: a series
+):
+    "A ValueError where each row has as many 0 and 1 as the others, which would be two labels."
+    n = each.index.value_counts()
+    if not each.isin([0,1]).all() or n.nunique() != 1 or n.iloc[0] == 1: return
+    raise ValueError('0 and 1 would be two labels: if each stands for a label of its own, give '
+                     'y_block=MultiCategoryBlock(encoded=True, vocab=[…]) with their names; or '
+                     'leave y_block out, TransformerDataLoaders read 0/1 columns as they are')
+
+def _check_names(vocab, cols):
+    "A ValueError where labels cannot be the names of the columns with their 0 and 1."
+    moved = any(v != c and v in cols for v,c in zip(vocab, cols))
+    if len(cols) == 1 or len(vocab) == len(cols) and not moved: return
+    raise ValueError(f'MultiCategoryBlock(encoded=True) has vocab={vocab}, and the label columns '
+                     f'are {cols}: name them in their order, vocab={cols}, or leave y_block out')
+
+def made_blocks(
+    df, # a row for each text
+    label_col, # name or position of the label column, or a list of them
+    y_block, # target block, its class or several, or None
+):
+    "The blocks of `y_block`, made; or None. A ValueError where they do not fit the columns."
+    if label_col is None:
+        raise ValueError('label_col=None names no column: name the one with the labels, or give '
+                         'is_lm=True for texts without')
+    if y_block is None: return
+    blocks,cols = L(y_block).map(lambda b: b() if callable(b) else b), column_names(df, label_col)
+    for t in (t for b in blocks for t in L(b.type_tfms)):
+        if isinstance(t, RegressionSetup): check_known(df, cols, None)
+        if isinstance(t, EncodedMultiCategorize): _check_names(list(t.vocab), cols)
+        if type(t) is Categorize and len(cols) > 1:
+            raise ValueError(f'y_block=CategoryBlock is for one label column, not for {cols}: '
+                             'leave y_block out, or name one column')
+    return blocks
 
 def check_known(
     df, # a row for each text
