@@ -256,7 +256,8 @@ class ForeignTokenizer(BatchTokenizer):
             raise TypeError(f'{self.tok!r} is no tokenizer ({type(e).__name__}: {e}): '
                             f'{remedy}') from e
         if isinstance(toks, str) or not is_listy(toks):
-            raise TypeError(f'{self.tok!r} is no tokenizer (it makes {toks!r:.200} of a text): {remedy}')
+            raise TypeError(f'{self.tok!r} is no tokenizer (it makes {toks!r:.200} of a text): '
+                            f'{remedy}')
 
     @property
     def vocab(self):
