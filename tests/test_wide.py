@@ -341,6 +341,8 @@ def test_auto_is_for_those_who_ask_nothing():
     assert (mine.d_model,mine.p,mine.wide,mine.n_layers) == (32,0.2,2**14,1)
     assert transformer_classifier_learner(dls, 'default').model.wide is None
     assert transformer_classifier_learner(dls, 'auto', wide=None).model.wide is None
+    pieces = TransformerDataLoaders.from_df(pd.DataFrame(dict(text=['a warm film','a cold film']*8, label=['warm','cold']*8)), text_col='text', label_col='label', valid_pct=0.25, seed=0, bs=4, num_workers=0, tok_tfm=BPETokenizer(300))
+    assert transformer_classifier_learner(pieces, 'auto', wide=None).model.wide is None
 
 def test_fields_ask_no_target(monkeypatch):
     "The texts alone say how long they are; so does a set that is no `Datasets`"

@@ -273,10 +273,11 @@ def transformer_classifier_learner(
     config_kw,learner_kw = split_options(kwargs, 'classifier', arch is not TransformerClassifier)
     check_outputs(dls, n_out, y_range, 'loss_func' in learner_kw)
     own = arch if arch is not TransformerClassifier else None
-    automatic = _is_automatic(dls, config, config_kw, pretrained=pretrained, own=own, block=block)
+    asked = config_kw
+    automatic = _is_automatic(dls, config, asked, pretrained=pretrained, own=own, block=block)
     if automatic:
-        fields = auto_fields(dls, config_kw.get('wide_letters'))
-        config,config_kw = None, {**fields, **config_kw}
+        fields = auto_fields(dls, asked.get('wide_letters'))
+        config,config_kw = None, {**fields, **asked}
         learner_kw.setdefault('lr', width_lr(make_config(**config_kw).d_model))
     n_out = ifnone(n_out, get_c(dls))
     if not n_out: raise ValueError('the number of outputs cannot be read from `dls`: give n_out')
@@ -289,7 +290,7 @@ def transformer_classifier_learner(
     check_weights(learn)
     if own is None: start_numbers(learn, keep=has_head(pretrained, learn.model))
     learn.automatic = automatic
-    _set_up_wide(wide_path(learn.model), dls, config_kw)
+    _set_up_wide(wide_path(learn.model), dls, asked)
     if scaled: learn.add_cb(InSpreads(not learner_kw.get('loss_func')))
     return learn.add_cbs([OneClass(), CountWords()])
 
