@@ -270,22 +270,21 @@ def transformer_classifier_learner(
     check_dls(dls)
     check_kind(dls, is_lm=False)
     config = start_config(config, pretrained, arch)
-    config_kw,learner_kw = split_options(kwargs, 'classifier', arch is not TransformerClassifier)
+    asked,learner_kw = split_options(kwargs, 'classifier', arch is not TransformerClassifier)
     check_outputs(dls, n_out, y_range, 'loss_func' in learner_kw)
     own = arch if arch is not TransformerClassifier else None
-    asked = config_kw
     automatic = _is_automatic(dls, config, asked, pretrained=pretrained, own=own, block=block)
+    fields = {**auto_fields(dls, asked.get('wide_letters')), **asked} if automatic else asked
     if automatic:
-        fields = auto_fields(dls, asked.get('wide_letters'))
-        config,config_kw = None, {**fields, **asked}
-        learner_kw.setdefault('lr', width_lr(make_config(**config_kw).d_model))
+        config = None
+        learner_kw.setdefault('lr', width_lr(make_config(**fields).d_model))
     n_out = ifnone(n_out, get_c(dls))
     if not n_out: raise ValueError('the number of outputs cannot be read from `dls`: give n_out')
     scaled = own is None and has_numbers(dls)
     learn = make_learner(TransformerClassifierLearner, dls, config, arch, classifier_splitter,
                          pretrained, drop_mult, compile,
                          dict(block=block, y_range=y_range, scaled=scaled or None),
-                         {**config_kw, 'n_out':n_out}, learner_kw)
+                         {**fields, 'n_out':n_out}, learner_kw)
     check_metrics(learn)
     check_weights(learn)
     if own is None: start_numbers(learn, keep=has_head(pretrained, learn.model))

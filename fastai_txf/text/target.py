@@ -163,7 +163,7 @@ def _to_most(s, name):
     def share(s): return pd.to_numeric(s, errors='coerce').notna().mean()
     if share(s) >= 0.5:
         return f"convert it with pd.to_numeric({name}, errors='coerce') and drop what is missing"
-    comma = s.str.contains(r',(?:\d\d?|\d{4,})(?!\d)|\.\d{3},').any()       # it stands before decimals
+    comma = s.str.contains(r',(?:\d\d?|\d{4,})(?!\d)|\.\d{3},').any()   # before decimals
     odd = r'[^\d,-]' if comma else r'[^\d.-]'
     kept = s.str.replace(odd, '', regex=True)
     many = s.str.contains(r"\d[^\d.,\s'’]+.*\d").any()                      # 8/10, 12:30
