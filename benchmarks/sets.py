@@ -137,7 +137,7 @@ CANDIDATES = dict(bigrams=bigrams, words=partial(counted, letters=False), letter
                   both=partial(counted, pieces=True), runs=partial(counted, pieces=True, letters=5), rare=partial(counted, pieces=True, C=100., power=None), default=default, deep=deep, awd=awd, best=best)
 BESIDE = 'deep','awd' # these get the processor time of the plain call
 NAMES = dict(bigrams='linear: NB-weighted words and pairs', default=f'`transformer_classifier_learner(dls).fit_minutes({MINUTES})`',
-             words='its wide path alone: words and pairs', letters='and runs of four letters', pieces='wide path alone: pieces, words of them, pairs',
+             words='a wide path alone: words and pairs', letters='and runs of four letters', pieces='wide path alone: pieces, words of them, pairs',
              both='and runs of four letters', runs='and runs of three to five letters', rare='these weighted by rarity, in vectors of length 1', deep='its transformer alone, in the same processor time',
              awd='`text_classifier_learner(AWD_LSTM, pretrained=False)`, likewise',
              best='`best_classifier(df, minutes=10)`')
