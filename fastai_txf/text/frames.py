@@ -80,7 +80,7 @@ def check_types(df, c, cls, why, remedy):
     bad = ~df[c].map(lambda o: isinstance(o, cls)).to_numpy(dtype=bool)
     if not bad.any(): return
     o = df[c][bad].tolist()[0]
-    raise ValueError(f'column {c!r} holds {o!r} ({type(o).__name__}) where {why}, '
+    raise ValueError(f'column {c!r} holds {o!r:.200} ({type(o).__name__}) where {why}, '
                      f'in {shown_rows(df, bad)}: {remedy}')
 
 def check_strings(df, cols):
@@ -126,7 +126,7 @@ def valid_mask(df, valid_col):
         odd = col[bad].tolist()
         fix = '.fillna(False)' if col[bad].isna().all() else f' == {max(odd, key=str)!r}'
         raise ValueError(f'{what} must be True/False or 1/0 to tell validation rows, '
-                         f'but holds {odd[0]!r} ({type(odd[0]).__name__}) '
+                         f'but holds {odd[0]!r:.200} ({type(odd[0]).__name__}) '
                          f'in {shown_rows(df, bad)}: '
                          f'convert it, for instance pass valid_col={code}{fix}')
     return col.to_numpy(dtype=bool)
@@ -197,7 +197,7 @@ def read_texts(items):
     "`items` as strings, files read; ValueError for what is neither"
     bad = [i for i,o in enumerate(items) if not isinstance(o, (str, Path))]
     if bad:
-        raise ValueError(f'{items[bad[0]]!r} (number {bad[0]} of {len(items)}) is no text: '
+        raise ValueError(f'{items[bad[0]]!r:.200} (number {bad[0]} of {len(items)}) is no text: '
                          'pass strings, paths or a data frame')
     return [read_text(o) if isinstance(o, Path) else o for o in items]
 
