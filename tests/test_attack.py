@@ -177,6 +177,8 @@ def test_a_file_that_is_no_text_is_named(tmp_path, dls):
     file = tmp_path/'train'/'a'/'latin.txt'
     file.parent.mkdir(parents=True)
     file.write_bytes('für'.encode('latin1'))
+    (tmp_path/'valid'/'a').mkdir(parents=True)
+    (tmp_path/'valid'/'a'/'fine.txt').write_text('gut')
     for f in (lambda: TransformerDataLoaders.from_folder(tmp_path), lambda: FolderTokenizer(tmp_path, BaseTokenizer),
               lambda: LMDataLoaders.from_files([file], tok_tfm=BaseTokenizer())):
         with pytest.raises(ValueError, match='latin.txt is no text in utf8 .byte 1'): f()

@@ -173,7 +173,7 @@ bad = {'half a sign':(lambda: LMDataLoaders.from_texts(['a', 'b \ud83d'], tok_tf
        'floats':(lambda: LMDataLoaders.from_ids(np.zeros(9), [], VOCAB, BaseTokenizer()), ValueError, 'float64'),
        'list of floats':(lambda: LMDataLoaders.from_ids([2.5,3.7], [], VOCAB, BaseTokenizer()), ValueError, 'float64: give one array of integers'),
        'text columns':(lambda: LMDataLoaders.from_df(texts_df(20), text_col=['text','label'], tok_tfm=CharTokenizer()), ValueError, r"text_col=.'text', 'label'.: name one column; .* df\[\['text', 'label'\]\].agg\(' '.join, axis=1\)"),
-       'no text column':(lambda: LMDataLoaders.from_df(texts_df(20), text_col=[], tok_tfm=CharTokenizer()), ValueError, r"text_col=\[\]: name one column"),
+       'no text column':(lambda: LMDataLoaders.from_df(texts_df(20), text_col=[], tok_tfm=CharTokenizer()), ValueError, r"text_col=\[\] names no column"),
        'frame':(lambda: LMDataLoaders.from_texts(texts_df(20), tok_tfm=CharTokenizer()), TypeError, "a DataFrame is no list of texts: pass one of its columns, or use from_df"),
        'frame for validation':(lambda: LMDataLoaders.from_texts(['a text']*9, texts_df(20), tok_tfm=CharTokenizer(), bs=2), TypeError, 'a DataFrame is no list'),
        'frame to learn from':(lambda: LMDataLoaders.from_texts(texts_df(20), tok_tfm=BPETokenizer(300)), TypeError, 'a DataFrame is no list'),

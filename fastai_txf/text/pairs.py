@@ -279,7 +279,8 @@ def _pair_items(items, tls, with_labels):
                          f'their targets, too, in a frame, a row or a dict with the columns {both}')
     cols = column_names(items, both if with_labels else source)
     def is_cut(c): return is_frame and items[c].map(is_listy).all()
-    check_df(items, [c for c in cols if not is_cut(c)])
+    whole = [c for c in cols if not is_cut(c)]
+    if whole or not len(items): check_df(items, whole or cols)
     return items
 
 def _cut(texts, side, n_workers):
