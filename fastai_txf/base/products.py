@@ -28,9 +28,8 @@ def by_onednn(
     w, # `(n_out, n_in)`
 )->bool:
     "Whether this is a large product in fp32 on a CPU where oneDNN is clearly faster."
-    if torch.compiler.is_compiling(): return False # which could not follow these questions
-    may = torch.is_grad_enabled() or mkl_misses_half() and not functions_are_watched()
-    return may and _onednn_gains(x, w)
+    if not _onednn_gains(x, w): return False           # never where it is compiled
+    return torch.is_grad_enabled() or mkl_misses_half() and not functions_are_watched()
 
 # %% ../../nbs/0_base/07_products.ipynb #07cc9d0f
 class _ByOneDNN(torch.autograd.Function):

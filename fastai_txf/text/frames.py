@@ -181,7 +181,6 @@ def as_texts(
     text_col:str='text' # the data frame's column
 )->list:
     "The texts as a list; ValueError where there are none, TypeError for what is no text"
-    if isinstance(item, bytes): raise TypeError(f'{item[:40]!r} is no str: give it .decode()')
     check_ordered(item)
     item = given_frame(item, [text_col])
     if isinstance(item, pd.DataFrame): item = _column(item, str(text_col))
