@@ -86,7 +86,7 @@ def speed(args, rounds=5, steps=40):
     "A row: how long the whole training with `muon` takes beside that with `adamw`, by the steps of both in turns."
     torch.set_num_threads(args.threads)
     set_seed(0)
-    dls,recipes = make_dls(None, RECIPES['txf']), {k:RECIPES[k] for k in ('txf','muon')}
+    dls,recipes = make_dls(args.n, RECIPES['txf']), {k:RECIPES[k] for k in ('txf','muon')}
     times = in_turns({k:partial(fit_steps, learner(k, r, dls), steps, r['lr']) for k,r in recipes.items()}, rounds, time.process_time)
     epochs = {k:r['epochs'] for k,r in recipes.items()}
     share = epochs['muon']/epochs['txf']*ratio(times['muon'], times['txf'])
@@ -129,8 +129,10 @@ def main():
     p.add_argument('--speed', action='store_true', help='only the time of a step of `txf` and of `muon`, in turns')
     args = p.parse_args()
     if args.speed:
-        file = out_file(args, 'multi30k')
-        add_row(file, speed(args))
+        file,row = out_file(args, 'multi30k'), speed(args)
+        print(json.dumps(row))
+        if file is None: return
+        add_row(file, row)
         return file.with_suffix('.md').write_text(render(read_rows(file)))
     run_all([(name, seed) for name in args.only for seed in args.seeds], args, out_file(args, 'multi30k'), ask, run, render)
 
