@@ -480,7 +480,14 @@ def test_half_signs(col):
 
 def test_labels_of_two_types():
     mixed = frame(label=[1 if i%2 else 'neg' for i in range(20)])
-    with pytest.raises(ValueError, match=r"'label' mixes labels of different types \(int, str\): convert it with df\['label'\].astype\(str\)"): check(mixed)
+    with pytest.raises(ValueError, match=r"'label' mixes labels of different types \(int, str\): convert it with df\['label'\].astype\(str\)$"): check(mixed)
+
+def test_a_word_among_numbers():
+    "What may be meant as numbers is told how it becomes numbers, too"
+    prices = frame(label=[i+0.5 if i else 'n/a' for i in range(20)])
+    with pytest.raises(ValueError, match=r"types \(float, str\).*or for numbers with pd.to_numeric") as e: check(prices)
+    remedy = str(e.value).split('for numbers with ')[1].split(', and drop')[0]
+    assert eval(remedy, dict(pd=pd, df=prices)).dropna().tolist() == [i+0.5 for i in range(1, 20)]
 
 
 @pytest.mark.parametrize('label', ['',' '])

@@ -6,7 +6,7 @@ from functools import partial
 import torch.nn.functional as F
 from sklearn.metrics import f1_score
 from torch import nn
-from fastai.text.all import (AccumMetric, AvgMetric, BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, CategoryBlock,
+from fastai.text.all import (AccumMetric, AvgMetric, BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, CancelTrainException, CategoryBlock,
                              ClassificationInterpretation, CrossEntropyLossFlat, CSVLogger, DataBlock, EarlyStoppingCallback, F1Score, FocalLoss, FocalLossFlat, F1ScoreMulti, GradientClip,
                              GrandparentSplitter, L, L1LossFlat, LabelSmoothingCrossEntropyFlat, Learner, Metric, Module, MCDropoutCallback, MSELossFlat, PearsonCorrCoef, Perplexity, R2Score,
                              ReduceLROnPlateau, RegressionBlock, RMSProp, RocAuc, RocAucBinary, RocAucMulti, SaveModelCallback, SGD, TextBlock,
@@ -1134,11 +1134,23 @@ def test_an_encoder_of_other_parts(make, way):
     with pytest.warns(UserWarning, match=r'blocks.0: Louder \(here TransformerBlock\)') as seen: load()
     assert way == 'pretrained' or seen[0].filename == __file__
 
+@pytest.mark.parametrize('way', ['file','learner','pretrained'])
+def test_an_encoder_of_the_other_direction(make, df, way):
+    "An encoder that read its texts backwards is taken with a warning that names the loaders that fit; within loaders of its own direction without"
+    forward,back = (make_dls(df, backwards=o) for o in (False,True))
+    learn = make(dls=back)
+    source = learn if way == 'learner' else learn.save_encoder('back')
+    def load(dls): return make(dls=dls, pretrained=source) if way == 'pretrained' else make(dls=dls).load_encoder(source)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        load(back)
+    with pytest.warns(UserWarning, match='learned from loaders with backwards=True, and these have backwards=False: make them with backwards=True'): load(forward)
+
 def test_old_encoder_files(make, tmp_path):
     "Without the wavelengths, and without the fields of later versions, as they were written before"
     file = make().save_encoder('enc')
     saved = torch.load(file, weights_only=True)
-    for k in ('bases','parts'): saved.pop(k)
+    for k in ('bases','parts','backwards'): saved.pop(k)
     for f in ('qk_norm','bigrams'): saved['config'].pop(f)
     torch.save(saved, file)
     make().load_encoder('enc')
@@ -1340,6 +1352,37 @@ def test_copies_made_in_a_fit(make, kind, fit, tmp_path):
         new.dls = learn.dls
         new.fit(2, 1e-5)
         assert new.recorder.lrs == [1e-5]*2*n and len(new.recorder.values) == 2
+
+@both
+def test_copied_where_an_epoch_is_cut_short(make, kind):
+    "As the clock does at the end of `fit_minutes`: the loader that was left halfway is copied with the learner"
+    class Cuts(Callback):
+        def after_batch(self):
+            if self.training: raise CancelTrainException
+        def after_epoch(self): self.copied = deepcopy(self.learn)
+    learn,cuts = make(kind), Cuts()
+    learn.fit(1, 1e-3, cbs=cuts)
+    close(weights(cuts.copied), weights(learn))
+    cuts.copied.fit(1, 1e-3)
+
+@pytest.mark.parametrize('own', [True,False])
+def test_export_with_a_csv_logger(make, own, tmp_path):
+    "The open file stays with the fit, which writes every row; what is copied or exported in the fit and after it logs into a file of its own"
+    class Writes(Callback):
+        def after_epoch(self):
+            self.learn.export('within.pkl')
+            self.copied = deepcopy(self.learn)
+    writes,log = Writes(), CSVLogger()
+    learn = make(cbs=log if own else None)
+    learn.fit(2, 1e-3, cbs=[writes] if own else [writes, log])
+    learn.export('after.pkl')
+    def rows(): return len(pd.read_csv(tmp_path/'history.csv'))
+    assert rows() == 2
+    for new in (writes.copied, load_learner(tmp_path/'within.pkl'), load_learner(tmp_path/'after.pkl')):
+        new.dls = learn.dls
+        new.fit(3, 1e-3)
+        assert rows() == (3 if own else 2)
+        new.validate()
 
 @both
 def test_export_in_a_batch(make, kind, tmp_path):

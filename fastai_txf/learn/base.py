@@ -17,6 +17,7 @@ from fastai.data.core import Datasets
 from fastai.learner import Learner, Recorder
 from fastai.text.data import SortedDL
 from fastai.torch_core import get_model
+from fastcore.basics import patch
 from fastcore.foundation import L
 from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
@@ -35,7 +36,8 @@ from ..train.targets import check_watched
 from ..train.token_metrics import by_token, TokenLoss
 from ..train.token_metrics import TokenMetric, TokenPerplexity # names in older exports
 from .transfer import (
-    check_same_scale, check_same_shape, encoder_state, fit_weights, model_encoder, read_encoder)
+    check_same_direction, check_same_scale, check_same_shape, encoder_state, fit_weights,
+    model_encoder, read_encoder)
 from .saving import export_named, load_named, save_named
 import fastai_txf.train.schedule # it gives learners their `fit_minutes`
 
@@ -53,7 +55,7 @@ def saved_encoder(
     if isinstance(file, nn.Module): return model_encoder(file, vocab), 'the model'
     if isinstance(file, TransformerLearner):
         file.check_vocabs()
-        return encoder_state(file._encoder(), text_vocab(file.dls)), 'the learner'
+        return file._encoder_state(), 'the learner'
     file = _encoder_file(file, folder)
     return read_encoder(file), file
 
@@ -65,6 +67,11 @@ class _Unwinding(ContextManagers):
         except BaseException:
             self.stack.close()
             raise
+
+@patch
+def __getstate__(self:CSVLogger):
+    "Without the file, open or closed, which cannot be copied."
+    return {k:o for k,o in vars(self).items() if k != 'file'}
 
 class TransformerLearner(StepLearner):
     "A `Learner` around a transformer: what classifiers and language models share."
@@ -110,6 +117,8 @@ class TransformerLearner(StepLearner):
         state['cbs'] = state['cbs'].filter(stays)
         def is_result(o): return isinstance(o, torch.Tensor) and o.grad_fn is not None
         left = {k for k,o in state.items() if is_result(o)} | ({'dl'} & state.keys())
+        while isinstance(log := getattr(state.get('logger'), '__self__', None), CSVLogger):
+            state['logger'] = log.old_logger
         return {k:None if k in left else o for k,o in state.items()}
 
     def create_opt(self):
@@ -192,9 +201,12 @@ class TransformerLearner(StepLearner):
         if not reset_opt: check_optimizer(self)
         cbs = [*L(cbs), ReuseMemory(), *self.fit_callbacks()]
         try: super().fit(n_epoch, lr, wd, cbs, reset_opt, start_epoch)
-        finally: # a fit that is broken off leaves its loaders halfway, and its memory
-            hand_back()
-            for dl in self.dls.loaders: getattr(dl, '__dict__', {}).pop('it', None)
+        finally: hand_back() # where a fit is broken off, too
+
+    def all_batches(self):
+        "As in `Learner`; a loader that is left halfway keeps no iterator, which cannot be copied."
+        try: super().all_batches()
+        finally: getattr(self.dl, '__dict__', {}).pop('it', None)
 
     def validate(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
@@ -258,6 +270,9 @@ class TransformerLearner(StepLearner):
                             'only models built around a TransformerEncoder share it')
         return self.model.encoder
 
+    def _encoder_state(self):
+        return encoder_state(self._encoder(), text_vocab(self.dls), self.codec.backwards)
+
     def _saved_encoder(self, file):
         "`saved_encoder` for these loaders, from this learner's folder."
         return saved_encoder(file, text_vocab(self.dls), self.path/self.model_dir)
@@ -268,7 +283,7 @@ class TransformerLearner(StepLearner):
         "Save the encoder with its configuration and vocabulary. A TypeError if there is none."
         self.check_vocabs()
         file = _encoder_file(file, self.path/self.model_dir)
-        save_tensors(encoder_state(self._encoder(), text_vocab(self.dls)), file)
+        save_tensors(self._encoder_state(), file)
         return file
 
     def load_encoder(self,
@@ -284,6 +299,7 @@ class TransformerLearner(StepLearner):
         saved,source = self._saved_encoder(file)
         check_same_shape(saved, enc, source)
         check_same_scale(saved, self.model, source)
+        check_same_direction(saved, self.codec.backwards, source)
         weights,found = fit_weights(saved, enc, vocab, vectors)
         enc.load_state_dict(weights)
         if device is not None: self.model.to(device)

@@ -63,11 +63,12 @@ def shapes_of(weights): return {k:tuple(w.shape) for k,w in weights.items() if k
 def encoder_state(
     enc, # a `TransformerEncoder`
     vocab, # its tokens
+    backwards:bool=None, # whether it learned from texts that are turned around; None: not known
 )->dict:
     "What the file of an encoder holds: all that says what the encoder computes."
     weights = {k:o.detach().to('cpu', copy=True) for k,o in enc.state_dict().items()}
     return dict(config=dataclasses.asdict(enc.config), vocab=[*map(str, vocab)], weights=weights,
-                bases=wavelengths(enc), parts=part_names(enc))
+                bases=wavelengths(enc), parts=part_names(enc), backwards=backwards)
 
 def wavelengths(enc):
     "The wavelengths of the positions, which no weight tells."
@@ -111,6 +112,18 @@ def check_same_shape(
         warnings.warn(f'{source} holds an encoder of other parts with the same weights: '
                       f'{", ".join(other)}. It learned to be read by those',
                       stacklevel=callers_level())
+
+def check_same_direction(
+    saved:dict, # what the file of an encoder holds
+    backwards:bool, # whether the loaders turn texts around
+    source, # what an error calls the encoder
+):
+    "A warning for an encoder that learned from texts read in the other direction."
+    theirs = saved.get('backwards')
+    if theirs is None or theirs == backwards: return
+    warnings.warn(f'{source} holds an encoder that learned from loaders with backwards={theirs}, '
+                  f'and these have {backwards=}: make them with backwards={theirs}',
+                  stacklevel=callers_level())
 
 def emb_scale(
     config:dict, # of an encoder

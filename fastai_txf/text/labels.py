@@ -195,6 +195,9 @@ def _check_one_kind(df, col, label_delim):
     except TypeError as e:
         types = ', '.join(sorted({type(o).__name__ for o in each}))
         how = '.map(lambda os: [*map(str, os)])' if len(each) > len(df) else '.astype(str)'
+        if each.map(lambda o: isinstance(o, float)).mean() >= 0.5:
+            how += (f", or for numbers with pd.to_numeric(df[{col!r}], errors='coerce'), and drop "
+                    'what is missing')
         raise ValueError(f'column {col!r} mixes labels of different types ({types}): '
                          f'convert it with df[{col!r}]{how}') from e
 

@@ -6,7 +6,7 @@
 __all__ = ['Target']
 
 # %% ../../nbs/2_text/06_target.ipynb #92577ecd
-import numpy as np, pandas as pd, re, torch, warnings
+import numpy as np, pandas as pd, torch, warnings
 from dataclasses import dataclass
 from fastai.data.core import TfmdLists
 from fastai.data.transforms import (
@@ -147,15 +147,19 @@ def check_numbers(
 
 def _to_numbers(col, name):
     "How the strings or lists of a column become numbers, in words."
-    odd = [o for o in col if not isinstance(o, Number)]
-    if not odd: return f'convert it with {name}.astype(float)'                    # `Decimal`
-    if any(map(holds_several, odd)):
+    odd = col[~col.map(lambda o: isinstance(o, Number)).astype(bool)]
+    if odd.empty: return f'convert it with {name}.astype(float)'                  # `Decimal`
+    if odd.map(holds_several).any():
         return f'give each number a column, df[[…]] = {name}.tolist(), and name them, label_col=[…]'
     if len(odd) < len(col): name += '.astype(str)'
-    def all_like(form): return all(re.fullmatch(form, str(o).strip()) for o in odd)
+    col,odd = col.astype(str), odd.astype(str)
+    if odd.str.contains('−').any():                                               # no hyphen
+        name += ".str.replace('−', '-')"
+        col,odd = col.str.replace('−', '-'), odd.str.replace('−', '-')
+    def all_like(form): return odd.str.strip().str.fullmatch(form).all()
     if all_like(r'[+-]?(\d+|[1-9]\d{0,2}(,\d{3})+)(\.\d+)?'): point = ''
     elif all_like(r'[+-]?\d*(,\d+|\d)'): point = '.'
-    else: return _to_most(col.astype(str), name)
+    else: return _to_most(col, name)
     return f"convert it with pd.to_numeric({name}.str.replace(',', {point!r}))"
 
 def _to_most(s, name):
