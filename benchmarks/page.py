@@ -444,8 +444,8 @@ def epoch():
     rs = {k:one('epoch', candidate=k) for k in EPOCHS}
     lines = [(n, f"{rs[k]['seconds']:.1f}", f"{rs[k]['ratio']:.2f}", f"{rs[k]['tokens']:,}") for k,n in EPOCHS.items()]
     return block('real tokens a second', 'epoch',
-                 table(['model','seconds',"times torch's rate of batches",'real tokens read'], lines),
-                 ['epoch.py'], list(rs.values()), 'epoch')
+                 table(['model','processor seconds',"times torch's rate of batches",'real tokens read'], lines),
+                 ['epoch.py --threads 1 --clock processor'], list(rs.values()), 'epoch')
 
 def packing():
     "What rows of tokens without padding could bring there."
