@@ -7,6 +7,7 @@ __all__ = ['label_kind', 'check_df']
 
 # %% ../../nbs/2_text/03_labels.ipynb #e22ffbe0
 import ast, numpy as np, pandas as pd, warnings
+from fastcore.foundation import L
 from numbers import Integral, Number
 from .special import text_key, twins_said
 from .frames import (
@@ -53,6 +54,12 @@ def check_written(s):
     raise ValueError(f'column {c!r} holds lists as strings ({s.iloc[0]!r}, …), as csv files do: '
                      f'make them lists again, import ast; df[{c!r}] = df[{c!r}].map('
                      'ast.literal_eval), and leave label_delim out')
+
+def check_lists(df, c):
+    "Several labels in each row: a string alone would be taken apart letter by letter"
+    check_written(df[c])
+    check_types(df, c, (list,tuple,set,frozenset,np.ndarray,L), 'a list of labels is needed',
+                f'make it one, df[{c!r}] = df[{c!r}].map(lambda o: [o] if np.isscalar(o) else o)')
 
 def _check_unseen(df, cols, each, valid, block_ok=True):
     "Every label of a validation row is in some training row; `each` as of `each_label`"
@@ -153,12 +160,14 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
     for c in labels: check_written(df[c])
     if label_delim is not None: _check_delim(df, labels, label_delim)
     kind = label_kind(df, labels, label_delim)
+    in_lists = kind == 'multi' and len(labels) == 1 and label_delim is None
+    if in_lists: check_lists(df, labels[0])
     if kind=='multi' and len(labels) > 1: _check_answers(df, labels)
     if kind in ('category','multi'):
         for c in labels: _check_one_kind(df, c, label_delim)
     if kind=='category' and not unseen_ok: _check_blank(df, labels[0])
     if kind=='multi' and not unseen_ok:
-        if label_delim is None and len(labels)==1: _check_tags(df, labels[0])
+        if in_lists: _check_tags(df, labels[0])
         _check_blank_parts(df, labels, label_delim)
     if kind=='regression':
         _check_finite(df, labels)
@@ -167,8 +176,7 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
         each = pd.concat([each_label(df[c], label_delim) for c in labels])
         if valid is not None and not unseen_ok:
             _check_unseen(df, labels, each, valid, block_ok)
-        lists = len(labels) == 1 and label_delim is None and kind == 'multi'
-        said = twins_said(each.unique(), label_delim, lists)
+        said = twins_said(each.unique(), label_delim, in_lists)
         if said: warnings.warn(said, stacklevel=3)
     if kind=='category' and valid is not None: _warn_of_one_label(df[labels[0]], valid)
 

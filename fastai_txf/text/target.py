@@ -21,7 +21,7 @@ from ..base.shadow import is_ours
 from .frames import (
     check_columns, check_missing, check_types,
     column_names, holds_several, read_columns, shown_rows)
-from .labels import check_written, each_label
+from .labels import check_lists, check_written, each_label
 
 # %% ../../nbs/2_text/06_target.ipynb #f7ff243f
 _metrics = dict(category=accuracy, multi=accuracy_multi, regression=mse)
@@ -222,10 +222,12 @@ def check_known(
     cols, # names of the columns with labels
     vocab, # the labels that a model knows; None for numbers
     label_delim:str=None, # what separates the labels in a string
+    in_lists:bool=False, # whether each row has to hold a list of labels
 ):
     "A ValueError for a label that is missing, or that is not known"
     check_missing(df, cols, 'label')
     if vocab is None: return check_numbers(df, cols)
+    if in_lists: check_lists(df, cols[0])
     for c in cols:
         each = each_label(df[c], label_delim)
         bad = each[~each.isin(vocab)]
@@ -260,34 +262,45 @@ def _column_reader(tfms):
     if len(tfms)!=1 or not isinstance(tfms[0], ColReader): return None
     return None if tfms[0].pref or tfms[0].suff else tfms[0]
 
-def _raw_labels(tl, cat, max_n):
-    "The labels of `tl` before they become numbers, one per line, under the row's number"
-    tfms = list(tl.tfms.fs[:tl.tfms.fs.index(cat)])
-    items = tl.items
+def _stand_alone(rows):
+    "Which rows hold no list; a string of one letter is as good as one"
+    def is_alone(o): return not hasattr(o, '__iter__') or isinstance(o, str) and len(o) > 1
+    return rows.map(is_alone).to_numpy(dtype=bool)
+
+def _read_rows(df, reader):
+    "What `reader` makes of each row of `df`, read as whole columns"
+    cols = [df.iloc[:,c] if isinstance(c, int) else df[c] for c in reader.cols]
+    for c in cols: check_written(c)
+    def split(o): return o.split(reader.label_delim) if o else []
+    if reader.label_delim is not None: cols = [c.map(split) for c in cols]
+    if len(cols) == 1: return cols[0].reset_index(drop=True)
+    return pd.Series([*map(list, zip(*cols))], dtype=object)
+
+def _label_rows(tl, cat, max_n):
+    "What `cat` is given for each row of `tl`"
+    tfms,items = list(tl.tfms.fs[:tl.tfms.fs.index(cat)]), tl.items
     if isinstance(items, pd.DataFrame):
         reader = _column_reader(tfms)
-        if reader is not None:
-            cols = [items.iloc[:,c] if isinstance(c, int) else items[c] for c in reader.cols]
-            for c in cols: check_written(c)
-            return pd.concat([each_label(c, reader.label_delim) for c in cols])
+        if reader is not None: return _read_rows(items, reader)
         items = [items.iloc[i] for i in range(min(max_n, len(items)))]
     labels = [compose_tfms(o, tfms, split_idx=tl.split_idx) for o in items]
-    return each_label(pd.Series(labels, dtype=object))
+    return pd.Series(labels, dtype=object)
 
-def _odd_labels(labels, cat):
-    "Those of `labels` that `cat` has no number for, and why"
+def _odd_labels(rows, cat):
+    "The labels among `rows` that `cat` has no number for, and why"
+    several = isinstance(cat, MultiCategorize)
+    if several and (alone := _stand_alone(rows)).any():
+        return rows[alone], ('is no list of labels, and fastai takes a string apart letter by '
+                             'letter: give label_delim (of a DataBlock, to its ColReader), or '
+                             'lists of labels')
+    labels = each_label(rows)
     if isinstance(cat, RegressionSetup):
         return labels[labels.isna()], 'is no target: leave such rows out'
-    if isinstance(cat, MultiCategorize): _check_one_hot(labels)
+    if several: _check_one_hot(labels)
     vocab = list(cat.vocab)
-    bad = labels[~labels.isin(vocab)]
-    apart = len(bad) and isinstance(cat, MultiCategorize) and isinstance(bad.iloc[0], str)
-    if apart and {*bad.iloc[0]} <= {*vocab}:
-        return bad, ('is a string, which fastai takes apart letter by letter: give label_delim '
-                     '(of a DataBlock, to its ColReader), or lists of labels')
     why = (f'is not in the vocabulary of labels {vocab[:10]}, made from the training rows: '
            'move such rows to training, leave them out, or give the block a vocab')
-    return bad, why
+    return labels[~labels.isin(vocab)], why
 
 def _numbers_labels(tl):
     "What makes numbers of the labels of `tl`; None where every label has one"
@@ -302,7 +315,7 @@ def check_vocab_labels(dls, max_n):
             cat = _numbers_labels(tl)
             _check_encoded(tl)
             if cat is None or not len(ds): continue
-            bad,why = _odd_labels(_raw_labels(tl, cat, max_n), cat)
+            bad,why = _odd_labels(_label_rows(tl, cat, max_n), cat)
             if len(bad):
                 raise ValueError(f'label {bad.tolist()[0]!r} in {bad.index.nunique()} of {len(ds)} '
                                  f'{name} rows (numbers {bad.index[:5].tolist()}) {why}')
@@ -314,5 +327,7 @@ def check_frame_labels(df, tls):
         fs,cat = tl.tfms.fs, _numbers_labels(tl)
         reader = None if cat is None else _column_reader(fs[:fs.index(cat)])
         if reader is None: continue
+        cols,delim = column_names(df, reader.cols), reader.label_delim
         vocab = None if isinstance(cat, RegressionSetup) else list(cat.vocab)
-        check_known(df, column_names(df, reader.cols), vocab, reader.label_delim)
+        in_lists = isinstance(cat, MultiCategorize) and len(cols) == 1 and delim is None
+        check_known(df, cols, vocab, delim, in_lists and _stand_alone(df[cols[0]]).any())
