@@ -1390,6 +1390,30 @@ def test_a_column_of_one_category():
     assert dls.test_dl(one).one_batch()[0].equal(dls.test_dl(['a good film']).one_batch()[0])
     with pytest.raises(ValueError, match='holds 3 .int. where a text is needed'): dls.test_dl(pd.DataFrame(dict(text=pd.Series([3], dtype='category'))))
 
+@pytest.mark.parametrize('labels,kw', [(['x']*20, {}), (['x','y']*10, {}), (['x;y']*20, dict(label_delim=';'))])
+def test_columns_of_categories(labels, kw):
+    "They are what they hold, in loaders, in `test_dl` and in fastai's loaders, with copies across the split, too"
+    df = frame(label=labels)
+    df.loc[19, 'text'] = df.loc[0, 'text']
+    both = []
+    for d in (df, df.assign(text=df.text.astype('category'), label=df.label.astype('category'))):
+        with pytest.warns(UserWarning, match='validation texts are in the training set'): dls = TransformerDataLoaders.from_df(d, label_col='label', valid_col='is_valid', **kw, **FAST)
+        both.append([[o.tolist() for o in b] for b in (*dls.valid_ds, *dls.test_dl(d, with_labels=True).dataset)])
+        check_dls(TextDataLoaders.from_df(d, text_col='text', label_col='label', valid_col='is_valid', tok_tfm=BaseTokenizer(), bs=4, **kw, **({'y_block':MultiCategoryBlock} if kw else {})))
+    assert both[0] == both[1] and d.dtypes.text == 'category' and d.dtypes.label == 'category'
+
+def test_label_columns_of_categories_or_sparse():
+    "Several of them are those that pandas keeps as it is used to"
+    df = frame(a=['p']*20, b=['q','r']*10)
+    def targets(df, cols):
+        dls = TransformerDataLoaders.from_df(df, label_col=cols, valid_col='is_valid', **FAST)
+        assert dls.test_dl(df, with_labels=True).one_batch()[1].shape[1] == 3
+        return [*dls.vocab[1]], [y.tolist() for _,y in dls.train_ds]
+    assert targets(df.astype(dict(a='category', b='category')), ['a','b']) == targets(df, ['a','b'])
+    dense,sparse = [pd.concat([df, pd.get_dummies(pd.Series(['x','y','z','x']*5), sparse=o)], axis=1) for o in (False,True)]
+    assert targets(sparse, [*'xyz']) == targets(dense, [*'xyz'])
+    assert label_kind(df.assign(y=pd.arrays.SparseArray([.5,1.]*10)), 'y') == 'regression'
+
 @pytest.mark.parametrize('item', [None, 3, 2.5])
 def test_test_dl_of_no_text(item):
     dls = TransformerDataLoaders.from_df(frame(), label_col='label', valid_col='is_valid', **FAST)

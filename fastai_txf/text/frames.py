@@ -20,12 +20,25 @@ from .special import (
 # %% ../../nbs/2_text/02_frames.ipynb #fdcb8f18
 def holds_several(o): return is_listy(o) or isinstance(o, np.ndarray)
 
+def dense_column(s):
+    "`s`; of categories as objects, and of pandas' sparse types as an array of numpy's"
+    if isinstance(s.dtype, pd.CategoricalDtype): return s.astype(object)
+    return s.sparse.to_dense() if isinstance(s.dtype, pd.SparseDtype) else s
+
+def dense_frame(df):
+    "`df` with columns as `dense_column` makes them"
+    res = df.copy(deep=False)
+    for i,t in enumerate(df.dtypes):
+        if isinstance(t, (pd.CategoricalDtype,pd.SparseDtype)):
+            res.isetitem(i, dense_column(df.iloc[:,i]))
+    return res
+
 def as_frame(df):
-    "`df` with strings as columns' names; TypeError for what is no data frame"
+    "`df`, dense, with strings as columns' names; TypeError for what is no data frame"
     if not isinstance(df, pd.DataFrame):
         raise TypeError(f'{type(df).__name__} is no data frame: '
                         'pass one, such as pd.read_csv(file); loaders have from_csv, too')
-    return df.rename(columns=str)
+    return dense_frame(df).rename(columns=str)
 
 def read_csv(path, csv_fname, encoding='utf8', **options):
     "The rows of a csv file in a folder; an error of its encoding names it and what to give"
@@ -166,7 +179,7 @@ def given_frame(item, cols):
     if has_columns(item, cols): item = [item]
     if isinstance(item, list) and item and all(has_columns(o, cols) for o in item):
         item = pd.DataFrame(item)
-    return item.rename(columns=str) if isinstance(item, pd.DataFrame) else item
+    return as_frame(item) if isinstance(item, pd.DataFrame) else item
 
 # %% ../../nbs/2_text/02_frames.ipynb #c8e15db7
 def _column(df, text_col):

@@ -12,7 +12,7 @@ from numbers import Integral, Number
 from .special import text_key, twins_said
 from .frames import (
     check_missing, check_signs, check_split, check_strings, check_types, column_names,
-    holds_several, shown_rows, valid_mask)
+    dense_column, dense_frame, holds_several, shown_rows, valid_mask)
 
 # %% ../../nbs/2_text/03_labels.ipynb #779500e1
 def label_kind(
@@ -23,6 +23,7 @@ def label_kind(
     """What the label columns hold;
     ValueError for several columns that are neither 0/1 nor floats nor strings"""
     cols = column_names(df, label_col)
+    df = dense_frame(df[cols])
     floats = all(pd.api.types.is_float_dtype(df[c]) for c in cols)
     if len(cols)==1:
         if label_delim is not None or df[cols[0]].map(holds_several).any(): return 'multi'
@@ -37,7 +38,7 @@ def label_kind(
 # %% ../../nbs/2_text/03_labels.ipynb #b569377b
 def each_label(s, label_delim=None):
     "One label per line, under the row's number; rows without labels drop out"
-    s = s.reset_index(drop=True)
+    s = dense_column(s).reset_index(drop=True)
     if label_delim is not None: s = s[s!=''].str.split(label_delim, regex=False)
     return s[s.map(len)>0].explode() if s.map(holds_several).any() else s
 
@@ -116,7 +117,7 @@ def check_df(
     if not len(df):
         raise ValueError(f'the data frame has no rows (columns {list(df.columns)}): '
                          'read it again or undo the filter that emptied it')
-    texts = column_names(df, text_col)
+    df,texts = dense_frame(df), column_names(df, text_col)
     if not texts: raise ValueError(f'{text_col=} names no column: name the one with the texts')
     check_missing(df, texts, 'text')
     check_strings(df, texts)

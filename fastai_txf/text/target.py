@@ -19,8 +19,8 @@ from numbers import Number, Real
 from ..base.ids import evenly_drawn
 from ..base.shadow import is_ours
 from .frames import (
-    check_columns, check_missing, check_types,
-    column_names, holds_several, read_columns, shown_rows)
+    check_columns, check_missing, check_types, column_names,
+    dense_column, holds_several, read_columns, shown_rows)
 from .labels import check_lists, check_written, each_label
 
 # %% ../../nbs/2_text/06_target.ipynb #f7ff243f
@@ -270,6 +270,7 @@ def _stand_alone(rows):
 def _read_rows(df, reader):
     "What `reader` makes of each row of `df`, read as whole columns"
     cols = [df.iloc[:,c] if isinstance(c, int) else df[c] for c in reader.cols]
+    cols = [*map(dense_column, cols)]
     for c in cols: check_written(c)
     def split(o): return o.split(reader.label_delim) if o else []
     if reader.label_delim is not None: cols = [c.map(split) for c in cols]
