@@ -187,7 +187,7 @@ def _column(df, text_col):
     if text_col not in df.columns:
         raise ValueError(f'there is no column {text_col!r} among {list(df.columns)}: '
                          'name the one with the texts, `text_col=…`')
-    return df[text_col]
+    return df[column_names(df, text_col)[0]]
 
 def as_texts(
     item, # a text, a row or a dictionary with one; a list or series of texts, or a data frame
