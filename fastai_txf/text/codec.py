@@ -113,7 +113,9 @@ def _cut_columns(frame, tok):
     "The columns before `tok` put tokens in place of the texts; None for a name that is lost."
     own = getattr(tok, 'tok_text_col', 'text')
     res = [c for c in frame.columns if c not in (own, f'{own}_length')]
-    for c in sorted(c for c in L(tok.text_cols) if isinstance(c, int)): res.insert(c, None)
+    cols = L(tok.text_cols)
+    n = len(res) + len(cols)
+    for c in sorted(c % n for c in cols if isinstance(c, int)): res.insert(c, None)
     return res
 
 def note_columns(
@@ -161,7 +163,7 @@ class TextCodec(PlainCodec):
         "The name of a column that is given by its position, if it is known."
         seen = self._asked('seen_cols', ())
         if not isinstance(col, int) or not -len(seen) <= col < len(seen): return col
-        return seen[col] if isinstance(seen[col], str) else col
+        return seen[col] if isinstance(seen[col], str) else col % len(seen)
 
     @property
     def other_cols(self):
