@@ -116,6 +116,9 @@ def check_signs(df, cols):
 # %% ../../nbs/2_text/02_frames.ipynb #74d6597d
 def _mask_series(df, mask):
     "`mask` as a series with the index of `df`"
+    if np.ndim(mask) > 1:
+        raise ValueError(f'valid_col has the shape {np.shape(mask)}: give one value for each row, '
+                         "or the name of a column, such as valid_col='is_valid'")
     if isinstance(mask, pd.Series) and not mask.index.equals(df.index):
         raise ValueError('valid_col is a series with another index than the data frame: '
                          'pass valid_col.reindex(df.index), '
