@@ -283,6 +283,7 @@ def from_folder(cls:TransformerDataLoaders,
 ):
     "Loaders from a folder of text files; ValueError if there are none, or as `check_dls` says."
     check_loader_options(TextDataLoaders.from_folder, kwargs)
+    check_values(**kwargs)
     if valid_pct is not None: check_share(valid_pct)
     by_folder = splitter is None and valid_pct is None
     files = text_files(path, by_folder, valid_pct, train=train, valid=valid)
