@@ -18,6 +18,7 @@ from fastcore.basics import first, ifnone, patch
 from fastcore.foundation import L
 from fastcore.xtras import is_listy
 from fasttransform.transform import Transform
+from ..base.checks import whole_ids
 from ..base.compat import join_texts
 from .special import check_ordered, FLD, text_vocab
 from .tokens import as_tokenizer, token_lists
@@ -373,5 +374,5 @@ def decode_ids(
 ): # the text; a list of them for several
     "The text of token ids, without `xxbos`, `xxeos` and fillers. ValueError for an unknown id."
     codec = TextCodec(_loaders(dls), side=side)
-    if not len(ids) or np.ndim(ids[0]) == 0: return codec.decode(ids, decoder)
-    return [codec.decode(o, decoder) for o in ids]
+    if not len(ids) or np.ndim(ids[0]) == 0: return codec.decode(whole_ids(ids), decoder)
+    return [codec.decode(whole_ids(o), decoder) for o in ids]
