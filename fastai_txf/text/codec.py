@@ -22,7 +22,7 @@ from ..base.checks import whole_ids
 from ..base.compat import join_texts
 from .special import check_ordered, FLD, text_vocab
 from .tokens import as_tokenizer, token_lists
-from .plain import check_cut, mark_columns, PlainCodec, put_start, refuse_row
+from .plain import check_cut, kept, mark_columns, PlainCodec, put_start, refuse_row
 from .frames import as_texts, column_names, given_frame, read_texts
 from .labels import check_df
 
@@ -330,7 +330,7 @@ def tokenize_like(
     side:int=0 # as in `text_list`
 ): # for `dls.test_dl`
     "Tokenize `items` as the training texts of `dls` were; ValueError if there are none."
-    codec = TextCodec(dls, side=side)
+    codec,items = TextCodec(dls, side=side), kept(items)
     if isinstance(items, (str, Path)): items = [items]
     check_ordered(items)
     items = given_frame(items, codec.columns(items))
