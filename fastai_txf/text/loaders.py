@@ -25,9 +25,11 @@ from ..base.checks import check_batch_size, check_share, check_values
 from ..base.ids import CheckedIds, evenly_drawn
 from .special import pad_index, text_vocab, unknown_cause
 from .tokens import as_tokenizer, workers_for
-from .frames import as_frame, column_names, read_csv, read_texts, split_rows
+from .plain import kept
+from .frames import (
+    as_frame, column_names, read_columns, read_csv, read_texts, split_rows)
 from .labels import check_df, label_kind, warn_of_copies
-from .codec import join_columns, TextStart, TextTokenizer, tokenize_like
+from .codec import join_columns, TextCodec, TextStart, TextTokenizer, tokenize_like
 from .target import check_frame_labels, check_labelled, check_vocab_labels, made_blocks
 from .folders import FolderTokenizer, text_files
 
@@ -296,22 +298,32 @@ def from_folder(cls:TransformerDataLoaders,
                        valid_col='is_valid', tok_tfm=tok_tfm, y_block=y_block, **kwargs)
 
 # %% ../../nbs/2_text/08_loaders.ipynb #27ff2071
+def _are_files(items): return is_listy(items) and isinstance(first(items), Path)
+
+def _folder_labels(dls, files):
+    "`files` as texts with the names of their folders as labels, where `dls` read a column of each"
+    texts,labels = TextCodec(dls).text_cols, read_columns(dls.valid_ds.tls[1:])
+    if [len(texts), len(labels)] != [1,1]: return files
+    return pd.DataFrame({texts[0]:read_texts(files), labels[0]:[*map(parent_label, files)]})
+
 @patch
 @delegates(TfmdDL.__init__)
 def test_dl(self:TransformerDataLoaders,
     test_items, # a text, texts, paths, a row or a data frame
     rm_type_tfms=None, # where the transforms start; given, `test_items` are taken as they are
-    with_labels:bool=False, # whether the frame holds the labels, too
+    with_labels:bool=False, # whether the labels are there, too: in a frame, or as files' folders
     **kwargs
 ):
     "A loader over `test_items`, tokenized as the training texts were (see `tokenize_like`)."
-    if with_labels and isinstance(test_items, pd.DataFrame):
-        check_frame_labels(test_items.rename(columns=str), self.valid_ds.tls[1:])
-    # the folders of files are their labels
-    files = with_labels and is_listy(test_items) and isinstance(first(test_items), Path)
-    if rm_type_tfms is None and not files:
+    test_items,by_path = kept(test_items), False
+    if with_labels:
+        tls = self.valid_ds.tls[1:]
+        if _are_files(test_items): test_items = _folder_labels(self, test_items)
+        by_path = _are_files(test_items) and len(tls) and not read_columns(tls)
+        check_frame_labels(test_items, tls)
+    if rm_type_tfms is None and not by_path:
         test_items = tokenize_like(self, test_items)
-        if with_labels: check_labelled(test_items, self.valid_ds.tls[1:])
+        if with_labels: check_labelled(test_items, tls)
     return super(TransformerDataLoaders, self).test_dl(
         test_items, rm_type_tfms=rm_type_tfms, with_labels=with_labels, **kwargs)
 

@@ -20,7 +20,7 @@ from ..base.ids import evenly_drawn
 from ..base.shadow import is_ours
 from .frames import (
     check_columns, check_missing, check_types, column_names,
-    dense_column, holds_several, read_columns, shown_rows)
+    dense_column, given_frame, holds_several, read_columns, shown_rows)
 from .labels import check_lists, check_written, each_label
 
 # %% ../../nbs/2_text/06_target.ipynb #f7ff243f
@@ -321,8 +321,11 @@ def check_vocab_labels(dls, max_n):
                 raise ValueError(f'label {bad.tolist()[0]!r} in {bad.index.nunique()} of {len(ds)} '
                                  f'{name} rows (numbers {bad.index[:5].tolist()}) {why}')
 
-def check_frame_labels(df, tls):
-    "`df` has the columns that `tls` read, with labels that they have numbers for"
+def check_frame_labels(items, tls):
+    "A frame, or rows, have the columns that `tls` read, with labels that they have numbers for"
+    cols = read_columns(tls)
+    df = given_frame(items, cols) if cols else None
+    if not isinstance(df, pd.DataFrame): return
     check_columns(df, tls)
     for tl in tls:
         fs,cat = tl.tfms.fs, _numbers_labels(tl)
