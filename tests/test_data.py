@@ -687,6 +687,33 @@ def test_labels_that_were_taken_apart():
     dls = TransformerDataLoaders.from_df(df, label_col='label', valid_col='is_valid', label_delim=';', y_block=MultiCategoryBlock, **FAST)
     assert list(dls.vocab[1]) == ['a','x']
 
+@pytest.mark.parametrize('labels', [['cat',['cat','dog']], [3,['cat','dog']], ['dog',['cat',1]], [['cat'],('cat','dog'),'dog',np.array(['dog'])]], ids=str)
+def test_a_label_alone_among_lists(labels):
+    "Its letters were labels in silence, and a number was an error of pandas; the remedies work, one after the other"
+    df = frame(label=labels*(20//len(labels)))
+    kw = dict(label_col='label', valid_col='is_valid', **FAST)
+    with pytest.raises(ValueError, match=r"'label' holds .* where a list of labels is needed, in \d+ of 20 rows .*make it one") as e: TransformerDataLoaders.from_df(df, **kw)
+    exec(str(e.value).split('make it one, ')[1])
+    if 1 in labels[1]:
+        with pytest.raises(ValueError, match='mixes labels') as e: TransformerDataLoaders.from_df(df, **kw)
+        df['label'] = eval(str(e.value).split('convert it with ')[1])
+    dls = TransformerDataLoaders.from_df(df.assign(label=lambda o: o.label.map(lambda os: [*map(str, os)])), **kw)
+    assert {*dls.vocab[1]} == {str(o) for l in labels for o in (l if isinstance(l, (list,tuple,np.ndarray)) else [l])}
+
+def test_letters_of_labels_in_any_loaders():
+    "fastai's loaders are refused by `check_dls`, a frame with labels by `test_dl`; one letter is itself"
+    kw = dict(text_col='text', label_col='label', valid_col='is_valid', y_block=MultiCategoryBlock, tok_tfm=BaseTokenizer(), bs=4)
+    for labels in (['cat',['cat','dog']], ['ab',['a','b']]):
+        dls = TextDataLoaders.from_df(frame(label=labels*10), **kw)
+        with pytest.raises(ValueError, match=rf"label '{labels[0]}' in 8 of 16 training rows .numbers .0, 2.*letter by letter: give label_delim"): check_dls(dls)
+    check_dls(TextDataLoaders.from_df(frame(label=['a',['a','b']]*10), **kw))
+    dls = TransformerDataLoaders.from_df(frame(label=[['cat'],['cat','dog']]*10), label_col='label', valid_col='is_valid', **FAST)
+    for label in ('cat', 3, "['cat']"):
+        with pytest.raises(ValueError, match="'label' h.*(a list of labels is needed, in 20 of 20 rows|lists as strings)"): dls.test_dl(frame(label=label), with_labels=True)
+    assert dls.test_dl(frame(label=[['cat']]*20), with_labels=True).one_batch()[1].tolist() == [[1,0]]*4
+    letters = TransformerDataLoaders.from_df(frame(label=['a','b']*10), label_col='label', valid_col='is_valid', y_block=MultiCategoryBlock, **FAST)
+    assert len(letters.test_dl(frame(label='a'), with_labels=True).one_batch()) == 2
+
 
 def text_folder(path):
     "Folders as fastai wants them, two short texts in each"
@@ -1362,6 +1389,30 @@ def test_a_column_of_one_category():
     one = pd.DataFrame(dict(text=pd.Series(['a good film'], dtype='category')))
     assert dls.test_dl(one).one_batch()[0].equal(dls.test_dl(['a good film']).one_batch()[0])
     with pytest.raises(ValueError, match='holds 3 .int. where a text is needed'): dls.test_dl(pd.DataFrame(dict(text=pd.Series([3], dtype='category'))))
+
+@pytest.mark.parametrize('labels,kw', [(['x']*20, {}), (['x','y']*10, {}), (['x;y']*20, dict(label_delim=';'))])
+def test_columns_of_categories(labels, kw):
+    "They are what they hold, in loaders, in `test_dl` and in fastai's loaders, with copies across the split, too"
+    df = frame(label=labels)
+    df.loc[19, 'text'] = df.loc[0, 'text']
+    both = []
+    for d in (df, df.assign(text=df.text.astype('category'), label=df.label.astype('category'))):
+        with pytest.warns(UserWarning, match='validation texts are in the training set'): dls = TransformerDataLoaders.from_df(d, label_col='label', valid_col='is_valid', **kw, **FAST)
+        both.append([[o.tolist() for o in b] for b in (*dls.valid_ds, *dls.test_dl(d, with_labels=True).dataset)])
+        check_dls(TextDataLoaders.from_df(d, text_col='text', label_col='label', valid_col='is_valid', tok_tfm=BaseTokenizer(), bs=4, **kw, **({'y_block':MultiCategoryBlock} if kw else {})))
+    assert both[0] == both[1] and d.dtypes.text == 'category' and d.dtypes.label == 'category'
+
+def test_label_columns_of_categories_or_sparse():
+    "Several of them are those that pandas keeps as it is used to"
+    df = frame(a=['p']*20, b=['q','r']*10)
+    def targets(df, cols):
+        dls = TransformerDataLoaders.from_df(df, label_col=cols, valid_col='is_valid', **FAST)
+        assert dls.test_dl(df, with_labels=True).one_batch()[1].shape[1] == 3
+        return [*dls.vocab[1]], [y.tolist() for _,y in dls.train_ds]
+    assert targets(df.astype(dict(a='category', b='category')), ['a','b']) == targets(df, ['a','b'])
+    dense,sparse = [pd.concat([df, pd.get_dummies(pd.Series(['x','y','z','x']*5), sparse=o)], axis=1) for o in (False,True)]
+    assert targets(sparse, [*'xyz']) == targets(dense, [*'xyz'])
+    assert label_kind(df.assign(y=pd.arrays.SparseArray([.5,1.]*10)), 'y') == 'regression'
 
 @pytest.mark.parametrize('item', [None, 3, 2.5])
 def test_test_dl_of_no_text(item):

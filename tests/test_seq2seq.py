@@ -484,6 +484,12 @@ def test_test_dl_errors(pdf, pdls, item, labels, error, match):
     "At the call, not when a batch is made"
     with pytest.raises(error, match=match): pdls.test_dl(item(pdf[['src','tgt']][:5]), with_labels=labels)
 
+def test_test_dl_of_categories(pdls):
+    "One distinct text as a category is a text"
+    df = pd.DataFrame(dict(src=['abc']*3, tgt=['cba']*3))
+    a,b = [pdls.test_dl(d, with_labels=True).one_batch() for d in (df, df.astype('category'))]
+    assert a[0].equal(b[0]) and a[1].equal(b[1])
+
 def test_show_batch(pdls, capsys):
     "Source and target side by side"
     pdls.show_batch(max_n=2)

@@ -18,10 +18,11 @@ from fastcore.basics import first, ifnone, patch
 from fastcore.foundation import L
 from fastcore.xtras import is_listy
 from fasttransform.transform import Transform
+from ..base.checks import whole_ids
 from ..base.compat import join_texts
 from .special import check_ordered, FLD, text_vocab
 from .tokens import as_tokenizer, token_lists
-from .plain import check_cut, mark_columns, PlainCodec, put_start, refuse_row
+from .plain import check_cut, kept, mark_columns, PlainCodec, put_start, refuse_row
 from .frames import as_texts, column_names, given_frame, read_texts
 from .labels import check_df
 
@@ -113,7 +114,9 @@ def _cut_columns(frame, tok):
     "The columns before `tok` put tokens in place of the texts; None for a name that is lost."
     own = getattr(tok, 'tok_text_col', 'text')
     res = [c for c in frame.columns if c not in (own, f'{own}_length')]
-    for c in sorted(c for c in L(tok.text_cols) if isinstance(c, int)): res.insert(c, None)
+    cols = L(tok.text_cols)
+    n = len(res) + len(cols)
+    for c in sorted(c % n for c in cols if isinstance(c, int)): res.insert(c, None)
     return res
 
 def note_columns(
@@ -161,7 +164,7 @@ class TextCodec(PlainCodec):
         "The name of a column that is given by its position, if it is known."
         seen = self._asked('seen_cols', ())
         if not isinstance(col, int) or not -len(seen) <= col < len(seen): return col
-        return seen[col] if isinstance(seen[col], str) else col
+        return seen[col] if isinstance(seen[col], str) else col % len(seen)
 
     @property
     def other_cols(self):
@@ -327,7 +330,7 @@ def tokenize_like(
     side:int=0 # as in `text_list`
 ): # for `dls.test_dl`
     "Tokenize `items` as the training texts of `dls` were; ValueError if there are none."
-    codec = TextCodec(dls, side=side)
+    codec,items = TextCodec(dls, side=side), kept(items)
     if isinstance(items, (str, Path)): items = [items]
     check_ordered(items)
     items = given_frame(items, codec.columns(items))
@@ -371,5 +374,5 @@ def decode_ids(
 ): # the text; a list of them for several
     "The text of token ids, without `xxbos`, `xxeos` and fillers. ValueError for an unknown id."
     codec = TextCodec(_loaders(dls), side=side)
-    if not len(ids) or np.ndim(ids[0]) == 0: return codec.decode(ids, decoder)
-    return [codec.decode(o, decoder) for o in ids]
+    if not len(ids) or np.ndim(ids[0]) == 0: return codec.decode(whole_ids(ids), decoder)
+    return [codec.decode(whole_ids(o), decoder) for o in ids]

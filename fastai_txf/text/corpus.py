@@ -137,7 +137,7 @@ def docstrings_df(
 
 def _installed(packages):
     "`packages` without the known ones that are missing; ValueError for fewer than two"
-    if isinstance(packages, str): packages = [packages]
+    packages = [packages] if isinstance(packages, str) else list(packages)
     missing = [p for p in packages if p in _aliases and importlib.util.find_spec(p) is None]
     names = [p for p in dict.fromkeys(packages) if p not in missing]
     if missing: warnings.warn(f'not installed, left out: {missing}')

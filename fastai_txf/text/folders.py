@@ -8,8 +8,10 @@ __all__ = ['refresh_tokens']
 # %% ../../nbs/2_text/07_folders.ipynb #b2a50003
 import warnings
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 from fastai.data.transforms import get_files, get_text_files
+from fastai.text.core import defaults
 from fastcore.foundation import L
 from ..base.files import load_tensors, read_text, save_tensors
 from .tokens import token_lists, workers_for
@@ -54,10 +56,11 @@ _reading = 'without byte-order mark' # tokens of texts that were read otherwise 
 
 def _made_by(tok, rules):
     "Reading, tokenizer and rules in words, or None where a rule's name does not say what it does."
-    inner = vars(tok).get('tok', tok)
+    inner,rules = vars(tok).get('tok', tok), [*rules, *defaults.text_postproc_rules]
     if any(getattr(r, '__module__', '').split('.')[0] not in _known for r in rules): return None
     rules = [f'{r.__module__}.{r.__qualname__}' for r in rules]
-    return [_reading, type(inner).__qualname__, *rules]
+    special = ' '.join(getattr(inner, 'special_toks', defaults.text_spec_tok))
+    return [_reading, type(inner).__qualname__, f'spacy {version("spacy")}', special, *rules]
 
 def _is_kept(v): return isinstance(v, list) and len(v) == 2 and isinstance(v[1], str)
 

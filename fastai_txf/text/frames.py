@@ -20,12 +20,25 @@ from .special import (
 # %% ../../nbs/2_text/02_frames.ipynb #fdcb8f18
 def holds_several(o): return is_listy(o) or isinstance(o, np.ndarray)
 
+def dense_column(s):
+    "`s`; of categories as objects, and of pandas' sparse types as an array of numpy's"
+    if isinstance(s.dtype, pd.CategoricalDtype): return s.astype(object)
+    return s.sparse.to_dense() if isinstance(s.dtype, pd.SparseDtype) else s
+
+def dense_frame(df):
+    "`df` with columns as `dense_column` makes them"
+    res = df.copy(deep=False)
+    for i,t in enumerate(df.dtypes):
+        if isinstance(t, (pd.CategoricalDtype,pd.SparseDtype)):
+            res.isetitem(i, dense_column(df.iloc[:,i]))
+    return res
+
 def as_frame(df):
-    "`df` with strings as columns' names; TypeError for what is no data frame"
+    "`df`, dense, with strings as columns' names; TypeError for what is no data frame"
     if not isinstance(df, pd.DataFrame):
         raise TypeError(f'{type(df).__name__} is no data frame: '
                         'pass one, such as pd.read_csv(file); loaders have from_csv, too')
-    return df.rename(columns=str)
+    return dense_frame(df).rename(columns=str)
 
 def read_csv(path, csv_fname, encoding='utf8', **options):
     "The rows of a csv file in a folder; an error of its encoding names it and what to give"
@@ -103,6 +116,9 @@ def check_signs(df, cols):
 # %% ../../nbs/2_text/02_frames.ipynb #74d6597d
 def _mask_series(df, mask):
     "`mask` as a series with the index of `df`"
+    if np.ndim(mask) > 1:
+        raise ValueError(f'valid_col has the shape {np.shape(mask)}: give one value for each row, '
+                         "or the name of a column, such as valid_col='is_valid'")
     if isinstance(mask, pd.Series) and not mask.index.equals(df.index):
         raise ValueError('valid_col is a series with another index than the data frame: '
                          'pass valid_col.reindex(df.index), '
@@ -166,7 +182,7 @@ def given_frame(item, cols):
     if has_columns(item, cols): item = [item]
     if isinstance(item, list) and item and all(has_columns(o, cols) for o in item):
         item = pd.DataFrame(item)
-    return item.rename(columns=str) if isinstance(item, pd.DataFrame) else item
+    return as_frame(item) if isinstance(item, pd.DataFrame) else item
 
 # %% ../../nbs/2_text/02_frames.ipynb #c8e15db7
 def _column(df, text_col):
@@ -174,7 +190,7 @@ def _column(df, text_col):
     if text_col not in df.columns:
         raise ValueError(f'there is no column {text_col!r} among {list(df.columns)}: '
                          'name the one with the texts, `text_col=…`')
-    return df[text_col]
+    return df[column_names(df, text_col)[0]]
 
 def as_texts(
     item, # a text, a row or a dictionary with one; a list or series of texts, or a data frame

@@ -7,11 +7,12 @@ __all__ = ['label_kind', 'check_df']
 
 # %% ../../nbs/2_text/03_labels.ipynb #e22ffbe0
 import ast, numpy as np, pandas as pd, warnings
+from fastcore.foundation import L
 from numbers import Integral, Number
 from .special import text_key, twins_said
 from .frames import (
     check_missing, check_signs, check_split, check_strings, check_types, column_names,
-    holds_several, shown_rows, valid_mask)
+    dense_column, dense_frame, holds_several, shown_rows, valid_mask)
 
 # %% ../../nbs/2_text/03_labels.ipynb #779500e1
 def label_kind(
@@ -22,6 +23,7 @@ def label_kind(
     """What the label columns hold;
     ValueError for several columns that are neither 0/1 nor floats nor strings"""
     cols = column_names(df, label_col)
+    df = dense_frame(df[cols])
     floats = all(pd.api.types.is_float_dtype(df[c]) for c in cols)
     if len(cols)==1:
         if label_delim is not None or df[cols[0]].map(holds_several).any(): return 'multi'
@@ -36,7 +38,7 @@ def label_kind(
 # %% ../../nbs/2_text/03_labels.ipynb #b569377b
 def each_label(s, label_delim=None):
     "One label per line, under the row's number; rows without labels drop out"
-    s = s.reset_index(drop=True)
+    s = dense_column(s).reset_index(drop=True)
     if label_delim is not None: s = s[s!=''].str.split(label_delim, regex=False)
     return s[s.map(len)>0].explode() if s.map(holds_several).any() else s
 
@@ -53,6 +55,12 @@ def check_written(s):
     raise ValueError(f'column {c!r} holds lists as strings ({s.iloc[0]!r}, …), as csv files do: '
                      f'make them lists again, import ast; df[{c!r}] = df[{c!r}].map('
                      'ast.literal_eval), and leave label_delim out')
+
+def check_lists(df, c):
+    "Several labels in each row: a string alone would be taken apart letter by letter"
+    check_written(df[c])
+    check_types(df, c, (list,tuple,set,frozenset,np.ndarray,L), 'a list of labels is needed',
+                f'make it one, df[{c!r}] = df[{c!r}].map(lambda o: [o] if np.isscalar(o) else o)')
 
 def _check_unseen(df, cols, each, valid, block_ok=True):
     "Every label of a validation row is in some training row; `each` as of `each_label`"
@@ -109,7 +117,7 @@ def check_df(
     if not len(df):
         raise ValueError(f'the data frame has no rows (columns {list(df.columns)}): '
                          'read it again or undo the filter that emptied it')
-    texts = column_names(df, text_col)
+    df,texts = dense_frame(df), column_names(df, text_col)
     if not texts: raise ValueError(f'{text_col=} names no column: name the one with the texts')
     check_missing(df, texts, 'text')
     check_strings(df, texts)
@@ -153,12 +161,14 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
     for c in labels: check_written(df[c])
     if label_delim is not None: _check_delim(df, labels, label_delim)
     kind = label_kind(df, labels, label_delim)
+    in_lists = kind == 'multi' and len(labels) == 1 and label_delim is None
+    if in_lists: check_lists(df, labels[0])
     if kind=='multi' and len(labels) > 1: _check_answers(df, labels)
     if kind in ('category','multi'):
         for c in labels: _check_one_kind(df, c, label_delim)
     if kind=='category' and not unseen_ok: _check_blank(df, labels[0])
     if kind=='multi' and not unseen_ok:
-        if label_delim is None and len(labels)==1: _check_tags(df, labels[0])
+        if in_lists: _check_tags(df, labels[0])
         _check_blank_parts(df, labels, label_delim)
     if kind=='regression':
         _check_finite(df, labels)
@@ -167,8 +177,7 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
         each = pd.concat([each_label(df[c], label_delim) for c in labels])
         if valid is not None and not unseen_ok:
             _check_unseen(df, labels, each, valid, block_ok)
-        lists = len(labels) == 1 and label_delim is None and kind == 'multi'
-        said = twins_said(each.unique(), label_delim, lists)
+        said = twins_said(each.unique(), label_delim, in_lists)
         if said: warnings.warn(said, stacklevel=3)
     if kind=='category' and valid is not None: _warn_of_one_label(df[labels[0]], valid)
 

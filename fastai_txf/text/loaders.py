@@ -12,8 +12,7 @@ from pathlib import Path
 from fastai.data.block import CategoryBlock, DataBlock, MultiCategoryBlock, RegressionBlock
 from fastai.data.core import DataLoaders, FilteredBase, TfmdDL
 from fastai.data.transforms import (
-    Categorize, ColReader, EncodedMultiCategorize, GrandparentSplitter, IndexSplitter,
-    MultiCategorize, parent_label, RandomSplitter, RegressionSetup)
+    ColReader, GrandparentSplitter, IndexSplitter, parent_label, RandomSplitter)
 from fastai.text.core import BOS, PAD, WordTokenizer
 from fastai.text.data import (
     LMDataLoader, Numericalize, Pad_Chunk, SortedDL, TensorText, TextBlock, TextDataLoaders)
@@ -22,17 +21,16 @@ from fastcore.basics import first, ifnone, patch
 from fastcore.foundation import L
 from fastcore.meta import delegates
 from fastcore.xtras import is_listy
-from fasttransform.transform import compose_tfms
 from ..base.checks import check_batch_size, check_share, check_values
 from ..base.ids import CheckedIds, evenly_drawn
 from .special import pad_index, text_vocab, unknown_cause
 from .tokens import as_tokenizer, workers_for
+from .plain import kept
 from .frames import (
-    as_frame, check_columns, column_names, read_csv, read_texts, split_rows)
-from .labels import check_df, check_written, each_label, label_kind, warn_of_copies
-from .codec import join_columns, TextStart, TextTokenizer, tokenize_like
-from .target import (
-    check_encoded, check_known, check_labelled, check_one_hot, made_blocks)
+    as_frame, column_names, read_columns, read_csv, read_texts, split_rows)
+from .labels import check_df, label_kind, warn_of_copies
+from .codec import join_columns, TextCodec, TextStart, TextTokenizer, tokenize_like
+from .target import check_frame_labels, check_labelled, check_vocab_labels, made_blocks
 from .folders import FolderTokenizer, text_files
 
 # %% ../../nbs/2_text/08_loaders.ipynb #e379e308
@@ -74,58 +72,6 @@ def unknown_texts(dls):
     return first((unknown_cause(_some_ids(ds), vocab, k) for k,ds in sets.items()), bool)
 
 # %% ../../nbs/2_text/08_loaders.ipynb #96007cee
-def _column_reader(tfms):
-    "The only one of `tfms`, if it reads whole columns as they are; or None"
-    if len(tfms)!=1 or not isinstance(tfms[0], ColReader): return None
-    return None if tfms[0].pref or tfms[0].suff else tfms[0]
-
-def _raw_labels(tl, cat, max_n):
-    "The labels of `tl` before they become numbers, one per line, under the row's number"
-    tfms = list(tl.tfms.fs[:tl.tfms.fs.index(cat)])
-    items = tl.items
-    if isinstance(items, pd.DataFrame):
-        reader = _column_reader(tfms)
-        if reader is not None:
-            cols = [items.iloc[:,c] if isinstance(c, int) else items[c] for c in reader.cols]
-            for c in cols: check_written(c)
-            return pd.concat([each_label(c, reader.label_delim) for c in cols])
-        items = [items.iloc[i] for i in range(min(max_n, len(items)))]
-    labels = [compose_tfms(o, tfms, split_idx=tl.split_idx) for o in items]
-    return each_label(pd.Series(labels, dtype=object))
-
-def _odd_labels(labels, cat):
-    "Those of `labels` that `cat` has no number for, and why"
-    if isinstance(cat, RegressionSetup):
-        return labels[labels.isna()], 'is no target: leave such rows out'
-    if isinstance(cat, MultiCategorize): check_one_hot(labels)
-    vocab = list(cat.vocab)
-    bad = labels[~labels.isin(vocab)]
-    apart = len(bad) and isinstance(cat, MultiCategorize) and isinstance(bad.iloc[0], str)
-    if apart and {*bad.iloc[0]} <= {*vocab}:
-        return bad, ('is a string, which fastai takes apart letter by letter: give label_delim '
-                     '(of a DataBlock, to its ColReader), or lists of labels')
-    why = (f'is not in the vocabulary of labels {vocab[:10]}, made from the training rows: '
-           'move such rows to training, leave them out, or give the block a vocab')
-    return bad, why
-
-def _numbers_labels(tl):
-    "What makes numbers of the labels of `tl`; None where every label has one"
-    cat = first(f for f in tl.tfms.fs if isinstance(f, (Categorize, RegressionSetup)))
-    any_label = isinstance(cat, EncodedMultiCategorize) or getattr(cat, 'add_na', False)
-    return None if any_label else cat
-
-def _check_vocab_labels(dls, max_n):
-    "Every label is in the label vocabulary, every regression target is there"
-    for name,ds in (('training', dls.train_ds), ('validation', dls.valid_ds)):
-        for tl in getattr(ds, 'tls', [])[getattr(ds, 'n_inp', 1):]:
-            cat = _numbers_labels(tl)
-            check_encoded(tl)
-            if cat is None or not len(ds): continue
-            bad,why = _odd_labels(_raw_labels(tl, cat, max_n), cat)
-            if len(bad):
-                raise ValueError(f'label {bad.tolist()[0]!r} in {bad.index.nunique()} of {len(ds)} '
-                                 f'{name} rows (numbers {bad.index[:5].tolist()}) {why}')
-
 def check_dls(
     dls, # any `DataLoaders` for a text learner
     max_n:int=5000 # rows looked at in each set where labels are a function of the row
@@ -137,7 +83,7 @@ def check_dls(
                         'make one with TextDataLoaders or a DataBlock')
     _check_pad_tfm(dls)
     check_batches(dls)
-    _check_vocab_labels(dls, max_n)
+    check_vocab_labels(dls, max_n)
     if cause := unknown_texts(dls): warnings.warn(cause)
 
 # %% ../../nbs/2_text/08_loaders.ipynb #b1d78d1e
@@ -339,6 +285,7 @@ def from_folder(cls:TransformerDataLoaders,
 ):
     "Loaders from a folder of text files; ValueError if there are none, or as `check_dls` says."
     check_loader_options(TextDataLoaders.from_folder, kwargs)
+    check_values(**kwargs)
     if valid_pct is not None: check_share(valid_pct)
     by_folder = splitter is None and valid_pct is None
     files = text_files(path, by_folder, valid_pct, train=train, valid=valid)
@@ -351,32 +298,32 @@ def from_folder(cls:TransformerDataLoaders,
                        valid_col='is_valid', tok_tfm=tok_tfm, y_block=y_block, **kwargs)
 
 # %% ../../nbs/2_text/08_loaders.ipynb #27ff2071
-def _check_labels(df, tls):
-    "`df` has the columns that `tls` read, with labels that they have numbers for"
-    check_columns(df, tls)
-    for tl in tls:
-        fs,cat = tl.tfms.fs, _numbers_labels(tl)
-        reader = None if cat is None else _column_reader(fs[:fs.index(cat)])
-        if reader is None: continue
-        vocab = None if isinstance(cat, RegressionSetup) else list(cat.vocab)
-        check_known(df, column_names(df, reader.cols), vocab, reader.label_delim)
+def _are_files(items): return is_listy(items) and isinstance(first(items), Path)
+
+def _folder_labels(dls, files):
+    "`files` as texts with the names of their folders as labels, where `dls` read a column of each"
+    texts,labels = TextCodec(dls).text_cols, read_columns(dls.valid_ds.tls[1:])
+    if [len(texts), len(labels)] != [1,1]: return files
+    return pd.DataFrame({texts[0]:read_texts(files), labels[0]:[*map(parent_label, files)]})
 
 @patch
 @delegates(TfmdDL.__init__)
 def test_dl(self:TransformerDataLoaders,
     test_items, # a text, texts, paths, a row or a data frame
     rm_type_tfms=None, # where the transforms start; given, `test_items` are taken as they are
-    with_labels:bool=False, # whether the frame holds the labels, too
+    with_labels:bool=False, # whether the labels are there, too: in a frame, or as files' folders
     **kwargs
 ):
     "A loader over `test_items`, tokenized as the training texts were (see `tokenize_like`)."
-    if with_labels and isinstance(test_items, pd.DataFrame):
-        _check_labels(test_items.rename(columns=str), self.valid_ds.tls[1:])
-    # the folders of files are their labels
-    files = with_labels and is_listy(test_items) and isinstance(first(test_items), Path)
-    if rm_type_tfms is None and not files:
+    test_items,by_path = kept(test_items), False
+    if with_labels:
+        tls = self.valid_ds.tls[1:]
+        if _are_files(test_items): test_items = _folder_labels(self, test_items)
+        by_path = _are_files(test_items) and len(tls) and not read_columns(tls)
+        check_frame_labels(test_items, tls)
+    if rm_type_tfms is None and not by_path:
         test_items = tokenize_like(self, test_items)
-        if with_labels: check_labelled(test_items, self.valid_ds.tls[1:])
+        if with_labels: check_labelled(test_items, tls)
     return super(TransformerDataLoaders, self).test_dl(
         test_items, rm_type_tfms=rm_type_tfms, with_labels=with_labels, **kwargs)
 

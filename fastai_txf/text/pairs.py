@@ -152,6 +152,7 @@ def _sides(df, cols, tok_tfm, rules, train):
         raise ValueError(f'{len(toks)} tokenizers for source and target: give one for both, or two')
     same = toks[0] is toks[1] and not isinstance(toks[0], type)
     toks = [as_tokenizer(toks[0])]*2 if same else [*map(as_tokenizer, toks)]
+    rules = kept(rules)
     sides = [TextTokenizer(t, rules, c) for t,c in zip(toks, cols)]
     for side in sides:
         mine = [c for s,c in zip(sides, cols) if s.tok is side.tok]

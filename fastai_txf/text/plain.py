@@ -33,9 +33,10 @@ STEPS = dict(start=put_start, ends=put_ends, reverse=None) # `reverse`: the ids 
 # %% ../../nbs/2_text/04_plain.ipynb #564b6aaa
 def kept(
     item, # as in `PlainCodec.rows`
-): # the same; of what can be read only once, a list
+): # the same; of a tuple, an `L` or what can be read only once, a list
     "What is given, to be read more than once."
-    return list(item) if isinstance(item, Iterator) else item
+    many = isinstance(item, Iterator) or is_listy(item) and not isinstance(item, slice)
+    return list(item) if many else item
 
 def _check_names(names, cols):
     "A ValueError for a column that several of `names` may mean."

@@ -14,12 +14,14 @@ from fastai.data.transforms import (
 from fastai.metrics import accuracy, accuracy_multi, mse
 from fastcore.basics import first
 from fastcore.foundation import L
+from fasttransform.transform import compose_tfms
 from numbers import Number, Real
 from ..base.ids import evenly_drawn
 from ..base.shadow import is_ours
 from .frames import (
-    check_missing, check_types, column_names, holds_several, read_columns, shown_rows)
-from .labels import each_label
+    check_columns, check_missing, check_types, column_names,
+    dense_column, given_frame, holds_several, read_columns, shown_rows)
+from .labels import check_lists, check_written, each_label
 
 # %% ../../nbs/2_text/06_target.ipynb #f7ff243f
 _metrics = dict(category=accuracy, multi=accuracy_multi, regression=mse)
@@ -189,26 +191,6 @@ def check_labelled(
     raise ValueError(f'texts alone have no labels (with_labels=True): give {what}, '
                      'or leave with_labels out')
 
-def check_encoded(
-    tl, # a list of labels
-):
-    "A ValueError for one number where there should be a list of 0 and 1."
-    cat = first(f for f in tl.tfms.fs if isinstance(f, EncodedMultiCategorize))
-    if cat is None or not len(tl) or np.ndim(tl[0]): return
-    raise ValueError('MultiCategoryBlock(encoded=True) is for a list of 0 and 1 for each text, '
-                     f'and these have one number, for {list(cat.vocab)}: leave y_block out, '
-                     'and 0 and 1 are two classes')
-
-def check_one_hot(
-    each, # labels, one a line, under the row's number: a series
-):
-    "A ValueError where each row has as many 0 and 1 as the others, which would be two labels."
-    n = each.index.value_counts()
-    if not each.isin([0,1]).all() or n.nunique() != 1 or n.iloc[0] == 1: return
-    raise ValueError('0 and 1 would be two labels: if each stands for a label of its own, give '
-                     'y_block=MultiCategoryBlock(encoded=True, vocab=[…]) with their names; or '
-                     'leave y_block out, TransformerDataLoaders read 0/1 columns as they are')
-
 def _check_names(vocab, cols):
     "A ValueError where labels cannot be the names of the columns with their 0 and 1."
     moved = any(v != c and v in cols for v,c in zip(vocab, cols))
@@ -240,10 +222,12 @@ def check_known(
     cols, # names of the columns with labels
     vocab, # the labels that a model knows; None for numbers
     label_delim:str=None, # what separates the labels in a string
+    in_lists:bool=False, # whether each row has to hold a list of labels
 ):
     "A ValueError for a label that is missing, or that is not known"
     check_missing(df, cols, 'label')
     if vocab is None: return check_numbers(df, cols)
+    if in_lists: check_lists(df, cols[0])
     for c in cols:
         each = each_label(df[c], label_delim)
         bad = each[~each.isin(vocab)]
@@ -251,3 +235,103 @@ def check_known(
         rows = shown_rows(df, np.isin(np.arange(len(df)), bad.index))
         raise ValueError(f'label {bad.tolist()[0]!r} of column {c!r} is none of {vocab[:10]}, '
                          f'which are known from training: {rows}: leave them out')
+
+# %% ../../nbs/2_text/06_target.ipynb #b2a40014
+def _check_encoded(
+    tl, # a list of labels
+):
+    "A ValueError for one number where there should be a list of 0 and 1."
+    cat = first(f for f in tl.tfms.fs if isinstance(f, EncodedMultiCategorize))
+    if cat is None or not len(tl) or np.ndim(tl[0]): return
+    raise ValueError('MultiCategoryBlock(encoded=True) is for a list of 0 and 1 for each text, '
+                     f'and these have one number, for {list(cat.vocab)}: leave y_block out, '
+                     'and 0 and 1 are two classes')
+
+def _check_one_hot(
+    each, # labels, one a line, under the row's number: a series
+):
+    "A ValueError where each row has as many 0 and 1 as the others, which would be two labels."
+    n = each.index.value_counts()
+    if not each.isin([0,1]).all() or n.nunique() != 1 or n.iloc[0] == 1: return
+    raise ValueError('0 and 1 would be two labels: if each stands for a label of its own, give '
+                     'y_block=MultiCategoryBlock(encoded=True, vocab=[…]) with their names; or '
+                     'leave y_block out, TransformerDataLoaders read 0/1 columns as they are')
+
+def _column_reader(tfms):
+    "The only one of `tfms`, if it reads whole columns as they are; or None"
+    if len(tfms)!=1 or not isinstance(tfms[0], ColReader): return None
+    return None if tfms[0].pref or tfms[0].suff else tfms[0]
+
+def _stand_alone(rows):
+    "Which rows hold no list; a string of one letter is as good as one"
+    def is_alone(o): return not hasattr(o, '__iter__') or isinstance(o, str) and len(o) > 1
+    return rows.map(is_alone).to_numpy(dtype=bool)
+
+def _read_rows(df, reader):
+    "What `reader` makes of each row of `df`, read as whole columns"
+    cols = [df.iloc[:,c] if isinstance(c, int) else df[c] for c in reader.cols]
+    cols = [*map(dense_column, cols)]
+    for c in cols: check_written(c)
+    def split(o): return o.split(reader.label_delim) if o else []
+    if reader.label_delim is not None: cols = [c.map(split) for c in cols]
+    if len(cols) == 1: return cols[0].reset_index(drop=True)
+    return pd.Series([*map(list, zip(*cols))], dtype=object)
+
+def _label_rows(tl, cat, max_n):
+    "What `cat` is given for each row of `tl`"
+    tfms,items = list(tl.tfms.fs[:tl.tfms.fs.index(cat)]), tl.items
+    if isinstance(items, pd.DataFrame):
+        reader = _column_reader(tfms)
+        if reader is not None: return _read_rows(items, reader)
+        items = [items.iloc[i] for i in range(min(max_n, len(items)))]
+    labels = [compose_tfms(o, tfms, split_idx=tl.split_idx) for o in items]
+    return pd.Series(labels, dtype=object)
+
+def _odd_labels(rows, cat):
+    "The labels among `rows` that `cat` has no number for, and why"
+    several = isinstance(cat, MultiCategorize)
+    if several and (alone := _stand_alone(rows)).any():
+        return rows[alone], ('is no list of labels, and fastai takes a string apart letter by '
+                             'letter: give label_delim (of a DataBlock, to its ColReader), or '
+                             'lists of labels')
+    labels = each_label(rows)
+    if isinstance(cat, RegressionSetup):
+        return labels[labels.isna()], 'is no target: leave such rows out'
+    if several: _check_one_hot(labels)
+    vocab = list(cat.vocab)
+    why = (f'is not in the vocabulary of labels {vocab[:10]}, made from the training rows: '
+           'move such rows to training, leave them out, or give the block a vocab')
+    return labels[~labels.isin(vocab)], why
+
+def _numbers_labels(tl):
+    "What makes numbers of the labels of `tl`; None where every label has one"
+    cat = first(f for f in tl.tfms.fs if isinstance(f, (Categorize, RegressionSetup)))
+    any_label = isinstance(cat, EncodedMultiCategorize) or getattr(cat, 'add_na', False)
+    return None if any_label else cat
+
+def check_vocab_labels(dls, max_n):
+    "Every label is in the label vocabulary, every regression target is there"
+    for name,ds in (('training', dls.train_ds), ('validation', dls.valid_ds)):
+        for tl in getattr(ds, 'tls', [])[getattr(ds, 'n_inp', 1):]:
+            cat = _numbers_labels(tl)
+            _check_encoded(tl)
+            if cat is None or not len(ds): continue
+            bad,why = _odd_labels(_label_rows(tl, cat, max_n), cat)
+            if len(bad):
+                raise ValueError(f'label {bad.tolist()[0]!r} in {bad.index.nunique()} of {len(ds)} '
+                                 f'{name} rows (numbers {bad.index[:5].tolist()}) {why}')
+
+def check_frame_labels(items, tls):
+    "A frame, or rows, have the columns that `tls` read, with labels that they have numbers for"
+    cols = read_columns(tls)
+    df = given_frame(items, cols) if cols else None
+    if not isinstance(df, pd.DataFrame): return
+    check_columns(df, tls)
+    for tl in tls:
+        fs,cat = tl.tfms.fs, _numbers_labels(tl)
+        reader = None if cat is None else _column_reader(fs[:fs.index(cat)])
+        if reader is None: continue
+        cols,delim = column_names(df, reader.cols), reader.label_delim
+        vocab = None if isinstance(cat, RegressionSetup) else list(cat.vocab)
+        in_lists = isinstance(cat, MultiCategorize) and len(cols) == 1 and delim is None
+        check_known(df, cols, vocab, delim, in_lists and _stand_alone(df[cols[0]]).any())
