@@ -1516,8 +1516,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'fastai_txf/recipes/best.py'),
                                          'fastai_txf.recipes.best._train': ('7_recipes/best.html#_train', 'fastai_txf/recipes/best.py'),
                                          'fastai_txf.recipes.best._try_out': ('7_recipes/best.html#_try_out', 'fastai_txf/recipes/best.py'),
-                                         'fastai_txf.recipes.best._without_validation': ( '7_recipes/best.html#_without_validation',
-                                                                                          'fastai_txf/recipes/best.py'),
                                          'fastai_txf.recipes.best.best_classifier': ( '7_recipes/best.html#best_classifier',
                                                                                       'fastai_txf/recipes/best.py')},
             'fastai_txf.recipes.guesses': { 'fastai_txf.recipes.guesses.ByVectors': ( '7_recipes/guesses.html#byvectors',

@@ -101,6 +101,16 @@ def test_labels_of_one_text(kind, n, unlabelled):
     assert len(learn.dls.vocab[1]) == learn.predict('a bad film')[2].numel() == n
 
 @pytest.mark.parametrize('unlabelled', [None,MORE])
+def test_no_label_is_lost_to_further_training(unlabelled):
+    "Its loaders hold every labelled text to train on, whatever was held out, and none to test it"
+    df = frame(60)
+    learn = quick(df, unlabelled=unlabelled)
+    assert sorted(learn.dls.vocab[1][int(y)] for _,y in learn.dls.train_ds) == sorted(df.label) and len(learn.dls.valid_ds) == 0
+    with learn.no_bar(), learn.no_logging(): learn.fit(1)
+    learn.count_wide()
+    assert learn.predict('red gold')[2].isfinite().all()
+
+@pytest.mark.parametrize('unlabelled', [None,MORE])
 def test_a_column_for_each_label(unlabelled):
     "Columns of 0 and 1, in their order"
     df = frame().assign(warm=lambda d: [int('red' in t) for t in d.text], gold=lambda d: ['gold' in t for t in d.text])

@@ -292,7 +292,7 @@ def _compare(text, towers, minutes):
 def _finish(text, towers, valid, notes, start):
     "The learner that is returned, with its report."
     shares,table,best = _compare(text, towers, (time.perf_counter()-start)/60)
-    learn = _assemble(text, towers, shares, *ifnone(valid, (text.fold == 0, None)))
+    learn = _assemble(text, towers, shares, *ifnone(valid, (None,None)))
     curve = learning_curve(text.quick())
     results = pd.DataFrame(table).assign(returned=[i == best for i in range(len(table))])
     scored = text.y[np.isin(text.fold, _scored_folds(text, towers))]
@@ -300,13 +300,7 @@ def _finish(text, towers, valid, notes, start):
              more_labels(curve, text.target)]
     learn.report = BestReport(results, curve, notes)
     if valid is not None: _score_apart(learn, text.target)
-    else: learn.dls = _without_validation(learn.dls)
     return learn
-
-def _without_validation(dls):
-    "`dls` to train on alone: the learner has learnt all texts, so none can test it."
-    valid = dls.valid.new(dls.valid_ds.new_empty())
-    return type(dls)(dls.train, valid, path=dls.path, device=dls.device)
 
 def _score_apart(learn, target):
     "A row for the texts that had nothing to do with the choice."
