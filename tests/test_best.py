@@ -601,6 +601,20 @@ def test_published_and_as_onnx(tmp_path):
     to_onnx(tmp_path/'plain', tmp_path/'graph')
     torch.testing.assert_close(torch.as_tensor(OnnxPredictor(tmp_path/'graph').probs(texts)), want, atol=1e-4, rtol=0)
 
+def test_card_of_a_report(tmp_path):
+    "It says of which texts its figures are; after further training it gives what that has measured"
+    pytest.importorskip('safetensors')
+    import fastai_txf.share.publish
+    learn = quick(frame(60))
+    def card(name): return (learn.publish(tmp_path/name)/'README.md').read_text().split('## Measured')[1].split('##')[0]
+    said = card('a')
+    assert 'On training texts that were held out' in said and f'| accuracy, held out | {learn.report.measured()["accuracy, held out"]:.4f} |' in said
+    assert 'epoch' not in said and 'validation set' not in said
+    with learn.no_bar(), learn.no_logging(): learn.fit(2)
+    said = card('b')
+    assert 'After 2 epochs of the last training' in said and f'| train_loss | {learn.recorder.values[-1][0]:.4f} |' in said
+    assert 'held out' not in said and 'validation set' not in said
+
 def test_one_answer_is_ahead():
     "Where the same number, or class, for each text scores better than what is returned, the report says so"
     number,classes = SimpleNamespace(is_number=True, metric_name='mse'), SimpleNamespace(is_number=False, metric_name='accuracy')
