@@ -413,6 +413,13 @@ def test_a_fold_of_copies_of_one_text():
     df = pd.DataFrame([dict(text=f'{w} {words[-i]}', label='ab'[i%2], score=i+0.5) for i,w in enumerate(words[:8]) for _ in range(4)])
     for col in ('label','score'): assert quick(df, label_col=col).report.results.returned.sum() == 1
 
+def test_one_text_in_most_rows():
+    "The fold with all its copies leaves fewer texts to train on than a batch has"
+    df = pd.DataFrame(dict(text=['']*20 + [f'{w} film' for w in words[:8]], label=[*'ab'*10, *'bc'*4]))
+    assert min((text_folds(df.text, df.label) != k).sum() for k in range(5)) == 7
+    learn = quick(df)
+    assert 'transformer' in list(learn.report.results.candidate) and len(learn.dls.train_ds) == 28
+
 def test_a_copy_is_what_it_is_asked_to_be():
     "No choice of another way overrules it; the quick one is quick in every fold"
     text = reading.choose_reading(frame(60), dict(text_col='text', label_col='label', label_delim=None), 0, lambda what: None, 1e6)

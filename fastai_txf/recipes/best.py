@@ -53,7 +53,8 @@ class _Towers:
 
     def learner(self, k):
         "An untrained learner without the rows of fold `k`, and with them for validation."
-        dls = self.text.loaders(self.text.fold == k, bs=self.bs, num_workers=0)
+        held = self.text.fold == k
+        dls = self.text.loaders(held, bs=min(self.bs, int((~held).sum())), num_workers=0)
         dls.train.create_item = cache(dls.train.create_item) # an item is the same in every epoch
         return transformer_classifier_learner(dls, self.config, lr=width_lr(self.config.d_model))
 
