@@ -709,14 +709,16 @@ def test_top_losses_other(make, kind):
         else: assert abs(float(acts[0]) - r.prediction) < 1e-5 and abs((r.prediction-r.target)**2 - r.loss) < 1e-5
 
 def test_top_losses_lm(make):
-    "Sequences of the loader's length, with the mean of their tokens' losses"
+    "Sequences of the loader's length and what is left of each row, with the mean of their tokens' losses"
     learn = make('lm')
-    t = learn.top_losses(3)
     with learn.no_bar(): logp,targs = learn.get_preds()
     n = learn.dls.valid.seq_len
-    means = -torch.stack([o.mean() for row in logp for o in row.split(n) if len(o) == n]) if logp.shape[1] >= n else -logp.mean(1)
-    assert np.allclose(t.loss, means.topk(3).values, rtol=1e-5)
-    assert all(len(r.text.split()) == min(n, logp.shape[1]) and r.surprise in r.text.split() for r in t.itertuples())
+    assert logp.shape[1] % n and logp.shape[1] > n
+    t = learn.top_losses(1000)
+    means = -torch.stack([o.mean() for row in logp for o in row.split(n)])
+    assert np.allclose(t.loss, means.sort(descending=True).values, rtol=1e-5)
+    assert np.allclose(learn.top_losses(3).loss, t.loss[:3]) and all(r.surprise in r.text.split() for r in t.itertuples())
+    assert sum(len(o.split()) for o in t.text) == targs.numel()
 
 def test_top_losses_pairs(s2s):
     t = s2s.top_losses(3)
