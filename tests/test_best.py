@@ -208,6 +208,14 @@ def test_more_minutes_train_longer(tmp_path, monkeypatch):
         return len(list(tmp_path.iterdir()))
     assert [n_kept(m) for m in (0.05,0.06,0.05)] == [1,2,2]
 
+def test_kept_for_the_same_tokens_alone(tmp_path, monkeypatch):
+    "Texts that are cut into other tokens, as after the package `tokenizers` was installed, have transformers of their own"
+    monkeypatch.setattr(best._Towers, 'plan', lambda self, s: 1)
+    for i in (0,1):
+        monkeypatch.setattr(reading, '_preferred', lambda tried, *args, **kw: tried[i])
+        learn = quick(frame(60), folder=tmp_path)
+        assert len([*tmp_path.iterdir()]) == i+1 and learn.report.results.candidate[1] == ('words','pieces')[i] + ', counted'
+
 @pytest.mark.parametrize('folds', [1,3])
 def test_goes_on_where_it_was(tmp_path, monkeypatch, folds):
     "The same call with the same folder trains nothing twice, and does not measure again how long it takes"

@@ -91,10 +91,11 @@ class _Towers:
         return next((k for k in (FOLDS,3) if 1.15*k*seconds < left), 1)
 
     def _named(self, *more):
-        "The file of what is made of these texts, labels and settings, and of `more`."
+        "The file of what is made of these texts, as they are cut, labels, settings and `more`."
         text = self.text
+        table = getattr(text.options['tok_tfm'], 'table', None)             # of byte pairs
         what = [*text.df[text.options['text_col']], *text.y.tolist(), self.config, self.epochs,
-                self.seed, *more]
+                self.seed, text.vocab, table, *more]
         return Path(self.folder)/f'{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.pth'
 
     def _file(self, k, fold):
