@@ -397,6 +397,13 @@ def test_vocabulary(df, clock):
     assert 'secret' in text_vocab(pretrain(df, valid_texts=True, compare=False, minutes=0.2).learn.dls)
     assert 'onlyhere' not in text_vocab(pretrain(df, unlabelled=None, compare=False, minutes=0.2).learn.dls)
 
+def test_options_of_both_loaders(df, clock):
+    "A batch size for validation holds for both; `starts` is for the language model"
+    for starts in (True,False):
+        res = pretrain(df, tok_tfm=CharTokenizer(), val_bs=3, starts=starts, compare=False, minutes=0.2)
+        assert res.pretrained.dls.valid.bs == res.learn.dls.valid.bs == 3
+        assert (text_vocab(res.learn.dls)[res.pretrained.dls.train_ds[0][0][0]] == 'xxbos') == starts
+
 def test_other_targets(df, clock):
     "Several labels, numbers; fields of a classifier alone; a random split"
     kw = dict(minutes=0.2, objective='mlm', pool='max', token_p=0.1)

@@ -127,8 +127,9 @@ def read_loaders(
     from_df = TransformerDataLoaders.from_df
     rows = pd.DataFrame({text_col:texts})
     valid_pct = min(0.5, max(0.05, 1.5/len(texts)))
-    lm = from_df(rows, text_col=text_col, is_lm=True, valid_pct=valid_pct, seed=seed,
-                 bs=bs, val_bs=max(1, bs//4), seq_len=seq_len, starts=False, **kwargs)
+    options = dict(val_bs=max(1, bs//4), starts=False) | kwargs
+    lm = from_df(rows, text_col=text_col, is_lm=True, valid_pct=valid_pct, seed=seed, bs=bs,
+                 seq_len=seq_len, **options)
     kwargs = {**kwargs, 'text_vocab':text_vocab(lm)}
     return lm, from_df(df, text_col=text_col, label_col=label_col, label_delim=label_delim,
                        valid_col=valid, bs=bs, **kwargs)
