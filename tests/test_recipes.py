@@ -1,5 +1,5 @@
 "The baseline against scikit-learn's own n-grams, suggestions that can be followed, pretraining that never looks at the validation set"
-import inspect, math, random, sys, warnings
+import inspect, math, random, re, sys, warnings
 import numpy as np, pandas as pd, pytest, torch
 import fastai_txf.recipes.pretrain as recipes, fastai_txf.recipes.suggest as suggest
 import fastai_txf.train.schedule as schedule
@@ -17,7 +17,7 @@ from fastai_txf.recipes.suggest import SIZES, suggest_config
 from fastai_txf.recipes.vectors import count_vectors
 from fastai_txf.recipes.pretrain import self_pretrain
 from fastai_txf.recipes.selftrain import add_pseudo_labels
-from fastai_txf.text.tokens import CharTokenizer
+from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fixtures import *
 
 # The baseline
@@ -403,6 +403,14 @@ def test_options_of_both_loaders(df, clock):
         res = pretrain(df, tok_tfm=CharTokenizer(), val_bs=3, starts=starts, compare=False, minutes=0.2)
         assert res.pretrained.dls.valid.bs == res.learn.dls.valid.bs == 3
         assert (text_vocab(res.learn.dls)[res.pretrained.dls.train_ds[0][0][0]] == 'xxbos') == starts
+
+def test_pairs_are_learned_as_texts_are_cut(df):
+    "From what the rules make of the texts, as `from_df` does"
+    pytest.importorskip('tokenizers')
+    tok = BPETokenizer(300)
+    recipes.read_loaders(df.assign(text=df.text.str.title()), 'text', 'label', None, df.is_valid.to_numpy(), 0, bs=4, seq_len=8, tok_tfm=tok, rules=[str.lower], num_workers=0)
+    joined = [p for p in tok.pieces if len(p) > 1]
+    assert 'warm' in ''.join(joined) and not any(re.search('[A-Z]', p) for p in joined)
 
 def test_other_targets(df, clock):
     "Several labels, numbers; fields of a classifier alone; a random split"

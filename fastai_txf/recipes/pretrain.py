@@ -121,7 +121,8 @@ def read_loaders(
     """Loaders of a language model over all texts, and of the rows of `df` with their labels, the
     same tokenizer and the same vocabulary."""
     texts = _texts_to_read(df, text_col, unlabelled, valid, valid_texts)
-    tok = kwargs['tok_tfm'] = as_tokenizer(kwargs.get('tok_tfm')).learn(texts)
+    tok = kwargs['tok_tfm'] = as_tokenizer(kwargs.get('tok_tfm'))
+    tok.learn(texts, ifnone(kwargs.get('rules'), tok.rules))
     if tok.vocab and not {*MASKS} & {*tok.vocab}:
         kwargs['text_vocab'] = [*tok.vocab, MASKS[0]]
     from_df = TransformerDataLoaders.from_df
