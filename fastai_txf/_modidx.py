@@ -1698,6 +1698,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'fastai_txf/recipes/selftrain.py'),
                                               'fastai_txf.recipes.selftrain._in_order': ( '7_recipes/selftrain.html#_in_order',
                                                                                           'fastai_txf/recipes/selftrain.py'),
+                                              'fastai_txf.recipes.selftrain._own_numbers': ( '7_recipes/selftrain.html#_own_numbers',
+                                                                                             'fastai_txf/recipes/selftrain.py'),
                                               'fastai_txf.recipes.selftrain._probabilities': ( '7_recipes/selftrain.html#_probabilities',
                                                                                                'fastai_txf/recipes/selftrain.py'),
                                               'fastai_txf.recipes.selftrain._refuse_columns': ( '7_recipes/selftrain.html#_refuse_columns',
