@@ -657,6 +657,15 @@ def test_steps(make, kind):
         with pytest.raises(KeyError, match='is no step.*ids'): s[other]
     with pytest.raises(ValueError, match='leave out target'): learn.step_through(TEXT, 'x')
 
+def test_steps_of_a_model_that_has_diverged(make):
+    "NaN and infinities are shown as such, beside the numbers that are left"
+    learn = make()
+    for weight,v in ((learn.model.encoder.emb.weight[0], math.inf), (learn.model.encoder.norm.weight, math.nan)): weight.data.fill_(v)
+    s = learn.step_through('film qqq')                                      # an unknown word has the first embedding
+    rows = {r.split('  ')[0]:r for r in str(s).splitlines()[1:]}
+    assert not s['embeddings'].isfinite().all() and re.search('[▁▂▃▄▅▆▇█]{4}[?]$', rows['embeddings']) and re.search(' [?]{2,}$', rows['outputs'])
+    assert s._repr_html_().count('png') > 5
+
 def test_steps_of_pairs(s2s):
     s = s2s.step_through('abc', 'cba')
     assert s['encoder: ids'].shape == (1,5) and s['decoder: ids'].shape == (1,4) and s['decoder: block 1, cross: weights'].shape == (1,2,4,5)
