@@ -146,6 +146,17 @@ def test_pictures_of_arrays(clf):
     clf.show_attention(TEXT)
     plot_positions('sinusoidal', n=20)
 
+def test_pictures_of_weights_in_bfloat16(make, pairs):
+    "numpy has no such numbers"
+    learn,s2s = make(), quiet(transformer_seq2seq_learner(pairs, **SMALL))
+    for o in (learn,s2s): o.model.bfloat16()
+    a = learn.attention(TEXT)
+    close(a.weights.sum(-1), torch.ones(2,2,8), eps=0.02)
+    assert len(a.look(1).values) == 8 and a.plot().shape == (2,2) and a.rollout().plot().shape == (1,1)
+    assert s2s.attention('abc', 'cba').plot().shape == (2,2)
+    c = deletion_curve(learn, [TEXT], n_draws=2)
+    assert abs(c.attributed[0,0] - float(learn.predict(TEXT)[2].max())) < 0.01
+
 def test_predictions_are_the_same(clf):
     want = clf.predict(TEXT)[2]
     clf.show_attention(TEXT); clf.explain(TEXT); clf.step_through(TEXT)
