@@ -389,7 +389,7 @@ def test_dropout(df, clock, objective):
 def test_vocabulary(df, clock):
     "From training and unlabelled texts, not from validation; the same for all; validation texts among the unlabelled ones are left out"
     df = df.assign(text=df.text.where(~df.is_valid, df.text + ' secret'))
-    for unlabelled in (more + df.text.tolist(), pd.DataFrame(dict(text=more)), pd.Series(more)):
+    for unlabelled in (more + df.text.tolist(), more + (df.text.str.upper() + ' ').tolist(), pd.DataFrame(dict(text=more)), pd.Series(more)):
         res = pretrain(df, unlabelled=unlabelled, compare=False, minutes=0.2)
         vocab = text_vocab(res.learn.dls)
         assert res.scratch is None and len(res.results) == 2

@@ -17,7 +17,7 @@ from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
 from ..base.checks import check_batch_size, check_values
 from ..model.config import fields_of, make_config, TransformerConfig, UNUSED
-from ..text.special import MASKS, text_vocab
+from ..text.special import MASKS, text_key, text_vocab
 from ..text.frames import as_frame, one_column, split_rows
 from ..text.labels import check_df
 from ..text.tokens import as_tokenizer
@@ -75,11 +75,11 @@ def more_texts(
 
 def _texts_to_read(df, text_col, unlabelled, valid, valid_texts):
     """All texts to pretrain on, each once: those of the training rows and `unlabelled`, without
-    those of validation unless `valid_texts`."""
+    those of validation and their copies (see `text_key`) unless `valid_texts`."""
     more = more_texts(unlabelled, text_col)
     texts = [*(df[text_col] if valid_texts else df[text_col][~valid]), *more]
-    unseen = set() if valid_texts else set(df[text_col][valid])
-    texts = [t for t in dict.fromkeys(texts) if t not in unseen]
+    unseen = set() if valid_texts else {*map(text_key, df[text_col][valid])}
+    texts = [t for t in dict.fromkeys(texts) if not unseen or text_key(t) not in unseen]
     if not texts:
         raise ValueError('every text to pretrain on is one of validation, too: remove copies, '
                          'give other texts as unlabelled, or set valid_texts=True')
