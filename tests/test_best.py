@@ -67,6 +67,18 @@ def test_a_label_of_validation_alone(ask):
     df.loc[55, 'label'] = 'new'
     with pytest.raises(ValueError, match="'new'.*index 55.: move some to training or leave them out$"): ask(df, valid_col='valid', minutes=0.02, verbose=False)
 
+def test_labels_in_a_column_called_text(tmp_path):
+    "Where the texts are in another one"
+    df = frame(60).rename(columns=dict(text='body', label='text'))
+    learn = quick(df, text_col='body', label_col='text', unlabelled=df[['body']])
+    new = pd.DataFrame(dict(body=['red gold','pink']))
+    assert {*learn.predict(new)[0]} <= {'warm','cold'} and learn.predict(new)[2].equal(learn.predict(['red gold','pink'])[2])
+    with learn.no_bar(): assert learn.get_preds(dl=learn.dls.test_dl(df, with_labels=True))[1].tolist() == [['cold','warm'].index(o) for o in df.text]
+    learn.export(tmp_path/'l.pkl')
+    assert load_learner(tmp_path/'l.pkl').predict(new)[2].equal(learn.predict(new)[2])
+    number = quick(frame(60).rename(columns=dict(text=0, label=1)), text_col=0, label_col=1)
+    assert number.predict('red gold')[2].numel() == 2
+
 def test_classes_as_integers_and_one_rare():
     df = frame(200)
     df['label'] = (df.label == 'warm').astype(int)

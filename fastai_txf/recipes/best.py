@@ -364,7 +364,8 @@ def best_classifier(
     if folder is not None: _try_out(folder)
     df = df.reset_index(drop=True)                      # behind the checks, which name its rows
     train = df[~valid].reset_index(drop=True)
-    options = dict(text_col=text_col, label_col=label_col, label_delim=label_delim)
+    options = dict(text_col=text_col, label_col=label_col, label_delim=label_delim,
+                   tok_text_col=str(text_col))
     with no_random(seed):
         many = _many(unlabelled, train)
         text = choose_reading(train, options, seed, say, 60*minutes, many)
