@@ -211,6 +211,13 @@ def test_stopped_by_hand(monkeypatch):
     assert learn.report.results.candidate[learn.report.results.returned].item().endswith('counted')
     assert learn.predict('red red red red red')[0] == 'warm'
 
+def test_diverged(monkeypatch, capsys):
+    "The transformer is left out with those that would follow, and that is said"
+    def diverge(self, k, seconds, minutes=None): raise ValueError(best.DIVERGED)
+    monkeypatch.setattr(best._Towers, 'train', diverge)
+    learn = best_classifier(frame(60), minutes=0.02)
+    assert 'diverged: it is left out, and no more are trained' in capsys.readouterr().out and 'transformer' not in list(learn.report.results.candidate)
+
 def test_more_minutes_train_longer(tmp_path, monkeypatch):
     "A transformer that the clock has ended is taken for the same minutes alone"
     monkeypatch.setattr(best._Towers, 'plan', lambda self, s: 1)

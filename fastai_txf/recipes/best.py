@@ -169,7 +169,7 @@ class _Towers:
         except KeyboardInterrupt: self.say('stopped by hand: what has been trained so far is used')
         except ValueError as e:
             if str(e) != DIVERGED: raise
-            self.say('a transformer has diverged and is left out')
+            self.say('a transformer has diverged: it is left out, and no more are trained')
 
     def left(self):
         "Minutes until the end, at least some seconds."
