@@ -67,6 +67,18 @@ def test_a_label_of_validation_alone(ask):
     df.loc[55, 'label'] = 'new'
     with pytest.raises(ValueError, match="'new'.*index 55.: move some to training or leave them out$"): ask(df, valid_col='valid', minutes=0.02, verbose=False)
 
+def test_labels_in_a_column_called_text(tmp_path):
+    "Where the texts are in another one"
+    df = frame(60).rename(columns=dict(text='body', label='text'))
+    learn = quick(df, text_col='body', label_col='text', unlabelled=df[['body']])
+    new = pd.DataFrame(dict(body=['red gold','pink']))
+    assert {*learn.predict(new)[0]} <= {'warm','cold'} and learn.predict(new)[2].equal(learn.predict(['red gold','pink'])[2])
+    with learn.no_bar(): assert learn.get_preds(dl=learn.dls.test_dl(df, with_labels=True))[1].tolist() == [['cold','warm'].index(o) for o in df.text]
+    learn.export(tmp_path/'l.pkl')
+    assert load_learner(tmp_path/'l.pkl').predict(new)[2].equal(learn.predict(new)[2])
+    number = quick(frame(60).rename(columns=dict(text=0, label=1)), text_col=0, label_col=1)
+    assert number.predict('red gold')[2].numel() == 2
+
 def test_classes_as_integers_and_one_rare():
     df = frame(200)
     df['label'] = (df.label == 'warm').astype(int)
@@ -99,6 +111,16 @@ def test_labels_of_one_text(kind, n, unlabelled):
     df,kw = rare(kind)
     learn = quick(df, unlabelled=unlabelled, **kw)
     assert len(learn.dls.vocab[1]) == learn.predict('a bad film')[2].numel() == n
+
+@pytest.mark.parametrize('unlabelled', [None,MORE])
+def test_no_label_is_lost_to_further_training(unlabelled):
+    "Its loaders hold every labelled text to train on, whatever was held out, and none to test it"
+    df = frame(60)
+    learn = quick(df, unlabelled=unlabelled)
+    assert sorted(learn.dls.vocab[1][int(y)] for _,y in learn.dls.train_ds) == sorted(df.label) and len(learn.dls.valid_ds) == 0
+    with learn.no_bar(), learn.no_logging(): learn.fit(1)
+    learn.count_wide()
+    assert learn.predict('red gold')[2].isfinite().all()
 
 @pytest.mark.parametrize('unlabelled', [None,MORE])
 def test_a_column_for_each_label(unlabelled):
@@ -189,6 +211,13 @@ def test_stopped_by_hand(monkeypatch):
     assert learn.report.results.candidate[learn.report.results.returned].item().endswith('counted')
     assert learn.predict('red red red red red')[0] == 'warm'
 
+def test_diverged(monkeypatch, capsys):
+    "The transformer is left out with those that would follow, and that is said"
+    def diverge(self, k, seconds, minutes=None): raise ValueError(best.DIVERGED)
+    monkeypatch.setattr(best._Towers, 'train', diverge)
+    learn = best_classifier(frame(60), minutes=0.02)
+    assert 'diverged: it is left out, and no more are trained' in capsys.readouterr().out and 'transformer' not in list(learn.report.results.candidate)
+
 def test_more_minutes_train_longer(tmp_path, monkeypatch):
     "A transformer that the clock has ended is taken for the same minutes alone"
     monkeypatch.setattr(best._Towers, 'plan', lambda self, s: 1)
@@ -197,6 +226,14 @@ def test_more_minutes_train_longer(tmp_path, monkeypatch):
         quick(frame(), minutes, folder=tmp_path)
         return len(list(tmp_path.iterdir()))
     assert [n_kept(m) for m in (0.05,0.06,0.05)] == [1,2,2]
+
+def test_kept_for_the_same_tokens_alone(tmp_path, monkeypatch):
+    "Texts that are cut into other tokens, as after the package `tokenizers` was installed, have transformers of their own"
+    monkeypatch.setattr(best._Towers, 'plan', lambda self, s: 1)
+    for i in (0,1):
+        monkeypatch.setattr(reading, '_preferred', lambda tried, *args, **kw: tried[i])
+        learn = quick(frame(60), folder=tmp_path)
+        assert len([*tmp_path.iterdir()]) == i+1 and learn.report.results.candidate[1] == ('words','pieces')[i] + ', counted'
 
 @pytest.mark.parametrize('folds', [1,3])
 def test_goes_on_where_it_was(tmp_path, monkeypatch, folds):
@@ -403,6 +440,13 @@ def test_a_fold_of_copies_of_one_text():
     df = pd.DataFrame([dict(text=f'{w} {words[-i]}', label='ab'[i%2], score=i+0.5) for i,w in enumerate(words[:8]) for _ in range(4)])
     for col in ('label','score'): assert quick(df, label_col=col).report.results.returned.sum() == 1
 
+def test_one_text_in_most_rows():
+    "The fold with all its copies leaves fewer texts to train on than a batch has"
+    df = pd.DataFrame(dict(text=['']*20 + [f'{w} film' for w in words[:8]], label=[*'ab'*10, *'bc'*4]))
+    assert min((text_folds(df.text, df.label) != k).sum() for k in range(5)) == 7
+    learn = quick(df)
+    assert 'transformer' in list(learn.report.results.candidate) and len(learn.dls.train_ds) == 28
+
 def test_a_copy_is_what_it_is_asked_to_be():
     "No choice of another way overrules it; the quick one is quick in every fold"
     text = reading.choose_reading(frame(60), dict(text_col='text', label_col='label', label_delim=None), 0, lambda what: None, 1e6)
@@ -590,6 +634,20 @@ def test_published_and_as_onnx(tmp_path):
     from fastai_txf.share.to_onnx import to_onnx
     to_onnx(tmp_path/'plain', tmp_path/'graph')
     torch.testing.assert_close(torch.as_tensor(OnnxPredictor(tmp_path/'graph').probs(texts)), want, atol=1e-4, rtol=0)
+
+def test_card_of_a_report(tmp_path):
+    "It says of which texts its figures are; after further training it gives what that has measured"
+    pytest.importorskip('safetensors')
+    import fastai_txf.share.publish
+    learn = quick(frame(60))
+    def card(name): return (learn.publish(tmp_path/name)/'README.md').read_text().split('## Measured')[1].split('##')[0]
+    said = card('a')
+    assert 'On training texts that were held out' in said and f'| accuracy, held out | {learn.report.measured()["accuracy, held out"]:.4f} |' in said
+    assert 'epoch' not in said and 'validation set' not in said
+    with learn.no_bar(), learn.no_logging(): learn.fit(2)
+    said = card('b')
+    assert 'After 2 epochs of the last training' in said and f'| train_loss | {learn.recorder.values[-1][0]:.4f} |' in said
+    assert 'held out' not in said and 'validation set' not in said
 
 def test_one_answer_is_ahead():
     "Where the same number, or class, for each text scores better than what is returned, the report says so"

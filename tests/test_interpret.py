@@ -146,6 +146,17 @@ def test_pictures_of_arrays(clf):
     clf.show_attention(TEXT)
     plot_positions('sinusoidal', n=20)
 
+def test_pictures_of_weights_in_bfloat16(make, pairs):
+    "numpy has no such numbers"
+    learn,s2s = make(), quiet(transformer_seq2seq_learner(pairs, **SMALL))
+    for o in (learn,s2s): o.model.bfloat16()
+    a = learn.attention(TEXT)
+    close(a.weights.sum(-1), torch.ones(2,2,8), eps=0.02)
+    assert len(a.look(1).values) == 8 and a.plot().shape == (2,2) and a.rollout().plot().shape == (1,1)
+    assert s2s.attention('abc', 'cba').plot().shape == (2,2)
+    c = deletion_curve(learn, [TEXT], n_draws=2)
+    assert abs(c.attributed[0,0] - float(learn.predict(TEXT)[2].max())) < 0.01
+
 def test_predictions_are_the_same(clf):
     want = clf.predict(TEXT)[2]
     clf.show_attention(TEXT); clf.explain(TEXT); clf.step_through(TEXT)
@@ -657,6 +668,15 @@ def test_steps(make, kind):
         with pytest.raises(KeyError, match='is no step.*ids'): s[other]
     with pytest.raises(ValueError, match='leave out target'): learn.step_through(TEXT, 'x')
 
+def test_steps_of_a_model_that_has_diverged(make):
+    "NaN and infinities are shown as such, beside the numbers that are left"
+    learn = make()
+    for weight,v in ((learn.model.encoder.emb.weight[0], math.inf), (learn.model.encoder.norm.weight, math.nan)): weight.data.fill_(v)
+    s = learn.step_through('film qqq')                                      # an unknown word has the first embedding
+    rows = {r.split('  ')[0]:r for r in str(s).splitlines()[1:]}
+    assert not s['embeddings'].isfinite().all() and re.search('[▁▂▃▄▅▆▇█]{4}[?]$', rows['embeddings']) and re.search(' [?]{2,}$', rows['outputs'])
+    assert s._repr_html_().count('png') > 5
+
 def test_steps_of_pairs(s2s):
     s = s2s.step_through('abc', 'cba')
     assert s['encoder: ids'].shape == (1,5) and s['decoder: ids'].shape == (1,4) and s['decoder: block 1, cross: weights'].shape == (1,2,4,5)
@@ -709,14 +729,16 @@ def test_top_losses_other(make, kind):
         else: assert abs(float(acts[0]) - r.prediction) < 1e-5 and abs((r.prediction-r.target)**2 - r.loss) < 1e-5
 
 def test_top_losses_lm(make):
-    "Sequences of the loader's length, with the mean of their tokens' losses"
+    "Sequences of the loader's length and what is left of each row, with the mean of their tokens' losses"
     learn = make('lm')
-    t = learn.top_losses(3)
     with learn.no_bar(): logp,targs = learn.get_preds()
     n = learn.dls.valid.seq_len
-    means = -torch.stack([o.mean() for row in logp for o in row.split(n) if len(o) == n]) if logp.shape[1] >= n else -logp.mean(1)
-    assert np.allclose(t.loss, means.topk(3).values, rtol=1e-5)
-    assert all(len(r.text.split()) == min(n, logp.shape[1]) and r.surprise in r.text.split() for r in t.itertuples())
+    assert logp.shape[1] % n and logp.shape[1] > n
+    t = learn.top_losses(1000)
+    means = -torch.stack([o.mean() for row in logp for o in row.split(n)])
+    assert np.allclose(t.loss, means.sort(descending=True).values, rtol=1e-5)
+    assert np.allclose(learn.top_losses(3).loss, t.loss[:3]) and all(r.surprise in r.text.split() for r in t.itertuples())
+    assert sum(len(o.split()) for o in t.text) == targs.numel()
 
 def test_top_losses_pairs(s2s):
     t = s2s.top_losses(3)

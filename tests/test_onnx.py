@@ -68,11 +68,12 @@ def test_lengths_of_ids(made):
     for o,w in zip(ids, want): close(onnxs.outputs([o.tolist()])[0], w)
     close(onnxs.outputs([[pad, 5, pad, 6, pad]]), torchs.outputs([torch.tensor([5, 6])]).numpy())
 
-@pytest.mark.parametrize('bs', [0, -2, 2.5, None])
+@pytest.mark.parametrize('bs', [0, -2, 2.5, None, True])
 def test_bad_batches(made, bs):
     "No answer without a batch: rows that nobody has written are not handed out"
     *_,onnxs,_ = made('one', max_len=8)
     with pytest.raises(ValueError, match=f'bs={bs}.*1 or more'): onnxs.predict(['warm film', 'a'], bs=bs)
+    assert onnxs.predict(['warm film', 'a'], bs=np.int64(1)) == onnxs.predict(['warm film', 'a'])
 
 @pytest.mark.parametrize('odd', [-1, 10_000])
 def test_ids_outside_the_vocabulary(made, odd):

@@ -788,6 +788,7 @@ def test_card_without_validation(tmp_path):
     learn.fit(1, 1e-3)
     text = (learn.publish(tmp_path/'b')/'README.md').read_text()
     assert f'| train_loss | {learn.recorder.values[-1][0]:.4f} |' in text and 'valid_loss' not in text and 'None' not in text
+    assert 'After 1 epoch of the last training:' in text
 
 @pytest.mark.parametrize('task', ['one','many','numbers','lm','mlm','pairs'])
 def test_learner_from(made, task):

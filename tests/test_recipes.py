@@ -1,5 +1,5 @@
 "The baseline against scikit-learn's own n-grams, suggestions that can be followed, pretraining that never looks at the validation set"
-import inspect, math, random, sys, warnings
+import inspect, math, random, re, sys, warnings
 import numpy as np, pandas as pd, pytest, torch
 import fastai_txf.recipes.pretrain as recipes, fastai_txf.recipes.suggest as suggest
 import fastai_txf.train.schedule as schedule
@@ -17,7 +17,7 @@ from fastai_txf.recipes.suggest import SIZES, suggest_config
 from fastai_txf.recipes.vectors import count_vectors
 from fastai_txf.recipes.pretrain import self_pretrain
 from fastai_txf.recipes.selftrain import add_pseudo_labels
-from fastai_txf.text.tokens import CharTokenizer
+from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fixtures import *
 
 # The baseline
@@ -38,6 +38,7 @@ def test_ngrams(known, new):
 
 def test_no_column_left():
     with pytest.raises(ValueError, match='min_df=3'): ngram_matrix([[1,2],[1]], V, min_df=3)
+    with pytest.raises(ValueError, match='there are no texts'): ngram_matrix([], V)
 
 @given(texts.filter(lambda t: len(t) > 1), st.integers(1, 100), st.floats(0.1, 2))
 def test_nb_weights(ts, n, alpha):
@@ -149,7 +150,7 @@ def test_count_vectors():
         assert rows.shape == (V,d) and not rows[4].any()
         np.testing.assert_allclose(rows[:4] @ rows[:4].T, want[:4] @ want[:4].T, atol=1e-4)
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(count_vectors(ts, V, 2), count_vectors([torch.tensor(t) for t in ts], V, 2))
+    for same in ([torch.tensor(t) for t in ts], iter(ts)): assert torch.equal(count_vectors(ts, V, 2), count_vectors(same, V, 2))
 
 @pytest.mark.parametrize('d', [0, 3])
 def test_count_vectors_refuses(d):
@@ -389,13 +390,39 @@ def test_dropout(df, clock, objective):
 def test_vocabulary(df, clock):
     "From training and unlabelled texts, not from validation; the same for all; validation texts among the unlabelled ones are left out"
     df = df.assign(text=df.text.where(~df.is_valid, df.text + ' secret'))
-    for unlabelled in (more + df.text.tolist(), pd.DataFrame(dict(text=more)), pd.Series(more)):
+    for unlabelled in (more + df.text.tolist(), more + (df.text.str.upper() + ' ').tolist(), pd.DataFrame(dict(text=more)), pd.Series(more)):
         res = pretrain(df, unlabelled=unlabelled, compare=False, minutes=0.2)
         vocab = text_vocab(res.learn.dls)
         assert res.scratch is None and len(res.results) == 2
         assert list(vocab) == list(text_vocab(res.pretrained.dls)) and 'onlyhere' in vocab and 'secret' not in vocab
     assert 'secret' in text_vocab(pretrain(df, valid_texts=True, compare=False, minutes=0.2).learn.dls)
     assert 'onlyhere' not in text_vocab(pretrain(df, unlabelled=None, compare=False, minutes=0.2).learn.dls)
+
+def test_options_of_both_loaders(df, clock):
+    "A batch size for validation holds for both; `starts` is for the language model"
+    for starts in (True,False):
+        res = pretrain(df, tok_tfm=CharTokenizer(), val_bs=3, starts=starts, compare=False, minutes=0.2)
+        assert res.pretrained.dls.valid.bs == res.learn.dls.valid.bs == 3
+        assert (text_vocab(res.learn.dls)[res.pretrained.dls.train_ds[0][0][0]] == 'xxbos') == starts
+
+def test_pairs_are_learned_as_texts_are_cut(df):
+    "From what the rules make of the texts, as `from_df` does"
+    pytest.importorskip('tokenizers')
+    tok = BPETokenizer(300)
+    recipes.read_loaders(df.assign(text=df.text.str.title()), 'text', 'label', None, df.is_valid.to_numpy(), 0, bs=4, seq_len=8, tok_tfm=tok, rules=[str.lower], num_workers=0)
+    joined = [p for p in tok.pieces if len(p) > 1]
+    assert 'warm' in ''.join(joined) and not any(re.search('[A-Z]', p) for p in joined)
+
+def test_stopped_in_the_comparison(df, clock, monkeypatch):
+    "Ctrl-C in the last training: what was pretrained is returned"
+    fit,begun = Learner.fit_minutes,[]
+    def fit_or_stop(learn, *args):
+        begun.append(learn)
+        if len(begun) == 2: raise KeyboardInterrupt
+        fit(learn, *args)
+    monkeypatch.setattr(Learner, 'fit_minutes', fit_or_stop)
+    with pytest.warns(UserWarning, match='stopped by hand'): res = pretrain(df, objective='counts', minutes=0.2)
+    assert res.results.index.tolist() == ['with pretraining','baseline'] and res.scratch is None and res.learn is begun[0]
 
 def test_other_targets(df, clock):
     "Several labels, numbers; fields of a classifier alone; a random split"

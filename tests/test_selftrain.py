@@ -200,10 +200,22 @@ def test_loss_of_labels(make, dls, loss):
     assert np.isfinite(learn.recorder.losses).all() and np.isfinite(learn.validate(0)[0])
     make(loss_func=loss).fit(1)                                             # labels alone
 
-@pytest.mark.parametrize('cast', [lambda p: pd.DataFrame(p, index=[7,8,9,10]), np.asarray, lambda p: p.tolist(), torch.as_tensor], ids=['frame','array','lists','tensor'])
+@pytest.mark.parametrize('cast', [lambda p: pd.DataFrame(p, index=[7,8,9,10]), np.asarray, lambda p: p.tolist(), torch.as_tensor, lambda p: [*torch.as_tensor(p)], lambda p: pd.Series([*torch.as_tensor(p)], index=[7,8,9,10]), lambda p: torch.tensor(p, requires_grad=True)*1],
+                         ids=['frame','array','lists','tensor','tensors','series','graph'])
 def test_guesses_in_a_frame(dls, cast):
     new = add_pseudo_labels(dls, NEW, cast(probs.numpy()))
+    assert not new.train_ds[-1][1].requires_grad
     assert torch.equal(torch.stack([new.train_ds[len(dls.train_ds)+i][1] for i in range(4)]), probs)
+
+def test_numbers_in_a_column_of_some_rows(dls_reg):
+    "A series is taken row by row, whatever its rows are called"
+    for index in ([7,8,9,10], [3,0,2,1]):
+        new = add_pseudo_labels(dls_reg, NEW, pd.Series([.1,.2,.3,.4], index=index))
+        assert [round(float(new.train_ds[len(dls_reg.train_ds)+i][1]), 4) for i in range(4)] == [.1,.2,.3,.4]
+
+@pytest.mark.cuda
+def test_guesses_on_another_device(dls):
+    assert add_pseudo_labels(dls, NEW, probs.cuda()).train_ds[-1][1].device.type == 'cpu'
 
 def test_guesses_under_their_labels(dls):
     "The columns of a frame that are called as the labels are found by their names; under other names they are refused"

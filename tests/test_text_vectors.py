@@ -86,6 +86,17 @@ def test_marks_and_unknown_words():
     assert not vectors([[], [2], [0,0], [3]]).any()
     assert vectors([t, []])[0].norm() == pytest.approx(1, abs=1e-5) and vectors([t]).isfinite().all()
 
+@pytest.mark.parametrize('at', [0,5,11,None])
+def test_padding_anywhere(at):
+    "Each word has its vector, wherever the vocabulary has its padding, or where it has none"
+    words = [f'w{i}' for i in range(10)]
+    vocab = [*words, 'xxunk']
+    if at is not None: vocab.insert(at, 'xxpad')
+    ids = [vocab.index(w) for w in words]
+    texts = [*np.random.default_rng(0).choice(ids, (60,5))]
+    vectors = TextVectors(texts, vocab, d=4, passes=2, min_freq=2)
+    torch.testing.assert_close(vectors([[i] for i in ids]).norm(dim=1), torch.ones(10))
+
 @pytest.mark.parametrize('kw,match', [(dict(d=1), 'd=1'), (dict(passes=0), 'passes=0'), (dict(min_freq=1000), 'min_freq=1000'), (dict(seed='x'), 'seed'),
                                       (dict(d=8.5), 'd=8.5'), (dict(passes=1.5), 'passes=1.5'), (dict(min_freq=0), 'min_freq=0'), (dict(minutes=-1), 'minutes=-1'), (dict(minutes=math.nan), 'minutes=nan'),
                                       *[(dict(max_features=n), f'max_features={n}: .*whole') for n in (-1, 0, 1, 1.5)]])

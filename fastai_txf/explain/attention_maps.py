@@ -179,7 +179,7 @@ def _self_attention(learn, model, text, window):
     n,start = int(real[i].sum()), int(real[:i].sum())                       # padding comes last
     tokens = tokens[start:start+n]
     title = 'attention' if len(ids) == 1 else f'attention, window {i} of {len(ids)}'
-    weights = torch.stack([w[i,:,:n,:n] for w in weights]).cpu()
+    weights = torch.stack([w[i,:,:n,:n] for w in weights]).float().cpu()
     return Attention(weights, tokens, tokens, title)
 
 def _pair_attention(learn, model, text, target, window, cross):
@@ -195,7 +195,7 @@ def _pair_attention(learn, model, text, target, window, cross):
     written = written_tokens(learn.target_codec, target, tgt[0])
     given,written = written[:-1], written[1:]
     layers = _written(model, tgt[:,:-1], h, mask, cross)
-    weights = torch.stack([w[0] for w in layers]).cpu()
+    weights = torch.stack([w[0] for w in layers]).float().cpu()
     if cross: return Attention(weights, written, source, 'cross-attention')
     return Attention(weights, given, given, "decoder's attention")
 

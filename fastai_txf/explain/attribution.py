@@ -312,7 +312,7 @@ def _without(model, ids, spans, orders, counts, prob, pad_idx, max_tokens=16384)
     x = x.to(next(model.parameters()).device)
     bs = max(1, max_tokens//max(1, x.shape[1]))
     out = torch.cat([prob(model(b)) for b in x.split(bs)])
-    return out.view(len(orders), len(counts)).cpu().numpy()
+    return out.view(len(orders), len(counts)).float().cpu().numpy()
 
 def _words(e):
     "The numbers of the words of an `Explanation` that are no special tokens."

@@ -44,12 +44,12 @@ def _passages(learn, dl):
     "Losses of a language model's sequences: passage, and the token that it expected least."
     logp,targs = learn.get_preds(dl=dl)
     n,codec = min(dl.seq_len, logp.shape[1]), learn.codec
-    logp,targs = (o[:,:o.shape[1]//n*n].reshape(-1, n) for o in (logp,targs)) # (n_sequences, n)
+    logp,targs = ([p for row in o for p in row.split(n)] for o in (logp,targs))
     def columns(idxs):
         texts = [_text(codec, targs[i]) for i in idxs]
         surprise = [_text(codec, targs[i][logp[i].argmin()][None]) for i in idxs]
         return dict(text=texts, surprise=surprise)
-    return -logp.mean(1), columns
+    return -torch.stack([o.mean() for o in logp]), columns
 
 def _pairs(learn, dl):
     "Losses of pairs: source, target, and what the model writes."

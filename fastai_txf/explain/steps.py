@@ -6,7 +6,7 @@
 __all__ = ['StepThrough']
 
 # %% ../../nbs/6_explain/06_steps.ipynb #7b3a7be5
-import base64, html, io, math, numpy as np, textwrap, torch, torch.nn.functional as F
+import base64, html, io, math, textwrap, torch, torch.nn.functional as F
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fastai.learner import Learner
@@ -32,9 +32,11 @@ def _profile(t):
     return t.flatten()
 
 def _spark(values, width=40):
-    "Numbers as a line of bars, from the smallest to the largest."
-    v = np.array([o.mean() for o in np.array_split(np.asarray(values), min(width, len(values)))])
-    return ''.join(_bars[1+int(o)] for o in 7*(v-v.min())/(np.ptp(v) or 1.))
+    "Numbers as a line of bars, from the smallest to the largest; NaN and infinities as '?'."
+    v = [o.mean().item() for o in values.double().tensor_split(min(width, len(values)))]
+    real = [*filter(math.isfinite, v)] or [0.]
+    low,size = min(real), max(real)-min(real) or 1.
+    return ''.join(_bars[1+int(7*(o-low)/size)] if math.isfinite(o) else '?' for o in v)
 
 def _first(t, n=10):
     "The first of some ids."
@@ -80,7 +82,7 @@ class StepThrough:
     def _row(self, name, width):
         "A step as a line of text."
         t = self.steps[name]
-        shown = _spark(_profile(t).tolist()) if t.is_floating_point() else _first(t)
+        shown = _spark(_profile(t)) if t.is_floating_point() else _first(t)
         return f'{name:{width}}  {str(tuple(t.shape)):18} {shown}'
 
     def __str__(self):

@@ -53,7 +53,8 @@ class _Towers:
 
     def learner(self, k):
         "An untrained learner without the rows of fold `k`, and with them for validation."
-        dls = self.text.loaders(self.text.fold == k, bs=self.bs, num_workers=0)
+        held = self.text.fold == k
+        dls = self.text.loaders(held, bs=min(self.bs, int((~held).sum())), num_workers=0)
         dls.train.create_item = cache(dls.train.create_item) # an item is the same in every epoch
         return transformer_classifier_learner(dls, self.config, lr=width_lr(self.config.d_model))
 
@@ -90,10 +91,11 @@ class _Towers:
         return next((k for k in (FOLDS,3) if 1.15*k*seconds < left), 1)
 
     def _named(self, *more):
-        "The file of what is made of these texts, labels and settings, and of `more`."
+        "The file of what is made of these texts, as they are cut, labels, settings and `more`."
         text = self.text
+        table = getattr(text.options['tok_tfm'], 'table', None)             # of byte pairs
         what = [*text.df[text.options['text_col']], *text.y.tolist(), self.config, self.epochs,
-                self.seed, *more]
+                self.seed, text.vocab, table, *more]
         return Path(self.folder)/f'{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}.pth'
 
     def _file(self, k, fold):
@@ -167,7 +169,7 @@ class _Towers:
         except KeyboardInterrupt: self.say('stopped by hand: what has been trained so far is used')
         except ValueError as e:
             if str(e) != DIVERGED: raise
-            self.say('a transformer has diverged and is left out')
+            self.say('a transformer has diverged: it is left out, and no more are trained')
 
     def left(self):
         "Minutes until the end, at least some seconds."
@@ -292,7 +294,7 @@ def _compare(text, towers, minutes):
 def _finish(text, towers, valid, notes, start):
     "The learner that is returned, with its report."
     shares,table,best = _compare(text, towers, (time.perf_counter()-start)/60)
-    learn = _assemble(text, towers, shares, *ifnone(valid, (text.fold == 0, None)))
+    learn = _assemble(text, towers, shares, *ifnone(valid, (None,None)))
     curve = learning_curve(text.quick())
     results = pd.DataFrame(table).assign(returned=[i == best for i in range(len(table))])
     scored = text.y[np.isin(text.fold, _scored_folds(text, towers))]
@@ -300,13 +302,7 @@ def _finish(text, towers, valid, notes, start):
              more_labels(curve, text.target)]
     learn.report = BestReport(results, curve, notes)
     if valid is not None: _score_apart(learn, text.target)
-    else: learn.dls = _without_validation(learn.dls)
     return learn
-
-def _without_validation(dls):
-    "`dls` to train on alone: the learner has learnt all texts, so none can test it."
-    valid = dls.valid.new(dls.valid_ds.new_empty())
-    return type(dls)(dls.train, valid, path=dls.path, device=dls.device)
 
 def _score_apart(learn, target):
     "A row for the texts that had nothing to do with the choice."
@@ -368,7 +364,8 @@ def best_classifier(
     if folder is not None: _try_out(folder)
     df = df.reset_index(drop=True)                      # behind the checks, which name its rows
     train = df[~valid].reset_index(drop=True)
-    options = dict(text_col=text_col, label_col=label_col, label_delim=label_delim)
+    options = dict(text_col=text_col, label_col=label_col, label_delim=label_delim,
+                   tok_text_col=str(text_col))
     with no_random(seed):
         many = _many(unlabelled, train)
         text = choose_reading(train, options, seed, say, 60*minutes, many)

@@ -17,7 +17,7 @@ from fastcore.meta import delegates
 from fastcore.xtras import ContextManagers
 from ..base.checks import check_batch_size, check_values
 from ..model.config import fields_of, make_config, TransformerConfig, UNUSED
-from ..text.special import MASKS, text_vocab
+from ..text.special import MASKS, text_key, text_vocab
 from ..text.frames import as_frame, one_column, split_rows
 from ..text.labels import check_df
 from ..text.tokens import as_tokenizer
@@ -75,11 +75,11 @@ def more_texts(
 
 def _texts_to_read(df, text_col, unlabelled, valid, valid_texts):
     """All texts to pretrain on, each once: those of the training rows and `unlabelled`, without
-    those of validation unless `valid_texts`."""
+    those of validation and their copies (see `text_key`) unless `valid_texts`."""
     more = more_texts(unlabelled, text_col)
     texts = [*(df[text_col] if valid_texts else df[text_col][~valid]), *more]
-    unseen = set() if valid_texts else set(df[text_col][valid])
-    texts = [t for t in dict.fromkeys(texts) if t not in unseen]
+    unseen = set() if valid_texts else {*map(text_key, df[text_col][valid])}
+    texts = [t for t in dict.fromkeys(texts) if not unseen or text_key(t) not in unseen]
     if not texts:
         raise ValueError('every text to pretrain on is one of validation, too: remove copies, '
                          'give other texts as unlabelled, or set valid_texts=True')
@@ -94,6 +94,17 @@ def _score(learn, target, minutes):
     "The validation score of `learn` as a row of the results."
     with learn.no_bar(): preds,targs = learn.get_preds()
     return _row(target, target.score(preds, targs), minutes)
+
+def _from_labels(classifier, target, minutes, lr, verbose):
+    "A classifier that learns from labels alone, and its row; None for both after Ctrl-C."
+    learn = classifier()
+    try:
+        with _shown(learn, verbose): learn.fit_minutes(minutes, lr)
+        return learn, _score(learn, target, (0., minutes))
+    except KeyboardInterrupt:
+        warnings.warn('stopped by hand: the classifier with pretraining is there, the one without '
+                      'is left out', stacklevel=3)
+        return None, None
 
 def _beside(dls, target, score):
     "The row of the linear model of `baseline`; a warning if the `score` of a trained one is worse."
@@ -121,14 +132,16 @@ def read_loaders(
     """Loaders of a language model over all texts, and of the rows of `df` with their labels, the
     same tokenizer and the same vocabulary."""
     texts = _texts_to_read(df, text_col, unlabelled, valid, valid_texts)
-    tok = kwargs['tok_tfm'] = as_tokenizer(kwargs.get('tok_tfm')).learn(texts)
+    tok = kwargs['tok_tfm'] = as_tokenizer(kwargs.get('tok_tfm'))
+    tok.learn(texts, ifnone(kwargs.get('rules'), tok.rules))
     if tok.vocab and not {*MASKS} & {*tok.vocab}:
         kwargs['text_vocab'] = [*tok.vocab, MASKS[0]]
     from_df = TransformerDataLoaders.from_df
     rows = pd.DataFrame({text_col:texts})
     valid_pct = min(0.5, max(0.05, 1.5/len(texts)))
-    lm = from_df(rows, text_col=text_col, is_lm=True, valid_pct=valid_pct, seed=seed,
-                 bs=bs, val_bs=max(1, bs//4), seq_len=seq_len, starts=False, **kwargs)
+    options = dict(val_bs=max(1, bs//4), starts=False) | kwargs
+    lm = from_df(rows, text_col=text_col, is_lm=True, valid_pct=valid_pct, seed=seed, bs=bs,
+                 seq_len=seq_len, **options)
     kwargs = {**kwargs, 'text_vocab':text_vocab(lm)}
     return lm, from_df(df, text_col=text_col, label_col=label_col, label_delim=label_delim,
                        valid_col=valid, bs=bs, **kwargs)
@@ -261,10 +274,9 @@ def self_pretrain(
     learn,lm,spent = _pretrain(dls_lm, objective, config, config_kw, classifier,
                                minutes, share, lrs, verbose)
     rows = {'with pretraining':_score(learn, target, spent)}
-    scratch = classifier() if compare else None
-    if compare:
-        with _shown(scratch, verbose): scratch.fit_minutes(minutes, lrs[1])
-        rows['labels only'] = _score(scratch, target, (0., minutes))
+    scratch,row = None,None
+    if compare: scratch,row = _from_labels(classifier, target, minutes, lrs[1], verbose)
+    if row is not None: rows['labels only'] = row
     score = rows['with pretraining'][target.metric_name]
     rows['baseline'] = _beside(dls, target, score)
     return SelfPretrained(learn, scratch, lm, pd.DataFrame(rows).T)

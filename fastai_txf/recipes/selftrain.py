@@ -155,6 +155,14 @@ def _in_order(df, names):
     elif not isinstance(df.columns, pd.RangeIndex): _refuse_columns(cols, own)
     return df.to_numpy(copy=True)
 
+def _own_numbers(targets, names):
+    "Pseudo-labels of any form as a new tensor on the CPU, without a graph."
+    if isinstance(targets, pd.DataFrame): targets = _in_order(targets, names)
+    if isinstance(targets, pd.Series): targets = targets.tolist()
+    if isinstance(targets, (list,tuple)) and all(isinstance(o, torch.Tensor) for o in targets):
+        targets = torch.stack([*targets])
+    return torch.as_tensor(targets).detach().cpu().float().clone()
+
 def with_guesses(
     dls, # `DataLoaders` of texts with labels, several labels or numbers
     ids, # token ids of texts without
@@ -162,8 +170,7 @@ def with_guesses(
 )->DataLoaders:
     "`dls` with other texts among those for training."
     train,target = dls.train, Target.of(dls)
-    if isinstance(targets, pd.DataFrame): targets = _in_order(targets, target.names)
-    ids,targets = [*map(TensorText, ids)], torch.as_tensor(targets).float().clone()
+    ids,targets = [*map(TensorText, ids)], _own_numbers(targets, target.names)
     shape = len(ids), *_soft(dls.train_ds[0][1], target).shape
     if targets.shape == (*shape,1): targets = targets[...,0]    # of one number for each text
     _check_targets(targets, shape, target.kind)

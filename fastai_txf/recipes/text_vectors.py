@@ -9,7 +9,7 @@ __all__ = ['TextVectors']
 import math, numpy as np, time, torch, torch.nn.functional as F, warnings
 from numbers import Integral
 from scipy.sparse import csr_matrix
-from fastai.text.data import UNK
+from fastai.text.data import PAD, UNK
 from fastcore.basics import ifnone
 from ..base.checks import check_ids
 from ..model.wide import WidePath, hash_ids
@@ -195,7 +195,8 @@ class TextVectors(FeatureVectors):
                        seed=seed)
         start = time.perf_counter()
         self.counts = np.array([t not in _marks for t in vocab])
-        self.wide = Triples(2**23, 0, len(vocab))
+        pad_idx = [*vocab].index(PAD) if PAD in vocab else -1       # no token is left out for it
+        self.wide = Triples(2**23, 0, len(vocab), pad_idx)
         self.wide.known = torch.tensor([t != UNK for t in vocab])
         x,rows = self._features(texts)
         if minutes is not None: minutes = max(0., minutes - (time.perf_counter()-start)/60)

@@ -37,9 +37,9 @@ def _table(rows, *head):
 def measured(
     learn, # a learner
 )->dict: # name to number, of the last epoch; empty where it was not trained
-    "What the last fit has measured."
+    "What the last fit has measured; what a report says that no fit has followed."
     report = getattr(learn, 'report', None)
-    if report is not None: return report.measured()
+    if report is not None and not learn.last_fit: return report.measured()
     return {k:float(v) for k,v in learn.last_fit.get('values', {}).items() if v is not None}
 
 def _about_data(learn):
@@ -49,12 +49,13 @@ def _about_data(learn):
     return _table(zip(('training','validation'), (f'{n:,}' for n in sizes)), 'split', 'texts')
 
 def _about_scores(learn, baseline):
-    res = measured(learn)
-    epochs = learn.last_fit.get('epochs', 0)
-    text = 'Nothing was recorded: the weights were loaded.'
-    if res: text = (f'After {epochs} epoch{"s"*(epochs > 1)} of the last training, on the '
-                    'validation set:\n\n'
-                    + _table([(k, f'{v:.4f}') for k,v in res.items()], 'measure', 'value'))
+    res,n = measured(learn), learn.last_fit.get('epochs', 0)
+    head = 'On training texts that were held out; the model has learnt them since'
+    if n: head = f'After {n} epoch{"s"*(n > 1)} of the last training'
+    if 'valid_loss' in res: head += ', on the validation set'
+    found = [(k, f'{v:.4f}') for k,v in res.items()]
+    text = f'{head}:\n\n{_table(found, "measure", "value")}'
+    if not found: text = 'Nothing was recorded: the weights were loaded.'
     if baseline is None: return text
     rows = [[f'{v:.4f}' if isinstance(v, float) else v for v in row]
             for row in baseline.itertuples(index=False)]

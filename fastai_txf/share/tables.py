@@ -7,6 +7,7 @@ __all__ = []
 
 # %% ../../nbs/8_share/13_tables.ipynb #5cf8b865
 import numpy as np
+from numbers import Integral
 from .text import vocab_sizes
 
 # %% ../../nbs/8_share/13_tables.ipynb #ee59694a
@@ -98,7 +99,7 @@ def feature_rows(
 # %% ../../nbs/8_share/13_tables.ipynb #a7c3e002
 def check_count(name, v, least):
     "A ValueError for what is no number of texts or tokens."
-    if isinstance(v, int) and v >= least: return
+    if isinstance(v, Integral) and not isinstance(v, bool) and v >= least: return
     raise ValueError(f'{name}={v!r}: it must be a whole number, {least} or more')
 
 def check_tokens(ids, n):
