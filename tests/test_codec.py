@@ -405,6 +405,15 @@ def test_no_target(words):
     for name in ('lm','stream'):
         with pytest.raises(ValueError, match='no labels'): Target.of(made[name]())
 
+@pytest.mark.parametrize('cols', [['label','body'], ['body','label'], ['label','body','more']], ids=str)
+def test_positions_from_the_end(cols):
+    "A column that is counted from the end is the same as from the start"
+    df = pd.DataFrame(dict(label=['x','y']*20, body=DF.text, more=DF.title))[cols]
+    place = cols.index('body')
+    kw = dict(is_lm=True, bs=4, seq_len=8, tok_tfm=BaseTokenizer(), num_workers=0)
+    codecs = [TextCodec(TextDataLoaders.from_df(df, text_col=c, **kw)) for c in (place, place-len(cols))]
+    for c in codecs: assert c.text_cols == [place] and c.other_cols == [o for o in cols if o != 'body'] and c.texts(df[:2]) == df.body[:2].tolist()
+
 def test_positions_of_numpy():
     "The codec of a published model takes the position of a column as an int of NumPy's, too"
     codec = PlainCodec([*'ab'], CharTokenizer(), text_cols=['text'])

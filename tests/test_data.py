@@ -56,6 +56,9 @@ def one_step(dls, n_out):
 
 # ---------------------------------------------------------------- docstrings
 
+def test_packages_from_a_generator():
+    pd.testing.assert_frame_equal(docstrings_df((o for o in ('fastai','fastcore')), max_per_class=4), docstrings_df(['fastai','fastcore'], max_per_class=4))
+
 @pytest.fixture(scope='module')
 def docs(): return docstrings_df(max_per_class=40)
 
@@ -261,6 +264,11 @@ def test_one_set_is_empty(value, which):
     with pytest.raises(ValueError, match=f'{which} of 20 rows'): check(frame(is_valid=value))
     with pytest.raises(ValueError, match=f'{which} of 20 rows'):
         TransformerDataLoaders.from_df(frame(is_valid=value), valid_col='is_valid', **FAST)
+
+
+def test_valid_col_of_two_dimensions():
+    df = frame()
+    with pytest.raises(ValueError, match=r"valid_col has the shape \(20, 1\): give one value for each row, or the name of a column"): check(df, valid=df[['is_valid']])
 
 
 def test_label_in_validation_only():
@@ -800,6 +808,23 @@ def test_byte_order_mark(tmp_path):
         assert a.equal(b)
 
 
+@pytest.mark.parametrize('change', [lambda m: m.setattr(defaults, 'text_spec_tok', [*defaults.text_spec_tok,'[sep]']),
+    lambda m: m.setattr(defaults, 'text_postproc_rules', defaults.text_postproc_rules[:0]), lambda m: m.setattr(folders, 'version', lambda name: '0')], ids=['special','rules','spacy'])
+def test_kept_tokens_are_cut_anew(tmp_path, monkeypatch, change):
+    "Where fastai's special tokens, its rules for tokens or spaCy are others, the kept ones are not those of `test_dl`"
+    path,cut = text_folder(tmp_path/'texts'), []
+    f = path/'train'/'neg'/'0.txt'
+    f.write_text('a film [sep] Good')
+    real = folders.token_lists
+    def counted(texts, *args): cut.append(len(texts)); return real(texts, *args)
+    monkeypatch.setattr(folders, 'token_lists', counted)
+    def make(): return TransformerDataLoaders.from_folder(path, bs=2)
+    make()
+    change(monkeypatch)
+    dls = make()
+    make()
+    assert cut == [8,8,0] and list(text_tokenizer(dls)(f)) == tokenize_like(dls, [f])[0]
+
 def test_kept_tokens_with_a_byte_order_mark(tmp_path, monkeypatch):
     "What was kept before such marks were left out is made anew"
     path = text_folder(tmp_path/'texts')
@@ -916,6 +941,27 @@ def test_folder_with_a_tokenizer(tmp_path, tok):
             if 'is_lm' not in kw: assert [dls.vocab[1][o] for o in ds.tls[1]] == [f.parent.name for f in want]
     assert dls.vocab[1] == ['neg','pos'] and not (path.parent/'texts_tok'/'counter.pkl').exists()
 
+
+@pytest.mark.parametrize('tok', [None, CharTokenizer()])
+def test_folders_are_labels_of_new_files(tmp_path, tok):
+    "Whatever cut the texts, of a generator, too; a folder that is no label is named"
+    path = text_folder(tmp_path/'texts')
+    dls = TransformerDataLoaders.from_folder(path, tok_tfm=tok, bs=2)
+    files = get_text_files(path/'valid')
+    for items in (files, list(files), (f for f in files)):
+        got = dls.test_dl(items, with_labels=True).dataset
+        assert [y.item() for _,y in got] == [int(f.parent.name == 'pos') for f in files]
+        assert all(x.equal(z) for (x,_),(z,) in zip(got, dls.test_dl(list(files)).dataset))
+    other = path/'other'/'0.txt'
+    other.mk_write('a text')
+    if tok is not None:
+        with pytest.raises(ValueError, match="label 'other' of column 'label' is none of .'neg', 'pos'.*index 0"): dls.test_dl([other], with_labels=True)
+
+@pytest.mark.parametrize('tok', [None, CharTokenizer()])
+@pytest.mark.parametrize('kw', [dict(seq_len=0), dict(text_vocab='abc'), dict(backwards=2)], ids=str)
+def test_folder_options(tmp_path, tok, kw):
+    "They are named whatever cuts the texts, before one is read"
+    with pytest.raises(ValueError, match=f'{[*kw][0]}=.* is out of range'): TransformerDataLoaders.from_folder(tmp_path, tok_tfm=tok, **kw)
 
 def test_folder_without_texts(tmp_path):
     (tmp_path/'a.txt').write_text('a text')
@@ -1377,6 +1423,14 @@ def test_labels_need_a_frame(items):
     with pytest.raises(ValueError, match=r"labels \(with_labels=True\).*frame.*'label'"): dls.test_dl(items, with_labels=True)
     for row in (frame()[:1], frame().iloc[0], frame().iloc[0].to_dict()): assert len(dls.test_dl(row, with_labels=True).one_batch()) == 2
 
+
+def test_rows_with_labels():
+    "A label that is not known is named in rows as it is in a frame; rows may come in a list, a tuple, an `L` or a generator"
+    dls = TransformerDataLoaders.from_df(frame(), label_col='label', valid_col='is_valid', **FAST)
+    rows = [dict(text='a good film', label=o) for o in ('pos','neg')]
+    for make in (list, tuple, L, iter): assert [y.item() for _,y in dls.test_dl(make(rows), with_labels=True).dataset] == [1,0]
+    for items in (dict(text='a', label='odd'), [*rows, dict(text='a', label='odd')], frame(label='odd').iloc[0]):
+        with pytest.raises(ValueError, match="label 'odd' of column 'label' is none of .'neg', 'pos'"): dls.test_dl(items, with_labels=True)
 
 def test_labels_where_there_are_none():
     "A language model's loaders have none to ask for, those of folders take them from the paths"

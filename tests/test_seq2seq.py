@@ -484,6 +484,12 @@ def test_test_dl_errors(pdf, pdls, item, labels, error, match):
     "At the call, not when a batch is made"
     with pytest.raises(error, match=match): pdls.test_dl(item(pdf[['src','tgt']][:5]), with_labels=labels)
 
+def test_rules_from_an_iterator(pdf):
+    "They reach both sides"
+    df = pdf.assign(src=pdf.src.str.upper(), tgt=pdf.tgt.str.upper())
+    a,b = [Seq2SeqDataLoaders.from_df(df, rules=r, tok_tfm=CharTokenizer(), **KW).vocab for r in ([str.lower], iter([str.lower]))]
+    assert [*map(list, a)] == [*map(list, b)] and not {*'ABCD'} & {*b[1]}
+
 def test_test_dl_of_categories(pdls):
     "One distinct text as a category is a text"
     df = pd.DataFrame(dict(src=['abc']*3, tgt=['cba']*3))

@@ -6,12 +6,12 @@ from pathlib import Path
 import pandas as pd, pytest, torch
 import torch.nn as nn, torch.nn.functional as F
 from fastai.text.all import (BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, ClassificationInterpretation,
-                             CrossEntropyLossFlat, FocalLossFlat, LabelSmoothingCrossEntropyFlat, Learner,
+                             CrossEntropyLossFlat, FocalLossFlat, L, LabelSmoothingCrossEntropyFlat, Learner,
                              MSELossFlat, Perplexity, RegressionBlock, SaveModelCallback, TextDataLoaders, accuracy, accuracy_multi,
                              load_learner, mse, rm_useless_spaces)
 from fastai_txf.all import (
     CharTokenizer, KVCache, LMDataLoaders, LearnedPositions, Seq2SeqDataLoaders, Seq2SeqTransformer,
-    SoftCrossEntropy, TransformerBlock, TransformerDataLoaders, TransformerLM, beam_search, load_published,
+    SoftCrossEntropy, TransformerBlock, TransformerDataLoaders, TransformerLM, beam_search, decode_ids, load_published,
     chunked_cross_entropy, compile_for_training, from_hf, generate, predict, text_vocab,
     transformer_classifier_learner, transformer_lm_learner, transformer_mlm_learner,
     transformer_seq2seq_learner)
@@ -985,6 +985,22 @@ def test_labels_of_two_types(df, labels):
     with pytest.raises(ValueError, match="'label' mixes labels of different types .int, str.: convert it") as e: loaders(bad)
     mended = eval(str(e.value).split('convert it with ')[1], dict(df=bad))
     assert {*map(type, loaders(bad.assign(label=mended)).vocab[1])} == {str}
+
+def test_two_columns_of_one_name(make, df):
+    "`predict` answered for the names of the columns"
+    two = pd.DataFrame([['a good film','other'], ['a bad film','more'], ['a film','x']], columns=['text','text'])
+    for kw in ({}, dict(text_col='text')):
+        with pytest.raises(ValueError, match="2 columns are called 'text'"): make().predict(two, **kw)
+
+@pytest.mark.parametrize('kind', [tuple, L, iter])
+def test_rows_in_other_containers(make, df, kind):
+    "A dictionary for each text, in whatever holds them, is answered like a list of them"
+    learn,rows = make(), df[['text']][:3].to_dict('records')
+    assert torch.equal(learn.predict(kind(rows))[2], learn.predict(rows)[2])
+
+@pytest.mark.parametrize('ids', [torch.tensor([10.,12.]), [10.,12.], [[10.,12.]], torch.tensor([True,False])], ids=str)
+def test_ids_that_are_no_whole_numbers(dls, ids):
+    with pytest.raises(TypeError, match='token ids of torch.*(whole numbers|a mask)'): decode_ids(dls, ids)
 
 def test_unlabelled_texts_from_a_generator(df):
     "They are listed; a set is put in an order, so that training can be repeated"
