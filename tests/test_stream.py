@@ -1,5 +1,6 @@
 "Batches from one array of ids: fastai's token for token, random windows, files, learners"
 import random, tracemalloc, numpy as np, pandas as pd, pytest, torch
+from pathlib import Path
 from fastai.text.all import BaseTokenizer, LMDataLoader, LMTensorText, Numericalize, TensorText, TfmdLists, load_learner, make_vocab, Counter
 from hypothesis import assume, given, strategies as st
 from fixtures import SMALL, quiet, texts_df
@@ -183,6 +184,21 @@ bad = {'half a sign':(lambda: LMDataLoaders.from_texts(['a', 'b \ud83d'], tok_tf
 @pytest.mark.parametrize('call,error,match', bad.values(), ids=bad)
 def test_errors(call, error, match):
     with pytest.raises(error, match=match): call()
+
+TEXTS = texts_df(40).text.tolist()
+
+@pytest.mark.parametrize('call', [
+    lambda tok: LMDataLoaders.from_texts(texts_df(20), tok_tfm=tok), lambda tok: LMDataLoaders.from_texts(None, tok_tfm=tok),
+    lambda tok: LMDataLoaders.from_texts([Path('a.txt')], tok_tfm=tok), lambda tok: LMDataLoaders.from_texts([*TEXTS, np.nan], tok_tfm=tok),
+    lambda tok: LMDataLoaders.from_texts(TEXTS, 'valid.txt', tok_tfm=tok), lambda tok: LMDataLoaders.from_files([__file__, 'typo.txt'], tok_tfm=tok)],
+    ids=['frame','none','path','nan','valid','file'])
+def test_nothing_is_learned_of_what_is_refused(call):
+    "The mended call learns the pairs of its texts"
+    tok = BPETokenizer(300)
+    with pytest.raises((TypeError,FileNotFoundError)): call(tok)
+    assert not tok.ready
+    dls = LMDataLoaders.from_texts(TEXTS, tok_tfm=tok, bs=2, seq_len=4)
+    assert dls.vocab == BPETokenizer(300).train(TEXTS).vocab
 
 def test_lists_of_ids():
     "Numbers of any kind, as long as they are whole"

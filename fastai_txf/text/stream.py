@@ -42,20 +42,23 @@ class _FileTexts:
         self.encoding = encoding
     def __iter__(self): return (read_text(f, self.encoding) for f in self.files)
 
-def _only_texts(texts):
-    "`texts`, a TypeError for what is none."
-    if isinstance(texts, str):
-        raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
-    if texts is None:
-        raise TypeError('None in place of texts: give a list, or leave out valid where there are '
-                        'no texts to validate on')
-    refuse_keys(texts)
-    for i,t in enumerate(texts):
-        if not isinstance(t, str): raise not_a_text(t, i)
-        if i == 0 and isfile(t):
-            warnings.warn(f'{t!r} is taken as a text, and there is a file of this name: '
-                          'from_files reads files')
-        yield check_unicode(t, i)
+class _OnlyTexts:
+    "Texts that are given. A TypeError for what is none: of all at once, of one when it comes."
+    def __init__(self, texts):
+        if isinstance(texts, str):
+            raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
+        if texts is None:
+            raise TypeError('None in place of texts: give a list, or leave out valid where there '
+                            'are no texts to validate on')
+        refuse_keys(texts)
+        self.texts,self.once = texts, iter(texts) is texts
+    def __iter__(self):
+        for i,t in enumerate(self.texts):
+            if not isinstance(t, str): raise not_a_text(t, i)
+            if i == 0 and isfile(t):
+                warnings.warn(f'{t!r} is taken as a text, and there is a file of this name: '
+                              'from_files reads files')
+            yield check_unicode(t, i)
 
 def _begun(lists, bos):
     "Each text as an array, with `bos` before it unless it begins with that."
@@ -95,9 +98,9 @@ def _numbered(texts, tok, vocab, starts, n_workers):
 def _set_up(tok, texts):
     "Let a tokenizer learn that has to."
     if tok.tok.ready: return
-    if iter(texts) is texts:
-        raise ValueError(f'{type(tok.tok).__name__} has to learn from the texts '
-                         f'before it cuts them, and {type(texts).__name__} gives them only once: '
+    if texts.once:
+        raise ValueError(f'{type(tok.tok).__name__} has to learn from the texts before it cuts '
+                         f'them, and {type(texts.texts).__name__} gives them only once: '
                          'pass a list, or train the tokenizer first')
     tok.tok.learn(texts, tok.rules)
 
@@ -151,16 +154,17 @@ class LMDataLoaders(DataLoaders):
         check_values(min_freq=min_freq, max_vocab=max_vocab, n_workers=n_workers,
                      text_vocab=text_vocab)
         check_streams(**kwargs)
+        train,valid = map(_OnlyTexts, (train, valid))
         tok = TextTokenizer(as_tokenizer(tok_tfm), rules, text_col)
         _set_up(tok, train)
         vocab = ifnone(text_vocab, tok.tok.vocab)
         def file(name): return None if folder is None else Path(folder)/f'{name}.ids'
         def ids(texts, name):
-            lists = _numbered(_only_texts(texts), tok, vocab, starts, n_workers)
+            lists = _numbered(texts, tok, vocab, starts, n_workers)
             return flat_ids(lists, file(name))
         if vocab is not None: flat = ids(train, 'train')
         else:
-            toks = token_lists(_only_texts(train), tok.tok, tok.rules, n_workers)
+            toks = token_lists(train, tok.tok, tok.rules, n_workers)
             flat,vocab = _counted(toks, starts, ifnone(min_freq, tok.tok.min_freq), max_vocab,
                                   file('train'))
         tfms = [tok, *[TextStart()]*(starts and BOS in vocab), Numericalize(list(vocab))]
