@@ -292,7 +292,8 @@ class ForeignTokenizer(BatchTokenizer):
         n_workers:int=0, # processes
     ): # yields a list of tokens for each
         "Rewrite texts and cut them by fastai's own function, some of them at a time."
-        many = [texts] if is_listy(texts) and n_workers else chunked(texts, 10_000)
+        whole = n_workers and is_listy(texts) and isinstance(texts, Sized)
+        many = [texts] if whole else chunked(texts, 10_000)
         for some in many: yield from _cut_by_fastai(some, n_workers, rules=rules, tok=self.tok)
 
 def _cut_by_fastai(texts, n_workers, **kwargs):
