@@ -7,6 +7,7 @@ from fastai.data.transforms import Categorize
 from fastai.learner import load_learner
 from fastai.losses import BaseLoss, BCEWithLogitsLossFlat, CrossEntropyLossFlat, L1LossFlat
 from fastai.metrics import accuracy
+from fastai.text.core import BaseTokenizer
 from fastai_txf.base.checks import check_values
 from fastai_txf.model.config import make_config, PRESETS, TransformerConfig
 from fastai_txf.model.models import classifier_splitter, TransformerClassifier
@@ -606,6 +607,27 @@ def test_learners_do_not_count_unknown_words():
     wide = learn.count_wide().model.wide
     with torch.no_grad(): a,b = (wide(torch.tensor([[vocab.index('good'), *[0]*n, vocab.index('film')]])) for n in (1,50))
     torch.testing.assert_close(a, b)
+
+@pytest.mark.parametrize('kind', ['category','three','multi','number'])
+def test_no_word_is_known(kind):
+    "Nothing is counted: the wide path says what most texts are, or their mean, and the learner fits and predicts"
+    n = 16
+    label = dict(category=['a','b','b','b']*4, three=['a','b','c','c']*4, multi=['a','a,b','a','c']*4, number=[1.5,2.5,3.5,4.5]*4)[kind]
+    df = pd.DataFrame(dict(text=[f'a{i} b{i}' for i in range(n)], label=label))
+    dls = TransformerDataLoaders.from_df(df, label_delim=',' if kind == 'multi' else None, valid_pct=0, tok_tfm=BaseTokenizer(), rules=[], bs=8)
+    learn = transformer_classifier_learner(dls)
+    with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-4)
+    wide = learn.model.wide
+    assert wide.counted and not wide.table.any()
+    odds = lambda *ps: [math.log(p/(1-p)) for p in ps]
+    want = dict(category=[-math.log(3)/2, math.log(3)/2], three=odds(1/4,1/4,1/2), multi=odds(3/4,1/4,1/4), number=[3.])[kind]
+    assert wide.bias.tolist() == pytest.approx(want)
+    assert learn.predict('b3 unknown')[2].isfinite().all()
+    if kind != 'number': assert learn.count_wide(power=None).model.wide.bias.tolist() == pytest.approx(want)
+
+@pytest.mark.parametrize('given', [dict(C=2.), dict(power=0.5), dict(power=None)], ids=str)
+def test_strength_of_numbers_is_chosen(given):
+    with pytest.raises(ValueError, match='numbers take neither'): transformer_classifier_learner(loaders('number')).count_wide(**given)
 
 def test_bounds_hold(tmp_path):
     "With `y_range` no text leads out of it, published or not, and the explanation adds up; shares that lead out are refused"

@@ -80,7 +80,7 @@ class TransformerClassifierLearner(TransformerLearner):
         power:float=1., # of the log-count ratios: 0 counts all features alike; None: tf–idf
     ): # `self`
         """Fit the model's wide path to the training texts; the first fit does it by itself.
-        A ValueError for a model without one."""
+        A ValueError for a model without one, and for `C` or `power` where targets are numbers."""
         wide = wide_path(self.model)
         if wide is None:
             raise ValueError('this model has no wide path: make the learner with config="auto", '
