@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 import pandas as pd, pytest, torch
 import torch.nn as nn, torch.nn.functional as F
-from fastai.text.all import (BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, ClassificationInterpretation,
+from fastai.text.all import (BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, CategoryBlock, ClassificationInterpretation,
                              CrossEntropyLossFlat, FocalLossFlat, L, LabelSmoothingCrossEntropyFlat, Learner,
                              MSELossFlat, Perplexity, RegressionBlock, SaveModelCallback, TextDataLoaders, accuracy, accuracy_multi,
                              load_learner, mse, rm_useless_spaces)
@@ -188,6 +188,22 @@ def test_load_with_other_words_or_labels(make, df, dls, dls_reg):
     make('clf', dls=dls_reg, y_range=(0, 9)).save('r')
     with pytest.raises(ValueError, match='y_range='): make('clf', dls=dls_reg, y_range=(0, 5)).load('r')
     with pytest.raises(ValueError, match='y_range='): make('clf', dls=dls_reg).load('r')
+
+def test_labels_in_another_order(make, df):
+    "What the error proposes makes loaders that take the file: a `CategoryBlock` sorts, unless it is told not to"
+    def loaders(**kw): return make_dls(df, text_vocab=vocab, **kw)
+    vocab,names = make('clf').dls.vocab
+    mine = [*names][::-1]
+    saved = make('clf', dls=loaders(y_block=CategoryBlock(vocab=mine, sort=False)))
+    saved.save('m')
+    learn = make('clf', dls=loaders())
+    with pytest.raises(ValueError, match='label number 0') as by_load: learn.load('m')
+    learn.dls = saved.dls
+    with pytest.raises(ValueError, match='other words') as by_loaders: learn.validate()
+    for e in (by_load, by_loaders):
+        block, = re.findall(r'y_block=(CategoryBlock\(vocab=…[^)]*\))', str(e.value))
+        again = make('clf', dls=loaders(y_block=eval(block.replace('…', 'mine'))))
+        close(logits(again.load('m')), logits(saved))
 
 def test_best_weights_are_compared_too(make):
     "Files of `SaveModelCallback`, with the optimizer and without"

@@ -1,15 +1,17 @@
 "Batches from one array of ids: fastai's token for token, random windows, files, learners"
-import random, tracemalloc, numpy as np, pandas as pd, pytest, torch
+import inspect, random, tracemalloc, warnings, numpy as np, pandas as pd, pytest, torch
+from pathlib import Path
 from fastai.text.all import BaseTokenizer, LMDataLoader, LMTensorText, Numericalize, TensorText, TfmdLists, load_learner, make_vocab, Counter
 from hypothesis import assume, given, strategies as st
 from fixtures import SMALL, quiet, texts_df
 from fastai_txf.learn.classifier import transformer_classifier_learner
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.base.ids import flat_ids, FlatIds, read_ids
+from fastai_txf.text.codec import TextCodec
 from fastai_txf.text.stream import LMDataLoaders
 from fastai_txf.text.flat import FlatLMDataLoader, FlatTexts
 from fastai_txf.text.loaders import TransformerDataLoaders
-from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
+from fastai_txf.text.tokens import BatchTokenizer, BPETokenizer, CharTokenizer
 from fastai_txf.all import load_published
 from fastai_txf.recipes.pretrain import ids_of, read_loaders
 
@@ -184,6 +186,75 @@ bad = {'half a sign':(lambda: LMDataLoaders.from_texts(['a', 'b \ud83d'], tok_tf
 def test_errors(call, error, match):
     with pytest.raises(error, match=match): call()
 
+TEXTS = texts_df(40).text.tolist()
+
+@pytest.mark.parametrize('call', [
+    lambda tok: LMDataLoaders.from_texts(texts_df(20), tok_tfm=tok), lambda tok: LMDataLoaders.from_texts(None, tok_tfm=tok),
+    lambda tok: LMDataLoaders.from_texts([Path('a.txt')], tok_tfm=tok), lambda tok: LMDataLoaders.from_texts([*TEXTS, np.nan], tok_tfm=tok),
+    lambda tok: LMDataLoaders.from_texts(TEXTS, 'valid.txt', tok_tfm=tok), lambda tok: LMDataLoaders.from_files([__file__, 'typo.txt'], tok_tfm=tok)],
+    ids=['frame','none','path','nan','valid','file'])
+def test_nothing_is_learned_of_what_is_refused(call):
+    "The mended call learns the pairs of its texts"
+    tok = BPETokenizer(300)
+    with pytest.raises((TypeError,FileNotFoundError)): call(tok)
+    assert not tok.ready
+    dls = LMDataLoaders.from_texts(TEXTS, tok_tfm=tok, bs=2, seq_len=4)
+    assert dls.vocab == BPETokenizer(300).train(TEXTS).vocab
+
+LETTERS = ['xxunk','xxpad','xxbos','▁',*'abcdefghijklmnopqrstuvwxyz']
+
+@pytest.mark.parametrize('given', [np.array, pd.Series, lambda v: pd.Series(v, index=range(1, len(v)+1)), tuple], ids=['array','series','series from 1','tuple'])
+def test_vocabulary_as_it_is_given(given):
+    "Any sequence of tokens numbers texts as the list does, xxbos before each text included"
+    kw = dict(text_col='text', valid_col='is_valid', tok_tfm=CharTokenizer(), bs=2, seq_len=4)
+    want = LMDataLoaders.from_df(texts_df(20), text_vocab=LETTERS, **kw)
+    dls = LMDataLoaders.from_df(texts_df(20), text_vocab=given(LETTERS), **kw)
+    other = TransformerDataLoaders.from_df(texts_df(20), text_vocab=given(LETTERS), is_lm=True, num_workers=0, **kw)
+    ids = [o.tolist() for o in want.valid_ds]
+    assert ids == [o.tolist() for o in dls.valid_ds] == [o.tolist() for o, in other.valid_ds] and ids[0][0] == 2
+
+@pytest.mark.parametrize('make', [LMDataLoaders.from_df, TransformerDataLoaders.from_df])
+def test_vocabulary_without_order(make):
+    for given in ({t:i for i,t in enumerate(LETTERS)}, {*LETTERS}):
+        with pytest.raises(ValueError, match=r'text_vocab=.*sorted\(d, key=d.get\)'): make(texts_df(20), text_vocab=given)
+
+def test_token_twice():
+    "Prompts and batches have one number for it"
+    dls = LMDataLoaders.from_texts(TEXTS, TEXTS[:9], tok_tfm=CharTokenizer(), text_vocab=[*LETTERS,'a','xxfake','xxfake'], bs=2, seq_len=4)
+    assert [o.tolist() for o in dls.valid_ds] == [o.tolist() for o in TextCodec(dls).encode(TEXTS[:9])]
+
+@pytest.mark.parametrize('kw', [dict(is_lm=True), dict(label_col='label'), None], ids=['lm','labels','stream'])
+def test_vocabulary_without_xxunk(kw):
+    "A warning names what becomes its first token, unless that says so itself"
+    df = texts_df(20)
+    def make(vocab):
+        own = dict(text_col='text', valid_col='is_valid', tok_tfm=CharTokenizer(), text_vocab=vocab, bs=2)
+        return LMDataLoaders.from_df(df, **own) if kw is None else TransformerDataLoaders.from_df(df, num_workers=0, **own, **kw)
+    with pytest.warns(UserWarning, match="'e' is not in the vocabulary and becomes its first token, 't'.*'xxunk'"):
+        make(['t',*(o for o in LETTERS if o not in 'et' and o != 'xxunk')])
+    with warnings.catch_warnings():
+        warnings.filterwarnings('error', '.*not in the vocabulary')
+        for unk in ('xxunk','<unk>','[UNK]'): make([unk,*(o for o in LETTERS[1:] if o != 'e')])
+        make(['t',*(o for o in LETTERS if o not in ('t','xxunk'))])
+
+@pytest.mark.parametrize('call,match', [
+    (lambda tok: LMDataLoaders.from_texts(TEXTS, 'valid.txt', tok_tfm=tok), 'one str is not many'),
+    (lambda tok: LMDataLoaders.from_texts(TEXTS, texts_df(20), tok_tfm=tok), 'a DataFrame is no list'),
+    (lambda tok: LMDataLoaders.from_texts(TEXTS, text_vocab=['xxunk','film'], tok_tfm=tok), "'xxpad' is not among"),
+    (lambda tok: LMDataLoaders.from_df(texts_df(20), valid=TEXTS, tok_tfm=tok), "no option 'valid': did you mean 'valid_")],
+    ids=['str','frame','vocabulary','option'])
+def test_refused_before_any_work(call, match):
+    class Tok(BatchTokenizer):
+        def __call__(self, items): raise AssertionError('texts are cut')
+    with pytest.raises((ValueError,TypeError), match=match): call(Tok())
+    for f in (LMDataLoaders.from_df, LMDataLoaders.from_csv): assert 'valid' not in inspect.signature(f).parameters
+
+def test_processes_that_cut():
+    "fastai's tokenizer and streams of texts: the ids are those of one process"
+    kw = dict(tok_tfm=BaseTokenizer(), min_freq=1, bs=2, seq_len=4)
+    one,two = (LMDataLoaders.from_texts(iter(TEXTS), TEXTS[:9], n_workers=n, **kw) for n in (0,2))
+    assert one.vocab == two.vocab and one.train_ds.flat.ids.tolist() == two.train_ds.flat.ids.tolist()
+
 def test_lists_of_ids():
     "Numbers of any kind, as long as they are whole"
     for ids in ([2,3]*9, (2,3)*9, torch.tensor([2,3]*9), range(2, 20)):
@@ -199,7 +270,7 @@ def test_test_dl(tmp_path):
     ids = dls.test_dl(text, bs=1).dataset[0]
     for item in ([text], row, dict(row), [row], pd.DataFrame([row]), (t for t in [text]), [tmp_path/'a.txt'], [text.split()], [ids]):
         assert epoch(dls.test_dl(item, bs=1)) == epoch(dls.test_dl(text, bs=1)) != []
-    for item,match in (([], 'no text'), ([None], 'number 0 is None'), (['a',3], 'number 1 is 3'), (5, '5 is a int'), ({'txt':'a'}, "no column is called 'text'"),
+    for item,match in (([], 'no text'), ([None], 'number 0 is None'), (['a',3], 'number 1 is 3'), (5, '5 is a int'), ({'a','b'}, 'a set has no order'), ({'txt':'a'}, "no column is called 'text'"),
                        (pd.DataFrame(dict(text=['a',None])), "'text' has no text .*index 1"), (texts_df()[:0], 'no rows')):
         with pytest.raises((ValueError,TypeError), match=match): dls.test_dl(item)
 

@@ -85,6 +85,20 @@ def test_half_a_pair():
     for f in (BPETokenizer(300).train, lambda texts: list(trained(texts)), lambda texts: list(trained.token_ids(texts))):
         with pytest.raises(ValueError, match=r"\\ud83d' ends with half of a surrogate pair"): f(['fine', 'so \ud83d it goes'])
 
+def _interrupted():
+    yield 'ccc ccc'
+    raise KeyboardInterrupt
+
+@pytest.mark.parametrize('texts', [lambda: ['ccc','x',3], lambda: ['ok','half \ud83d'], _interrupted], ids=['number','half','interrupted'])
+def test_training_that_fails(texts):
+    "Leaves a tokenizer as it was: not trained, or with all that it had learned"
+    new,old = BPETokenizer(300), BPETokenizer(300).train(['aaa bbb']*9)
+    before = [*old(['aaa bbb'])], old.vocab, old.table
+    for tok in (new, old):
+        with pytest.raises((Exception,KeyboardInterrupt)): tok.train(texts())
+    assert not new.ready and new.vocab is None
+    assert ([*old(['aaa bbb'])], old.vocab, old.table) == before
+
 # In fastai's loaders
 
 toks = dict(words=FastSpacyTokenizer, characters=CharTokenizer, pieces=lambda: BPETokenizer(300))

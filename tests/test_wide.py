@@ -7,8 +7,12 @@ from fastai.data.transforms import Categorize
 from fastai.learner import load_learner
 from fastai.losses import BaseLoss, BCEWithLogitsLossFlat, CrossEntropyLossFlat, L1LossFlat
 from fastai.metrics import accuracy
+from fastai.text.core import BaseTokenizer
 from fastai_txf.base.checks import check_values
+from fastai_txf.base.compat import COMPILED
 from fastai_txf.model.config import make_config, PRESETS, TransformerConfig
+from fastai_txf.model.layers import TransformerBlock
+from fastai_txf.train.rates import width_lr
 from fastai_txf.model.models import classifier_splitter, TransformerClassifier
 from fastai_txf.model.wide import hash_ids, run_lengths, token_letters, WidePath
 from fastai_txf.text.loaders import TransformerDataLoaders
@@ -406,6 +410,48 @@ def test_takes_the_shape_of_an_encoder(tmp_path):
     with pytest.raises(ValueError, match='n_layers'): transformer_classifier_learner(loaders(), n_layers=1).load_encoder(tmp_path/'models'/'enc.pth')
     with pytest.raises(FileNotFoundError): learn.load_encoder(tmp_path/'nothing.pth')
 
+class OwnBlock(TransformerBlock): pass
+class OwnModel(TransformerClassifier): pass
+
+@pytest.fixture(scope='module')
+def small_lm():
+    "A language model of another shape than a classifier has of which nothing is asked"
+    dls = TransformerDataLoaders.from_df(frame(), text_col='text', is_lm=True, valid_col='valid', bs=4, seq_len=16, min_freq=1)
+    return transformer_lm_learner(dls, config='default', n_layers=2, d_model=48, n_heads=2)
+
+@pytest.mark.parametrize('asked', [dict(d_model=64, n_layers=1), dict(block=OwnBlock), dict(arch=OwnModel), dict(d_ff=32)], ids=str)
+def test_a_shape_that_was_asked_is_kept(small_lm, asked):
+    "An encoder of another is refused, as without `auto`"
+    learn = transformer_classifier_learner(loaders(), config='auto', **asked)
+    model,config = learn.model, learn.model.config
+    with pytest.raises(ValueError, match='d_model=48'): learn.load_encoder(small_lm)
+    assert learn.model is model and model.config == config
+
+@pytest.mark.parametrize('asked', [{}, dict(members=2), dict(members=2, y_range=(900,1200)), dict(compile=True), dict(lr=0.5), dict(max_len=64), dict(drop_mult=0.5)], ids=str)
+def test_what_was_asked_besides_the_shape_is_kept(small_lm, asked):
+    "Ranges of all members, the bounds, compiled blocks, windows and dropouts; the rate is that of the width unless it was asked"
+    df = frame(kind='number')
+    df['label'] += 1000
+    dls = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='valid', bs=16, min_freq=1)
+    learn = transformer_classifier_learner(dls, config='auto', **asked)
+    def kept():
+        m = learn.model
+        c = m.config
+        return [type(o.range) for o in (m, *m.others)], c.p, c.head_p, c.n_out, sum(COMPILED in vars(b) for b in m.modules()) > 0
+    before,rate = kept(), learn.lr
+    learn.load_encoder(small_lm)
+    assert kept() == before and learn.model.config.d_model == 48 and (learn.model.config.max_len == 64) == ('max_len' in asked)
+    assert learn.lr == asked.get('lr', width_lr(48)) and (learn.lr == rate) == ('lr' in asked)
+    with torch.no_grad(): out = learn.model.eval().deep(dls.one_batch()[0])
+    assert 950 < out.mean().item() < 1050
+
+def test_an_encoder_that_is_loaded_in_inference_mode(small_lm):
+    "Can be trained afterwards"
+    learn = transformer_classifier_learner(loaders())
+    with torch.inference_mode(): learn.load_encoder(small_lm)
+    with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-3)
+    assert not any(o.is_inference() for o in learn.model.state_dict().values())
+
 def test_count_wide_needs_a_path():
     with pytest.raises(ValueError, match='no wide path'): transformer_classifier_learner(loaders(), d_model=32).count_wide()
 
@@ -606,6 +652,27 @@ def test_learners_do_not_count_unknown_words():
     wide = learn.count_wide().model.wide
     with torch.no_grad(): a,b = (wide(torch.tensor([[vocab.index('good'), *[0]*n, vocab.index('film')]])) for n in (1,50))
     torch.testing.assert_close(a, b)
+
+@pytest.mark.parametrize('kind', ['category','three','multi','number'])
+def test_no_word_is_known(kind):
+    "Nothing is counted: the wide path says what most texts are, or their mean, and the learner fits and predicts"
+    n = 16
+    label = dict(category=['a','b','b','b']*4, three=['a','b','c','c']*4, multi=['a','a,b','a','c']*4, number=[1.5,2.5,3.5,4.5]*4)[kind]
+    df = pd.DataFrame(dict(text=[f'a{i} b{i}' for i in range(n)], label=label))
+    dls = TransformerDataLoaders.from_df(df, label_delim=',' if kind == 'multi' else None, valid_pct=0, tok_tfm=BaseTokenizer(), rules=[], bs=8)
+    learn = transformer_classifier_learner(dls)
+    with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-4)
+    wide = learn.model.wide
+    assert wide.counted and not wide.table.any()
+    odds = lambda *ps: [math.log(p/(1-p)) for p in ps]
+    want = dict(category=[-math.log(3)/2, math.log(3)/2], three=odds(1/4,1/4,1/2), multi=odds(3/4,1/4,1/4), number=[3.])[kind]
+    assert wide.bias.tolist() == pytest.approx(want)
+    assert learn.predict('b3 unknown')[2].isfinite().all()
+    if kind != 'number': assert learn.count_wide(power=None).model.wide.bias.tolist() == pytest.approx(want)
+
+@pytest.mark.parametrize('given', [dict(C=2.), dict(power=0.5), dict(power=None)], ids=str)
+def test_strength_of_numbers_is_chosen(given):
+    with pytest.raises(ValueError, match='numbers take neither'): transformer_classifier_learner(loaders('number')).count_wide(**given)
 
 def test_bounds_hold(tmp_path):
     "With `y_range` no text leads out of it, published or not, and the explanation adds up; shares that lead out are refused"

@@ -7,7 +7,7 @@ __all__ = []
 
 # %% ../../nbs/0_base/01_checks.ipynb #d9bd2195
 import difflib, inspect, math, numbers, torch
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from numbers import Integral
 
 # %% ../../nbs/0_base/01_checks.ipynb #3e42a503
@@ -44,8 +44,10 @@ _settings = dict(
     n_workers=(_whole(0), 'a number of processes, 0 for none but this one'),
     backwards=(lambda v: v in (True,False), 'True or False'),
     is_lm=(lambda v: v in (True,False), 'True or False'),
-    text_vocab=(lambda v: len(v) > 0 and not isinstance(v, str) and isinstance(v[0], str),
-        'a list of tokens, as text_vocab(dls) gives it, or None'),
+    text_vocab=(lambda v: not isinstance(v, (str,Set,Mapping)) and len(v) > 0
+                          and isinstance(next(iter(v)), str),
+        'a list of tokens, as text_vocab(dls) gives it (of a dict of numbers d, '
+        'sorted(d, key=d.get)), or None'),
     label_delim=(lambda v: isinstance(v, str) and v != '',
         'the string between two labels, or None where a text has one label'),
     div=(lambda v: 0 < v < math.inf, 'a number above 0 that divides the rate'),

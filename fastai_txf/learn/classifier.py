@@ -24,6 +24,7 @@ from fastcore.xtras import is_listy
 from plum import dispatch
 from torch.nn.utils.rnn import pad_sequence
 from ..base.checks import check_values
+from ..base.compat import COMPILED
 from ..model.config import fields_of, make_config, TransformerConfig
 from ..model.models import classifier_splitter, TransformerClassifier
 from ..text.codec import text_list
@@ -32,6 +33,7 @@ from ..text.pairs import show_pairs
 from ..text.special import text_vocab
 from ..text.target import labelled_ids, Target
 from ..generate.sampling import DIVERGED
+from ..train.compile import compile_for_training
 from ..train.counting import count_features, loss_weights, set_shares, usual_shares
 from ..train.rates import width_lr
 from ..train.targets import (
@@ -46,6 +48,13 @@ from .counted import auto_fields, CountWords, read_vocab, wide_path
 # %% ../../nbs/5_learn/08_classifier.ipynb #5b1e7a05
 # fields that an encoder's weights, or what they mean, depend on
 ENCODER_FIELDS = {*fields_of('shape', 'derived', 'encoder')} - {'n_dec_layers'}
+
+def _free_fields(automatic, asked, **parts):
+    """The fields in which a model follows an encoder: none if a part or a field of its shape is
+    asked, else those that are not asked."""
+    fixed = {*fields_of('shape', 'derived')} & asked.keys()
+    if not automatic or fixed or any(o is not None for o in parts.values()): return ()
+    return ENCODER_FIELDS - asked.keys()
 
 def _is_automatic(dls, config, config_kw, **asked):
     "Whether the fields are to be chosen: by name, or as nothing is asked and the texts are known."
@@ -74,13 +83,14 @@ def _check_each(loss):
 class TransformerClassifierLearner(TransformerLearner):
     "A `TransformerLearner` that maps texts to labels or numbers."
     has_read = False                       # whether its encoder comes from other texts
+    free_fields = ()                       # of its configuration: they follow an encoder
     def count_wide(self,
         C:float=None, # inverse strength of the penalty; default: as in `count_features`
         share=None, # of transformer and wide path in the sum; default: `usual_shares`
         power:float=1., # of the log-count ratios: 0 counts all features alike; None: tf–idf
     ): # `self`
         """Fit the model's wide path to the training texts; the first fit does it by itself.
-        A ValueError for a model without one."""
+        A ValueError for a model without one, and for `C` or `power` where targets are numbers."""
         wide = wide_path(self.model)
         if wide is None:
             raise ValueError('this model has no wide path: make the learner with config="auto", '
@@ -100,10 +110,10 @@ class TransformerClassifierLearner(TransformerLearner):
         device=None, # move the model there; default: it stays where it is
         **kwargs
     ): # `self`
-        """As in `TransformerLearner`; a model of which nothing was asked takes the encoder's shape
-        unless it is trained."""
+        """As in `TransformerLearner`; a model of which no shape, block or class was asked takes
+        the encoder's shape unless it is trained."""
         if device is not None: device = torch.device(device)
-        if getattr(self, 'automatic', False) and self.opt is None:
+        if self.free_fields and self.opt is None:
             file = self._saved_encoder(file)
             self._reshape(file[0]['config'])
         super().load_encoder(file, device, **kwargs)
@@ -116,13 +126,17 @@ class TransformerClassifierLearner(TransformerLearner):
 
     def _reshape(self, saved):
         "Make the model anew in the shape of an encoder with the configuration `saved`."
-        fields = {f:saved[f] for f in ENCODER_FIELDS if f in saved}
-        old = self.model
+        old,fields = self.model, {f:saved[f] for f in self.free_fields if f in saved}
         config = dataclasses.replace(old.config, **fields)
         if config == old.config: return
-        self.model = TransformerClassifier(config).to(next(old.parameters()).device)
-        self.model.range,self.model.wide = old.range,old.wide
-        self.model.head.bias = old.head.bias
+        with torch.inference_mode(False): # weights that can be trained
+            new = TransformerClassifier(config).to(next(old.parameters()).device)
+        new.wide = old.wide
+        for mine,theirs in zip((new, *new.others), (old, *old.others)):
+            mine.range,mine.head.bias = theirs.range,theirs.head.bias
+        compiled = any(COMPILED in vars(m) for m in old.modules())
+        self.model = compile_for_training(new) if compiled else new
+        if self.lr == width_lr(old.config.d_model): self.lr = width_lr(config.d_model)
 
     def _loader(self, ds_idx, dl=None):
         "As in `TransformerLearner`, and what the texts ask of the loss."
@@ -288,7 +302,7 @@ def transformer_classifier_learner(
     check_metrics(learn)
     check_weights(learn)
     if own is None: start_numbers(learn, keep=has_head(pretrained, learn.model))
-    learn.automatic = automatic
+    learn.free_fields = _free_fields(automatic, asked, own=own, block=block)
     _set_up_wide(wide_path(learn.model), dls, asked)
     if scaled: learn.add_cb(InSpreads(not learner_kw.get('loss_func')))
     return learn.add_cbs([OneClass(), CountWords()])

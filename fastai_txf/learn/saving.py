@@ -124,7 +124,7 @@ def check_answers(
     if not (diff := fields + lists + reads): return
     remedy = ['the learner with the same values']*bool(fields)
     remedy += ['loaders with the same vocabulary and labels (text_vocab=…, '
-               'y_block=CategoryBlock(vocab=…))']*bool(lists)
+               'y_block=CategoryBlock(vocab=…, sort=False))']*bool(lists)
     remedy += ['loaders with the same options']*bool(reads)
     text = (f'{source} holds the weights of a model with {", ".join(diff)}: make '
             f'{" and ".join(remedy)}; for another task, `save_encoder` and `load_encoder` take '

@@ -266,7 +266,8 @@ def _check_same(learn, kind, codecs, labels, folder):
     own = _class_labels(learn)
     if (own['kind'], own['names']) != (labels['kind'], labels['names']):
         _refuse(f"these loaders have the labels {str(own['names'])[:60]}, and {folder} has "
-                f"{str(labels['names'])[:60]}", 'make them with y_block=CategoryBlock(vocab=…)')
+                f"{str(labels['names'])[:60]}",
+                'make them with y_block=CategoryBlock(vocab=…, sort=False)')
 
 def _take_weights(learn, model, folder):
     "Give a learner the weights of `model`. A ValueError for one that would answer otherwise."

@@ -23,7 +23,7 @@ from fastcore.meta import delegates
 from fastcore.xtras import is_listy
 from ..base.checks import check_batch_size, check_share, check_values
 from ..base.ids import CheckedIds, evenly_drawn
-from .special import pad_index, text_vocab, unknown_cause
+from .special import pad_index, text_vocab, TokenIds, unknown_cause
 from .tokens import as_tokenizer, workers_for
 from .plain import kept
 from .frames import (
@@ -132,6 +132,7 @@ def _text_block(tok, vocab, is_lm, seq_len, min_freq, max_vocab, **kwargs):
     if vocab is not None: vocab = list(vocab)
     res = TextBlock(tok, vocab, is_lm, seq_len, **kwargs)
     res.type_tfms[1] = _Numericalize(vocab, ifnone(min_freq, tok.tok.min_freq), max_vocab)
+    if vocab is not None: res.type_tfms[1].o2i = TokenIds(vocab)
     if tok.starts: res.type_tfms = L(tok, TextStart(), *res.type_tfms[1:])
     if vocab is not None and not is_lm:
         res.dls_kwargs = {'before_batch': Pad_Chunk(pad_idx=pad_index(vocab), seq_len=seq_len)}
@@ -200,7 +201,7 @@ class TransformerDataLoaders(TextDataLoaders):
         tok = TextTokenizer.from_df(cols, as_tokenizer(tok_tfm), rules,
                                     tok_text_col=tok_text_col, n_workers=n_workers)
         tok.tok.learn(join_columns(df[~valid], cols), tok.rules)
-        vocab = ifnone(text_vocab, tok.tok.vocab) # a counted one has xxbos
+        vocab = tok.tok.vocab if text_vocab is None else list(text_vocab) # a counted one has xxbos
         tok.starts = is_lm and starts and (vocab is None or BOS in vocab)
         x_block = _text_block(tok, vocab, is_lm, seq_len, min_freq, max_vocab,
                               backwards=backwards)

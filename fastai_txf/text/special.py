@@ -6,7 +6,7 @@
 __all__ = ['text_vocab', 'pad_index', 'mask_index', 'ordinary_tokens', 'decode_specials', 'leading_space']
 
 # %% ../../nbs/2_text/00_special.ipynb #93d682ce
-import html, re, sys, unicodedata
+import html, re, sys, unicodedata, warnings
 from collections import Counter
 from os import PathLike
 from ..base.plain import first, is_listy
@@ -123,6 +123,20 @@ def unknown_cause(
     return (f'{n_unk/(n_unk+n_known):.0%} of the {which} tokens are in no vocabulary and become '
             'xxunk, as text without spaces does, so texts look alike: cut smaller pieces, '
             'tok_tfm=BPETokenizer(2000) or CharTokenizer()')
+
+# %% ../../nbs/2_text/00_special.ipynb #tokenid2
+class TokenIds(dict):
+    """From tokens to ids, of a token that stands twice the last. Others are 0; a warning for the
+    first of them if token 0 is an ordinary one."""
+    def __init__(self, vocab):
+        super().__init__({t:i for i,t in enumerate(vocab) if t != FAKE})
+        self.other = str(vocab[0])
+    def __missing__(self, tok):
+        if 'unk' not in self.other.lower():
+            warnings.warn(f'{tok!r} is not in the vocabulary and becomes its first token, '
+                          f'{self.other!r}, as does all else that is not: begin it with {UNK!r}')
+            self.other = UNK
+        return 0
 
 # %% ../../nbs/2_text/00_special.ipynb #740c346a
 _max_rep = 1000

@@ -21,7 +21,8 @@ from fastcore.xtras import is_listy
 from ..base.checks import check_batch_size, check_spelling, check_values
 from ..base.files import read_text
 from ..base.ids import FlatIds, flat_ids, open_ids
-from .special import check_unicode, not_a_text
+from .special import (
+    check_ordered, check_unicode, not_a_text, pad_index, TokenIds)
 from .tokens import as_tokenizer, token_lists
 from .frames import as_frame, one_column, read_csv, refuse_keys, split_rows
 from .labels import check_df
@@ -42,20 +43,23 @@ class _FileTexts:
         self.encoding = encoding
     def __iter__(self): return (read_text(f, self.encoding) for f in self.files)
 
-def _only_texts(texts):
-    "`texts`, a TypeError for what is none."
-    if isinstance(texts, str):
-        raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
-    if texts is None:
-        raise TypeError('None in place of texts: give a list, or leave out valid where there are '
-                        'no texts to validate on')
-    refuse_keys(texts)
-    for i,t in enumerate(texts):
-        if not isinstance(t, str): raise not_a_text(t, i)
-        if i == 0 and isfile(t):
-            warnings.warn(f'{t!r} is taken as a text, and there is a file of this name: '
-                          'from_files reads files')
-        yield check_unicode(t, i)
+class _OnlyTexts:
+    "Texts that are given. A TypeError for what is none: of all at once, of one when it comes."
+    def __init__(self, texts):
+        if isinstance(texts, str):
+            raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
+        if texts is None:
+            raise TypeError('None in place of texts: give a list, or leave out valid where there '
+                            'are no texts to validate on')
+        refuse_keys(texts)
+        self.texts,self.once = texts, iter(texts) is texts
+    def __iter__(self):
+        for i,t in enumerate(self.texts):
+            if not isinstance(t, str): raise not_a_text(t, i)
+            if i == 0 and isfile(t):
+                warnings.warn(f'{t!r} is taken as a text, and there is a file of this name: '
+                              'from_files reads files')
+            yield check_unicode(t, i)
 
 def _begun(lists, bos):
     "Each text as an array, with `bos` before it unless it begins with that."
@@ -84,20 +88,20 @@ def _counted(toks, starts, min_freq, max_vocab, file):
 
 def _numbered(texts, tok, vocab, starts, n_workers):
     "Lists of ids in `vocab`, straight from the tokenizer if it is its own."
+    ids = TokenIds(vocab)
     if tok.tok.token_ids is not None and vocab == tok.tok.vocab:
         lists = tok.tok.token_ids(maps(*tok.rules, texts))
     else:
-        get = {t:i for i,t in reversed([*enumerate(vocab)])}.get
         toks = token_lists(texts, tok.tok, tok.rules, n_workers)
-        lists = ([get(t, 0) for t in ts] for ts in toks)
-    return _begun(lists, vocab.index(BOS)) if starts and BOS in vocab else lists
+        lists = ([ids[t] for t in ts] for ts in toks)
+    return _begun(lists, ids[BOS]) if starts and BOS in ids else lists
 
 def _set_up(tok, texts):
     "Let a tokenizer learn that has to."
     if tok.tok.ready: return
-    if iter(texts) is texts:
-        raise ValueError(f'{type(tok.tok).__name__} has to learn from the texts '
-                         f'before it cuts them, and {type(texts).__name__} gives them only once: '
+    if texts.once:
+        raise ValueError(f'{type(tok.tok).__name__} has to learn from the texts before it cuts '
+                         f'them, and {type(texts.texts).__name__} gives them only once: '
                          'pass a list, or train the tokenizer first')
     tok.tok.learn(texts, tok.rules)
 
@@ -151,16 +155,19 @@ class LMDataLoaders(DataLoaders):
         check_values(min_freq=min_freq, max_vocab=max_vocab, n_workers=n_workers,
                      text_vocab=text_vocab)
         check_streams(**kwargs)
+        train,valid = map(_OnlyTexts, (train, valid))
         tok = TextTokenizer(as_tokenizer(tok_tfm), rules, text_col)
+        vocab = tok.tok.vocab if text_vocab is None else list(text_vocab)
+        if vocab is not None: pad_index(vocab) # before any work
         _set_up(tok, train)
-        vocab = ifnone(text_vocab, tok.tok.vocab)
+        vocab = ifnone(vocab, tok.tok.vocab)
         def file(name): return None if folder is None else Path(folder)/f'{name}.ids'
         def ids(texts, name):
-            lists = _numbered(_only_texts(texts), tok, vocab, starts, n_workers)
+            lists = _numbered(texts, tok, vocab, starts, n_workers)
             return flat_ids(lists, file(name))
         if vocab is not None: flat = ids(train, 'train')
         else:
-            toks = token_lists(_only_texts(train), tok.tok, tok.rules, n_workers)
+            toks = token_lists(train, tok.tok, tok.rules, n_workers)
             flat,vocab = _counted(toks, starts, ifnone(min_freq, tok.tok.min_freq), max_vocab,
                                   file('train'))
         tfms = [tok, *[TextStart()]*(starts and BOS in vocab), Numericalize(list(vocab))]
@@ -168,7 +175,7 @@ class LMDataLoaders(DataLoaders):
         return cls.from_sets(sets, **kwargs)
 
     @classmethod
-    @delegates(from_texts, but=['text_col'])
+    @delegates(from_texts, but=['valid','text_col'])
     def from_df(cls,
         df:pd.DataFrame, # a row for each text
         valid_pct:float=0.2, # share of validation rows, drawn at random, if there is no `valid_col`
@@ -178,6 +185,7 @@ class LMDataLoaders(DataLoaders):
         **kwargs
     ):
         "Loaders from the rows of `df`. A ValueError names the rows, the column and the remedy."
+        check_spelling(cls.from_df, kwargs)
         df = as_frame(df)
         col = one_column(df, text_col)
         valid,asked = split_rows(df, valid_col, valid_pct, seed)
@@ -245,6 +253,7 @@ def test_dl(self:LMDataLoaders,
 def _checked_texts(items, codec):
     "`items` as texts; lists of tokens, or of ids, stay as they are."
     items = kept(items)
+    check_ordered(items)
     if is_listy(items) and len(items):
         if all(isinstance(o, torch.Tensor) for o in items): return items
         items = [read_text(o) if isinstance(o, Path) else o for o in items]

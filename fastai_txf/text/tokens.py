@@ -8,6 +8,7 @@ __all__ = ['BatchTokenizer', 'CharTokenizer', 'BPETokenizer', 'token_lists']
 # %% ../../nbs/2_text/01_tokens.ipynb #32c4755a
 import multiprocessing, pickle, re, sys
 from array import array
+from collections.abc import Sized
 from ..base.plain import chunked, compose, is_listy, maps, package
 from .special import special_tokens
 
@@ -117,21 +118,22 @@ class BPETokenizer(BatchTokenizer):
         if isinstance(texts, str):
             raise TypeError(f'one str is not many texts: give a list, [{texts[:20]!r}…]')
         t = _tokenizers()
-        self.tok = t.Tokenizer(t.models.BPE())
-        self.tok.pre_tokenizer = t.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        self.tok.decoder = t.decoders.ByteLevel()
-        try: self.tok.train_from_iterator(texts, self._trainer(t))
+        tok = t.Tokenizer(t.models.BPE())
+        tok.pre_tokenizer = t.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tok.decoder = t.decoders.ByteLevel()
+        try: tok.train_from_iterator(texts, self._trainer(t))
         except UnicodeEncodeError as e:
             _check_text(e.object)
             raise
-        return self._number()
+        return self._take(tok)
 
-    def _number(self):
-        "List the pieces in the order of their numbers."
-        ids = self.tok.get_vocab()
+    def _take(self, tok):
+        "Cut by `tok`; list its pieces in the order of their numbers."
+        ids = tok.get_vocab()
         special = special_tokens() # "xxbos" in a text is none of them
         self.pieces = sorted(ids, key=ids.get)
         self.whole = [list(t) if t in special else [t] for t in self.pieces]
+        self.tok = tok
         return self
 
     @property
@@ -144,8 +146,7 @@ class BPETokenizer(BatchTokenizer):
         table:str, # the `table` of another one
     ): # `self`
         "Take over what another one has learned."
-        self.tok = _tokenizers().Tokenizer.from_str(table)
-        return self._number()
+        return self._take(_tokenizers().Tokenizer.from_str(table))
 
     def _trainer(self, t):
         "What learns the pairs, of the package `t`."
@@ -275,7 +276,8 @@ class ForeignTokenizer(BatchTokenizer):
         rules=None, # what rewrites them before they are cut
     ): # `self`
         "fastai's `setup`, which sees by itself whether it has been called before."
-        if setup := self._its('setup'): setup(texts, rules)
+        setup = self._its('setup')
+        if setup: setup(texts if isinstance(texts, Sized) else list(texts), rules)
         return self
 
     def __call__(self,
@@ -290,7 +292,8 @@ class ForeignTokenizer(BatchTokenizer):
         n_workers:int=0, # processes
     ): # yields a list of tokens for each
         "Rewrite texts and cut them by fastai's own function, some of them at a time."
-        many = [texts] if is_listy(texts) and n_workers else chunked(texts, 10_000)
+        whole = n_workers and is_listy(texts) and isinstance(texts, Sized)
+        many = [texts] if whole else chunked(texts, 10_000)
         for some in many: yield from _cut_by_fastai(some, n_workers, rules=rules, tok=self.tok)
 
 def _cut_by_fastai(texts, n_workers, **kwargs):

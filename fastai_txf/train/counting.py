@@ -39,7 +39,7 @@ def idf_weights(
     1972). The mean square over all occurrences is 1, so `C` means what it means without weights."""
     n = x.getnnz(0)
     r = np.log((1+x.shape[0])/(1+n)) + 1
-    return r/np.sqrt((n*r**2).sum()/n.sum())
+    return r/np.sqrt((n*r**2).sum()/max(n.sum(), 1))
 
 def unit_rows(
     x, # which text has which feature, sparse, `(n_texts, n_features)`
@@ -47,7 +47,7 @@ def unit_rows(
     "Each text as a vector of length 1."
     sklearn_package()
     from sklearn.preprocessing import normalize
-    return normalize(x)
+    return normalize(x) if x.shape[1] else x
 
 # %% ../../nbs/4_train/10_counting.ipynb #527db229
 _certain = 10. # log-odds of a class that all texts have
@@ -74,6 +74,8 @@ def _fit_class(weigh, n, y, C, weight=None):
     "Weights `(n,)` and bias of one class against the rest; texts may count more or less."
     some = y if weight is None else y[weight > 0]
     if some.all() or not some.any(): return np.zeros(n), _certain if some.all() else -_certain
+    p = np.average(y, weights=weight)
+    if not n: return np.zeros(0), np.log(p/(1-p))
     r,x = weigh(y)
     new = sklearn_package().linear_model.LogisticRegression
     model = new(C=C, solver='liblinear', random_state=0)    # draws no numbers of the training's
@@ -103,6 +105,7 @@ def _penalty(x, y):
 def _fit_numbers(x, y):
     "Weights `(n_features, n_out)` and biases of a ridge regression."
     y = y.reshape(len(y), -1)
+    if not x.shape[1]: return np.zeros((0, y.shape[1])), y.mean(0)
     model = sklearn_package().linear_model.Ridge(_penalty(x, y)).fit(x, y)
     return model.coef_.reshape(-1, x.shape[1]).T, np.atleast_1d(model.intercept_)
 
@@ -122,7 +125,9 @@ def fit_linear(
     power:float=1., # of the log-count ratios: 0 counts all features alike; None: tf–idf
     weight=None, # of each class in the loss, or of the texts that have a label, `(n_out,)`
 ): # weights `(n_features, n_out)` and biases `(n_out,)`; if `is_by_length`, for `unit_rows`
-    "A linear model of texts and targets, its features weighted by naive Bayes or by rarity."
+    """A linear model of texts and targets, its features weighted by naive Bayes or by rarity;
+    without features the log-odds or the mean. Of numbers it is a ridge regression, which knows
+    neither `C` nor `power`: it chooses the penalty of each (`RidgeCV`)."""
     if is_by_length(kind, power): x = unit_rows(x)
     if kind == 'regression': return _fit_numbers(x, y)
     weigh = _weigher(x, power)
@@ -280,9 +285,12 @@ def count_features(
     power:float=1., # of the log-count ratios, or None, as in `fit_linear`
     weight=None, # of each output, as in `fit_linear`
 ): # `wide`
-    """Fit the wide path to labelled texts. A ValueError without texts, or for `C`, `power` or
-    `share` out of range."""
+    """Fit the wide path to labelled texts. A ValueError without texts, for `C`, `power` or
+    `share` out of range, and for `C` or `power` of numbers."""
     check_values(C=ifnone(C, 1.), power=power, share=share)
+    if kind == 'regression' and (C,power) != (None,1):
+        raise ValueError(f'{C=}, {power=}: numbers take neither, the penalty of each is chosen by '
+                         'leaving out one text after the other: leave both out')
     if not len(texts): raise ValueError('there are no texts to count in')
     _check_bounded(wide, share)
     x,used = feature_matrix(wide, texts)
