@@ -7,14 +7,15 @@ __all__ = ['ResumeCallback']
 
 # %% ../../nbs/4_train/07_resume.ipynb #8058c7ff
 import math, warnings
-from fastai.callback.core import Callback, CancelEpochException, CancelFitException
+from fastai.callback.core import CancelEpochException, CancelFitException
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.tracker import SaveModelCallback
 from fastai.learner import join_path_file, Recorder
 from fastai.torch_core import get_random_states, num_distrib, set_random_states
 from fastcore.foundation import GetAttr, store_attr
-from ..base.compat import is_fit, is_search
+from ..base.compat import is_search
 from ..base.files import load_tensors, save_tensors, sweep
+from .optim import FitCallback
 from .schedule import TimeBudget
 from .state import (
     as_plain, dls_state, fit_state, log_sizes, plain_attrs, remembering,
@@ -31,7 +32,7 @@ class _Watched(GetAttr):
 
 _in_file = 'run','fit','epoch','iter','start','rows','state'
 
-class ResumeCallback(Callback):
+class ResumeCallback(FitCallback):
     """Keep a fit's state in a file, and resume from it if it is there; a fit that ends removes it.
     Runs that differ in random numbers alone cannot be told apart: give each a name of its own.
     A ValueError: another run's file. A TypeError: several processes, a schedule by the clock."""
@@ -44,10 +45,6 @@ class ResumeCallback(Callback):
         store_attr()
         self._runs,self._paused = [],[] # fits that are done; callbacks that wait
         self._on,self._saved = False,None
-
-    def __call__(self, event_name):
-        "As in `Callback`, in fits: a validation, beside a fit or within one, leaves all as it is."
-        if is_fit(self.learn): return super().__call__(event_name)
 
     def before_fit(self):
         self._on = not is_search(self.learn)

@@ -7,16 +7,17 @@ __all__ = ['TimeBudget', 'inverse_sqrt', 'warmup_stable_decay']
 
 # %% ../../nbs/4_train/03_schedule.ipynb #ec2db70a
 import numpy as np, time, warnings
-from fastai.callback.core import Callback, CancelFitException, CancelTrainException
+from fastai.callback.core import CancelFitException, CancelTrainException
 from fastai.callback.schedule import ParamScheduler
 from fastai.learner import Learner
 from fastcore.basics import ifnone, patch, store_attr
 from fastcore.foundation import L
 from fastcore.meta import delegates
 from ..base.checks import check_rates, check_values
+from .optim import FitCallback
 
 # %% ../../nbs/4_train/03_schedule.ipynb #03070ac6
-class TimeBudget(Callback):
+class TimeBudget(FitCallback):
     """Let `pct_train` follow the clock, and end the fit after `minutes` of training.
     A ValueError for minutes that are not above 0 and finite."""
     order = -20
