@@ -726,6 +726,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'fastai_txf/learn/base.py'),
                                        'fastai_txf.learn.base.TransformerLearner._scored_loader': ( '5_learn/base.html#transformerlearner._scored_loader',
                                                                                                     'fastai_txf/learn/base.py'),
+                                       'fastai_txf.learn.base.TransformerLearner._within': ( '5_learn/base.html#transformerlearner._within',
+                                                                                             'fastai_txf/learn/base.py'),
                                        'fastai_txf.learn.base.TransformerLearner.added_cbs': ( '5_learn/base.html#transformerlearner.added_cbs',
                                                                                                'fastai_txf/learn/base.py'),
                                        'fastai_txf.learn.base.TransformerLearner.all_batches': ( '5_learn/base.html#transformerlearner.all_batches',
