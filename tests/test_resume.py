@@ -205,6 +205,22 @@ def test_refuses_another_first_fit(new, capsys):
     tune(KillLast())
     assert 'this fit is done, and a later one goes on' in capsys.readouterr().out
 
+@pytest.mark.parametrize('validates', [0,1])
+def test_warmup_counts_batches_of_training(new, validates):
+    "The schedule is the same after a validation, of another number of batches, in one of the processes; also in the second fit"
+    def fitted(seed, *cbs, validates=0):
+        learn = new('clf', seed)
+        if validates: learn.validate()
+        for n in (1,2): learn.fit_warmup(n, 1e-2, warmup=12, cbs=[*cbs])
+        return dict(lrs=torch.tensor(learn.recorder.lrs), **weights(learn))
+    class KillLast(Kill):
+        def __call__(self, event_name):
+            if self.n_epoch == 2: super().__call__(event_name)
+    want = fitted(0, KillLast())
+    assert want['lrs'].argmax() == 11
+    with pytest.raises(KeyboardInterrupt): fitted(0, ResumeCallback(every=2), KillLast(5))
+    assert_same(want, fitted(1, ResumeCallback(every=2), KillLast(), validates=validates))
+
 @pytest.mark.parametrize('fit,change', [('fit_one_cycle', dict(div=2)), ('fit_one_cycle', dict(div_final=10)), ('fit_one_cycle', dict(moms=(.5,.85,.5))),
                                         ('fit_wsd', dict(warmup=.2)), ('fit_wsd', dict(decay=.7)), ('fit_flat_cos', dict(pct_start=.5))], ids=str)
 def test_refuses_another_schedule(new, fit, change):

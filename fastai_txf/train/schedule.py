@@ -94,8 +94,7 @@ def fit_warmup(self:Learner,
     self.opt.set_hyper('lr', check_rates(lr_max, len(self.opt.param_lists)))
     lrs = np.array([h['lr'] for h in self.opt.hypers])
     def lrs_at(pct):
-        n_iter = getattr(self, 'n_iter', len(self.dls.train))     # not known before the first batch
-        return lrs*inverse_sqrt(1 + round(pct*n_epoch*n_iter), warmup)
+        return lrs*inverse_sqrt(1 + round(pct*n_epoch*len(self.dls.train)), warmup)
     self.fit(n_epoch, cbs=ParamScheduler({'lr':lrs_at}) + L(cbs), **kwargs)
 
 # %% ../../nbs/4_train/03_schedule.ipynb #3f1c7a11
