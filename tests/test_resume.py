@@ -1,5 +1,5 @@
 "A training that was killed ends as if it had not been"
-import json, os, random, subprocess, sys
+import json, os, random, subprocess, sys, warnings
 from collections import Counter, defaultdict
 from functools import partial
 import numpy as np, pandas as pd, pytest, torch
@@ -188,6 +188,29 @@ def test_fine_tune(new, at):
     want = tuned(0, KillIn())
     with pytest.raises(KeyboardInterrupt): tuned(0, ResumeCallback(every=2), KillIn(at))
     assert_same(want, tuned(1, ResumeCallback(every=2), KillIn()))
+
+@pytest.mark.parametrize('at', [8,11])
+def test_what_counts_through_fine_tune(new, at):
+    "What callbacks and a loss have counted and learnt in the first fit is there in the second, though the first is skipped"
+    class Tally(Callback):
+        def __init__(self, steps=0, seen=()): self.steps,self.seen,self.first = steps,[*seen],None
+        def after_step(self):
+            self.steps += 1
+            self.seen.append(self.steps)
+            if self.first is None: self.first = float(self.loss)
+    class KillLast(Kill):
+        def __call__(self, event_name):
+            if self.opt.frozen_idx == 0: super().__call__(event_name)
+    def tuned(seed, *cbs):
+        loss,tally = Temperature(), Tally()
+        learn = new('clf', seed, loss_func=loss, splitter=lambda m: [[*m.encoder.parameters()], [*m.head.parameters(), loss.t]])
+        learn.fine_tune(2, 1e-2, freeze_epochs=1, cbs=[*cbs, tally, GradientAccumulation(7)])
+        return dict(t=loss.t.detach(), counts=torch.tensor([loss.calls, loss.seen, tally.steps, tally.first, *tally.seen]), epochs=torch.tensor(learn.last_fit['epochs']), **weights(learn))
+    want = tuned(0, KillLast())
+    with pytest.raises(KeyboardInterrupt): tuned(0, ResumeCallback(every=4), KillLast(at))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)
+        assert_same(want, tuned(1, ResumeCallback(every=4), KillLast()))
 
 def test_refuses_another_first_fit(new, capsys):
     "A file of the second fit of `fine_tune` belongs to the first as it was; that one is skipped, aloud"
