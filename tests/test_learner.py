@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from sklearn.metrics import f1_score
 from torch import nn
 from fastai.text.all import (AccumMetric, AvgMetric, BaseLoss, BaseTokenizer, BCEWithLogitsLossFlat, Callback, CancelFitException, CancelTrainException, CategoryBlock,
-                             ClassificationInterpretation, CrossEntropyLossFlat, CSVLogger, DataBlock, EarlyStoppingCallback, F1Score, FocalLoss, FocalLossFlat, F1ScoreMulti, GradientClip,
+                             ClassificationInterpretation, CrossEntropyLossFlat, CSVLogger, DataBlock, EarlyStoppingCallback, F1Score, FocalLoss, FocalLossFlat, F1ScoreMulti, GradientAccumulation, GradientClip,
                              GrandparentSplitter, L, L1LossFlat, LabelSmoothingCrossEntropyFlat, Learner, Metric, Module, MCDropoutCallback, MSELossFlat, PearsonCorrCoef, Perplexity, R2Score,
                              ReduceLROnPlateau, RegressionBlock, RMSProp, RocAuc, RocAucBinary, RocAucMulti, SaveModelCallback, SGD, TextBlock,
-                             TextDataLoaders, ValueMetric, accuracy, accuracy_multi, get_text_files, load_learner, mae, parent_label, rmse, set_seed,
+                             TextDataLoaders, ValueMetric, accuracy, accuracy_multi, get_text_files, load_learner, mae, no_random, parent_label, rmse, set_seed,
                              tokenize_folder, top_k_accuracy)
 import fastai.text.learner as fastai_text, fastai_txf.learn.transfer as transfer, fastai_txf.text.pairs as pairs
 from fastai_txf.text.special import pad_index, text_vocab, vocab_lists
@@ -1331,6 +1331,48 @@ def test_weights_of_classes_train(make, loss):
 
 def test_weights_of_an_array(make):
     with pytest.raises(TypeError, match=r'weight is a ndarray.*torch.tensor\(weight\).float\(\)'): make(loss_func=FocalLossFlat(weight=np.ones(2)))
+
+class Asks(Callback):
+    "Validates or predicts when an epoch's training is over"
+    def __init__(self, asks=None): self.asks,self.told = asks,[]
+    def after_train(self):
+        with no_random(): self.told.append(self.asks and self.asks(self.learn))
+
+@both
+@pytest.mark.parametrize('asks', [lambda o: o.validate(), lambda o: o.get_preds(), lambda o: o.validate(cbs=Listener())], ids=['validate','get_preds','cbs'])
+def test_validation_within_a_fit(make, kind, asks, df, tmp_path):
+    "To the bit the fit is as without: weights, record, log, the count of steps, mixed precision, gradients that wait for more texts"
+    def fitted(cb):
+        set_seed(1)
+        learn = make(kind, dls=make_dls(df, **(dict(is_lm=True, seq_len=16) if kind == 'lm' else {})), metrics=accuracy).to_bf16()
+        counts,heard = [], All()
+        class Counts(Callback):
+            def after_epoch(self): counts.append((self.epoch, self.train_iter, self.pct_train))
+        learn.fit_one_cycle(3, 1e-2, cbs=[cb, Counts(), heard, GradientAccumulation(9), CSVLogger()])
+        rec,log = learn.recorder, pd.read_csv(tmp_path/'history.csv').drop(columns='time')
+        return [learn.last_fit, rec.values, [*map(float, rec.losses)], rec.iters, rec.lrs, rec.hps, counts, log.values.tolist()], weights(learn), heard.heard.count('before_fit')
+    cb = Asks(asks)
+    want,ours = fitted(Asks()), fitted(cb)
+    assert str(want[0]) == str(ours[0]) and want[0][0]['epochs'] == 3 and want[2] == ours[2] == 1
+    for k,v in want[1].items(): assert torch.equal(v, ours[1][k]), k
+    if asks.__code__.co_names[0] == 'validate': assert [*cb.told[-1]] == want[0][1][-1][1:]
+
+@both
+def test_callbacks_of_a_validation_within_a_fit(make, kind):
+    "They hear it begin and end, also if it is broken off"
+    class Stops(All):
+        def __call__(self, event_name):
+            super().__call__(event_name)
+            if event_name == 'after_pred': raise KeyboardInterrupt
+    def asks(learn):
+        for f in (learn.validate, learn.get_preds):
+            f(cbs=(cb := All()))
+            assert cb.heard[:2] == ['before_fit','before_epoch'] and cb.heard[-2:] == ['after_epoch','after_fit']
+        with pytest.raises(KeyboardInterrupt): learn.validate(cbs=(cb := Stops()))
+        assert cb.heard[-3:] == ['after_pred','after_epoch','after_fit']
+    learn = make(kind)
+    learn.fit(2, 1e-3, cbs=Asks(asks))
+    assert len(learn.recorder.values) == 2
 
 class Copies(Callback):
     "Copies and exports the learner in its first epoch"

@@ -1,5 +1,5 @@
 "A training that was killed ends as if it had not been"
-import json, os, random, subprocess, sys
+import json, os, random, subprocess, sys, warnings
 from collections import Counter, defaultdict
 from functools import partial
 import numpy as np, pandas as pd, pytest, torch
@@ -189,6 +189,29 @@ def test_fine_tune(new, at):
     with pytest.raises(KeyboardInterrupt): tuned(0, ResumeCallback(every=2), KillIn(at))
     assert_same(want, tuned(1, ResumeCallback(every=2), KillIn()))
 
+@pytest.mark.parametrize('at', [8,11])
+def test_what_counts_through_fine_tune(new, at):
+    "What callbacks and a loss have counted and learnt in the first fit is there in the second, though the first is skipped"
+    class Tally(Callback):
+        def __init__(self, steps=0, seen=()): self.steps,self.seen,self.first = steps,[*seen],None
+        def after_step(self):
+            self.steps += 1
+            self.seen.append(self.steps)
+            if self.first is None: self.first = float(self.loss)
+    class KillLast(Kill):
+        def __call__(self, event_name):
+            if self.opt.frozen_idx == 0: super().__call__(event_name)
+    def tuned(seed, *cbs):
+        loss,tally = Temperature(), Tally()
+        learn = new('clf', seed, loss_func=loss, splitter=lambda m: [[*m.encoder.parameters()], [*m.head.parameters(), loss.t]])
+        learn.fine_tune(2, 1e-2, freeze_epochs=1, cbs=[*cbs, tally, GradientAccumulation(7)])
+        return dict(t=loss.t.detach(), counts=torch.tensor([loss.calls, loss.seen, tally.steps, tally.first, *tally.seen]), epochs=torch.tensor(learn.last_fit['epochs']), **weights(learn))
+    want = tuned(0, KillLast())
+    with pytest.raises(KeyboardInterrupt): tuned(0, ResumeCallback(every=4), KillLast(at))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)
+        assert_same(want, tuned(1, ResumeCallback(every=4), KillLast()))
+
 def test_refuses_another_first_fit(new, capsys):
     "A file of the second fit of `fine_tune` belongs to the first as it was; that one is skipped, aloud"
     def tune(*cbs, n=1): new('clf', 0).fine_tune(2, 1e-2, freeze_epochs=n, cbs=[ResumeCallback(), *cbs])
@@ -204,6 +227,22 @@ def test_refuses_another_first_fit(new, capsys):
     capsys.readouterr()
     tune(KillLast())
     assert 'this fit is done, and a later one goes on' in capsys.readouterr().out
+
+@pytest.mark.parametrize('validates', [0,1])
+def test_warmup_counts_batches_of_training(new, validates):
+    "The schedule is the same after a validation, of another number of batches, in one of the processes; also in the second fit"
+    def fitted(seed, *cbs, validates=0):
+        learn = new('clf', seed)
+        if validates: learn.validate()
+        for n in (1,2): learn.fit_warmup(n, 1e-2, warmup=12, cbs=[*cbs])
+        return dict(lrs=torch.tensor(learn.recorder.lrs), **weights(learn))
+    class KillLast(Kill):
+        def __call__(self, event_name):
+            if self.n_epoch == 2: super().__call__(event_name)
+    want = fitted(0, KillLast())
+    assert want['lrs'].argmax() == 11
+    with pytest.raises(KeyboardInterrupt): fitted(0, ResumeCallback(every=2), KillLast(5))
+    assert_same(want, fitted(1, ResumeCallback(every=2), KillLast(), validates=validates))
 
 @pytest.mark.parametrize('fit,change', [('fit_one_cycle', dict(div=2)), ('fit_one_cycle', dict(div_final=10)), ('fit_one_cycle', dict(moms=(.5,.85,.5))),
                                         ('fit_wsd', dict(warmup=.2)), ('fit_wsd', dict(decay=.7)), ('fit_flat_cos', dict(pct_start=.5))], ids=str)
@@ -247,7 +286,7 @@ def test_validation_within_a_fit(new, tmp_path):
     want = trained(new('clf', 0))
     assert not list((tmp_path/'models').iterdir())
     learn = new('clf', 0)
-    killed(learn, *cbs(Kill(5, how=lambda: learn.epoch and stop()))) # each validation begins another count of steps
+    killed(learn, *cbs(Kill(len(learn.dls.train)+5)))
     file = load_tensors(tmp_path/'models'/'resume.pth', '', '')
     assert (file['epoch'],file['iter']) == (1,3)
     assert_same(want, trained(new('clf', 1)))

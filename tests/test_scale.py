@@ -306,6 +306,18 @@ def test_spared_in_no_file(make, dls_lm, cls, tmp_path):
     assert len(mid.within) > len(own) and spared(learn) == own
     assert spared(make('lm', opt_func=Adam).load('mid')) == own
 
+@pytest.mark.parametrize('cls', [None,Learner])
+def test_spared_after_a_validation_within_the_fit(make, dls_lm, cls):
+    "A validation in the middle of a fit leaves spared what the fit spares"
+    learn = make('lm', opt_func=Adam)
+    if cls: learn = quiet(cls(dls_lm, learn.model, CrossEntropyLossFlat(), opt_func=Adam))
+    class Look(Callback):
+        def before_train(self): seen.append([self.opt.state[p].get('do_wd', True) for p,*_ in self.opt.all_params()])
+        def after_train(self): self.learn.validate()
+    seen = []
+    learn.fit(2, 1e-3, cbs=[SpareDecay(),Look()])
+    assert seen[0] == seen[1]
+
 def test_lr_find_spares_for_itself(make):
     "A search for a rate whose learner spares weights leaves none of them spared when the callback is gone"
     learn = make('lm', opt_func=Adam, cbs=SpareDecay())

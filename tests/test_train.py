@@ -9,7 +9,7 @@ from fastai.text.all import (Adam, Callback, CancelBatchException, CancelFitExce
                              Learner, MSELossFlat, ProgressCallback, ReduceLROnPlateau, SaveModelCallback, SGD, accuracy, slide, steep, valley, minimum)
 from fastai_txf.model.models import classifier_splitter, lm_splitter
 from fastai_txf.learn.lm import transformer_lm_learner
-from fastai_txf.train import heap
+from fastai_txf.train import heap, schedule
 from fastai_txf.train.losses import chunked_cross_entropy
 from fastai_txf.train.muon import _best_dtype, muon
 from fastai_txf.train.optim import adamw
@@ -284,6 +284,23 @@ def test_fit_minutes_counts_no_validation():
     learn = toy_learner(cbs=[TimeSink(), Slow()])
     learn.fit_minutes(1.5/60, 1e-2)
     assert len(learn.recorder.losses) > 32 # 1.5 s of batches, though half a second went to each validation
+
+@pytest.mark.parametrize('f', ['validate','get_preds'])
+@pytest.mark.parametrize('new', [lambda make: toy_learner(), lambda make: make('clf')], ids=['plain','clf'])
+def test_a_validation_within_a_fit_by_the_clock(make, monkeypatch, new, f):
+    "The clock goes on: the fit has the steps that it has without, on a clock that goes by its readings"
+    def fit(**kw):
+        monkeypatch.setattr(schedule, 'time', SimpleNamespace(perf_counter=iter(range(10_000)).__next__))
+        new(make).fit_minutes(2, 1e-3, cbs=Watch(**kw))
+        return steps
+    class Watch(Callback):
+        def __init__(self, asks): self.asks = asks
+        def after_step(self): steps.append(self.pct_train)
+        def after_train(self):
+            if self.asks: getattr(self.learn, f)()
+            if self.epoch > 20 or len(steps) > 500: raise CancelFitException()
+    steps = []; want = fit(asks=False)
+    steps = []; assert fit(asks=True) == want and 1 > want[-1] > 0.9
 
 # Mixed precision
 

@@ -8,6 +8,7 @@ __all__ = ['TransformerLearner']
 # %% ../../nbs/5_learn/04_base.ipynb #c2d17d62
 import inspect, pandas as pd, torch, torch.nn as nn, warnings
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from pathlib import Path
 from fastai.callback.fp16 import AMPMode
@@ -244,11 +245,32 @@ class TransformerLearner(StepLearner):
         cbs=None, # more callbacks
         inner:bool=False, # within a fit, whose callbacks go on
     ):
-        "As in `Learner`; if a callback's `before_fit` raises, what was entered is left again."
+        """As in `Learner`; if a callback's `before_fit` raises, what was entered is left again.
+        Within a fit its callbacks go on, and hear of no other that begins or ends."""
         cms = super().validation_context(cbs, inner).default
         if inner: return _Unwinding(cms)
+        if any(isinstance(cb, ReuseMemory) for cb in self._guests): # that of a fit
+            return _Unwinding([*cms[:-1], self._within([*self.cbs])])
         beside = all_running(self, (TrackerCallback,CSVLogger)) # these follow the record of a fit
         return _Unwinding([*cms[:-1], beside, cms[-1]])
+
+    @contextmanager
+    def _within(self, cbs):
+        """A validation within the fit of `cbs` begins and ends for its own callbacks, and for the
+        recorder, which keeps its rows."""
+        recs = [cb for cb in cbs if isinstance(cb, Recorder)]
+        kept = [{**vars(cb)} for cb in recs]
+        for cb in recs: vars(cb)['smooth_loss'] = copy(cb.smooth_loss)
+        def tell(*names):
+            own = [cb for cb in self.cbs.sorted('order') if cb in recs or cb not in cbs]
+            for name in names:
+                for cb in own: cb(name)
+        try:
+            tell('before_fit', 'before_epoch')
+            try: yield
+            finally: tell('after_epoch', 'after_fit')
+        finally:
+            for cb,attrs in zip(recs, kept): vars(cb).update(attrs)
 
     def show_results(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation

@@ -16,7 +16,13 @@ from fastai.torch_core import params
 from fastcore.basics import store_attr
 from fastcore.foundation import L
 from ..base.checks import check_rates
-from ..base.compat import decay_all
+from ..base.compat import decay_all, is_fit
+
+# %% ../../nbs/4_train/01_optim.ipynb #1bbdb9e2
+class FitCallback(Callback):
+    "A `Callback` in fits: a validation, beside a fit or within one, leaves all as it is."
+    def __call__(self, event_name):
+        if is_fit(self.learn): return super().__call__(event_name)
 
 # %% ../../nbs/4_train/01_optim.ipynb #1bbdb9e3
 def spared_params(
@@ -28,7 +34,7 @@ def spared_params(
     if embeddings: tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     return L(params(model)).filter(lambda p: p.ndim < 2 or id(p) in tables)
 
-class SpareDecay(Callback):
+class SpareDecay(FitCallback):
     """Weight decay for matrices only.
     At the start of a fit, a TypeError for an `OptimWrapper` that is no `TorchOptimizer`."""
     order = 70                                      # behind what loads at the end of a fit
@@ -48,7 +54,6 @@ class SpareDecay(Callback):
 
     def before_fit(self):
         self._decay_all()                           # a fit before this one that was broken off
-        if self.opt is None: return                 # nothing was fitted yet: validation
         if isinstance(self.opt, OptimWrapper) and not isinstance(self.opt, TorchOptimizer):
             raise TypeError('OptimWrapper decays every parameter alike: '
                             'use a fastai optimizer, `adamw`, or TorchOptimizer')

@@ -7,18 +7,20 @@ __all__ = ['ResumeCallback']
 
 # %% ../../nbs/4_train/07_resume.ipynb #8058c7ff
 import math, warnings
-from fastai.callback.core import Callback, CancelEpochException, CancelFitException
+from copy import deepcopy
+from fastai.callback.core import CancelEpochException, CancelFitException
 from fastai.callback.progress import ProgressCallback
 from fastai.callback.tracker import SaveModelCallback
 from fastai.learner import join_path_file, Recorder
 from fastai.torch_core import get_random_states, num_distrib, set_random_states
 from fastcore.foundation import GetAttr, store_attr
-from ..base.compat import is_fit, is_search
+from ..base.compat import is_search
 from ..base.files import load_tensors, save_tensors, sweep
+from .optim import FitCallback
 from .schedule import TimeBudget
 from .state import (
-    as_plain, dls_state, fit_state, log_sizes, plain_attrs, remembering,
-    set_dls_state, set_fit_state)
+    as_plain, dls_state, fit_state, log_sizes, memory, plain_attrs, remembering, set_dls_state,
+    set_fit_state, set_memory)
 from .runs import describe_run, differences
 
 # %% ../../nbs/4_train/07_resume.ipynb #7f866e7e
@@ -31,7 +33,7 @@ class _Watched(GetAttr):
 
 _in_file = 'run','fit','epoch','iter','start','rows','state'
 
-class ResumeCallback(Callback):
+class ResumeCallback(FitCallback):
     """Keep a fit's state in a file, and resume from it if it is there; a fit that ends removes it.
     Runs that differ in random numbers alone cannot be told apart: give each a name of its own.
     A ValueError: another run's file. A TypeError: several processes, a schedule by the clock."""
@@ -42,12 +44,9 @@ class ResumeCallback(Callback):
     ):
         if every < 1: raise ValueError(f'{every=}: at least 1 batch between two saves')
         store_attr()
-        self._runs,self._paused = [],[] # fits that are done; callbacks that wait
+        self._runs,self._ends = [],[] # fits that are done, and their `memory`
+        self._paused = [] # callbacks that wait
         self._on,self._saved = False,None
-
-    def __call__(self, event_name):
-        "As in `Callback`, in fits: a validation, beside a fit or within one, leaves all as it is."
-        if is_fit(self.learn): return super().__call__(event_name)
 
     def before_fit(self):
         self._on = not is_search(self.learn)
@@ -58,7 +57,7 @@ class ResumeCallback(Callback):
         if num_distrib() > 1:
             raise TypeError(f'{num_distrib()} processes: ResumeCallback keeps the state of one')
         self._path = join_path_file(self.file, self.learn.path/self.learn.model_dir, ext='.pth')
-        self._others,self._given = remembering(self.learn, self), None
+        self._others,self._given = remembering(self.learn, self), []
         self._run = describe_run(self.learn, self._others)
         self._refuse_same_file()
         sweep(self._path)
@@ -97,7 +96,7 @@ class ResumeCallback(Callback):
         self._wake()
         if not self._on or self._saved is None: return
         # as the first fit of `fine_tune`, when the second was cut short
-        if self._saved['fit'] > len(self._runs):
+        if self._is_done():
             print(f'{self._path}: this fit is done, and a later one goes on')
             raise CancelFitException()
         if self.epoch >= self._saved['epoch']: return
@@ -109,6 +108,16 @@ class ResumeCallback(Callback):
         self.recorder.before_epoch()
         self.recorder.log += self._saved['rows'][self.epoch]
         raise CancelEpochException()
+    def _is_done(self):
+        "Whether the file is that of a later fit."
+        return self._saved is not None and self._saved['fit'] > len(self._runs)
+    def _end(self):
+        "What the fit leaves in learner, loss and callbacks; one that was skipped leaves it, too."
+        skipped = self._is_done() and 'ends' in self._saved # older files have none
+        if not skipped: return deepcopy(memory(self.learn, self._others, self._given))
+        end = self._saved['ends'][len(self._runs)]
+        set_memory(self.learn, self._others, end)
+        return end
     def _wake(self):
         "Let the callbacks that were kept from finished epochs run again."
         for cb in self._paused: cb.run = True
@@ -120,7 +129,7 @@ class ResumeCallback(Callback):
         if self._on: self.learn.iter = self._iter
     def _batches(self, dl):
         "Pass over the batches that were done, restore, and go on; save now and then."
-        if self._given is None: self._given = [plain_attrs(o) for o in self._others]
+        if not self._given: self._given = [plain_attrs(o) for o in self._others]
         self._begin()
         self._iter,batches = 0,iter(dl)
         if self._saved is not None:
@@ -154,7 +163,7 @@ class ResumeCallback(Callback):
 
     def _contents(self):
         "What goes into the file."
-        return dict(run=self._run, fit=len(self._runs), earlier=self._runs,
+        return dict(run=self._run, fit=len(self._runs), earlier=self._runs, ends=self._ends,
                     epoch=self.epoch, iter=self._iter, start=self._start, sizes=self._sizes,
                     rows=as_plain(self.recorder.values),
                     state=fit_state(self.learn, self._others, self._given))
@@ -174,6 +183,7 @@ class ResumeCallback(Callback):
     def after_fit(self):
         if not self._on: return
         if self._saved is None: self._path.unlink(missing_ok=True)
+        self._ends.append(self._end())
         self._runs.append(self._run)
         self._on,self._saved = False,None
         self.order = type(self).order

@@ -7,16 +7,17 @@ __all__ = ['TimeBudget', 'inverse_sqrt', 'warmup_stable_decay']
 
 # %% ../../nbs/4_train/03_schedule.ipynb #ec2db70a
 import numpy as np, time, warnings
-from fastai.callback.core import Callback, CancelFitException, CancelTrainException
+from fastai.callback.core import CancelFitException, CancelTrainException
 from fastai.callback.schedule import ParamScheduler
 from fastai.learner import Learner
 from fastcore.basics import ifnone, patch, store_attr
 from fastcore.foundation import L
 from fastcore.meta import delegates
 from ..base.checks import check_rates, check_values
+from .optim import FitCallback
 
 # %% ../../nbs/4_train/03_schedule.ipynb #03070ac6
-class TimeBudget(Callback):
+class TimeBudget(FitCallback):
     """Let `pct_train` follow the clock, and end the fit after `minutes` of training.
     A ValueError for minutes that are not above 0 and finite."""
     order = -20
@@ -93,8 +94,7 @@ def fit_warmup(self:Learner,
     self.opt.set_hyper('lr', check_rates(lr_max, len(self.opt.param_lists)))
     lrs = np.array([h['lr'] for h in self.opt.hypers])
     def lrs_at(pct):
-        n_iter = getattr(self, 'n_iter', len(self.dls.train))     # not known before the first batch
-        return lrs*inverse_sqrt(1 + round(pct*n_epoch*n_iter), warmup)
+        return lrs*inverse_sqrt(1 + round(pct*n_epoch*len(self.dls.train)), warmup)
     self.fit(n_epoch, cbs=ParamScheduler({'lr':lrs_at}) + L(cbs), **kwargs)
 
 # %% ../../nbs/4_train/03_schedule.ipynb #3f1c7a11

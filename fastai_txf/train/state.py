@@ -119,16 +119,26 @@ def _set_loss_state(f, states):
         if s['weights']: o.load_state_dict(s['weights'])
         _set_attrs(o, s['attrs'])
 
+def memory(learn, others, given):
+    "What the learner counts, what its loss remembers, and of `others` what is not as `given`."
+    state = dict(counters={k:getattr(learn, k) for k in _counters if k in vars(learn)},
+                 loss=_loss_state(learn.loss_func))
+    return as_plain(state) | dict(attrs=list(map(plain_attrs, others, given)))
+
+def set_memory(learn, others, state):
+    "Put learner, loss and `others` back to `memory`."
+    for o,attrs in zip(others, state['attrs']): _set_attrs(o, attrs)
+    for k,v in state['counters'].items(): setattr(learn, k, v)
+    _set_loss_state(learn.loss_func, state.get('loss', ()))
+
 def fit_state(learn, others, given):
     "Everything that a step depends on, and what is recorded; of `others` what is not as `given`."
     model,scaler = get_model(learn.model), getattr(learn, 'scaler', None)
     grads = {n:p.grad for n,p in model.named_parameters() if p.grad is not None}
     state = dict(model=model.state_dict(), opt=learn.opt.state_dict(),
                  grads={n:g if g.any() else None for n,g in grads.items()}, # None: all 0
-                 scaler=scaler and scaler.state_dict(),
-                 counters={k:getattr(learn, k) for k in _counters if k in vars(learn)},
-                 loss=_loss_state(learn.loss_func), random=get_random_states())
-    return as_plain(state) | dict(attrs=list(map(plain_attrs, others, given)))
+                 scaler=scaler and scaler.state_dict(), random=get_random_states())
+    return as_plain(state) | memory(learn, others, given)
 
 def set_fit_state(learn, others, state):
     "Put `learn` back to `fit_state`."
@@ -141,7 +151,5 @@ def set_fit_state(learn, others, state):
         p.grad = torch.zeros_like(p) if n in state['grads'] else None
         if state['grads'].get(n) is not None: p.grad.copy_(state['grads'][n])
     if state['scaler']: learn.scaler.load_state_dict(state['scaler'])
-    for o,attrs in zip(others, state['attrs']): _set_attrs(o, attrs)
-    for k,v in state['counters'].items(): setattr(learn, k, v)
-    _set_loss_state(learn.loss_func, state.get('loss', ()))
+    set_memory(learn, others, state)
     set_random_states(**state['random'])
