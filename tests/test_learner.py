@@ -906,6 +906,13 @@ def test_encoder_of_a_learner(make, tmp_path):
     with pytest.raises(ValueError, match='the learner holds an encoder with d_model=16'): make(d_model=32, pretrained=lm)
     with pytest.raises(TypeError, match='no `encoder`'): make(pretrained=make(arch=lambda c: nn.Linear(2, 2)))
 
+def test_an_encoder_is_that_of_each_member(make, dls):
+    "Frozen with the first, the others would stay as they were made"
+    source = make()
+    for learn in (make(members=3, pretrained=source.save_encoder('enc')), make(members=3).load_encoder(source)):
+        for m in (learn.model, *learn.model.others):
+            for p,q in zip(m.encoder.parameters(), source.model.encoder.parameters()): assert p.equal(q) and p is not q
+
 def test_members_to_start_from(make, df):
     "Each member gives its own encoder, whose rows find their tokens among as many others"
     learn,swap = make(members=2), dict(warm='zz', clever='aa')
