@@ -257,6 +257,8 @@ def test_sharing(share_emb, tie):
         ids = [id(p) for g in seq2seq_splitter(m) for p in g]
         assert sorted(ids) == sorted(map(id, m.parameters()))
     assert {id(p) for p in model.decoder.parameters()} <= {id(p) for p in seq2seq_splitter(model)[-1]}
+    pairs = tiny(bigrams=50)
+    assert pairs.encoder.bigrams.table.weight in {*seq2seq_splitter(pairs)[0]} and pairs.decoder.bigrams.table.weight in {*seq2seq_splitter(pairs)[-1]}
 
 @pytest.mark.parametrize('kw', [dict(share_emb=True), dict(config=TransformerConfig(d_model=16, n_layers=1, n_heads=2, share_emb=True))])
 def test_sharing_needs_one_vocabulary(pdf, kw):
