@@ -906,6 +906,28 @@ def test_encoder_of_a_learner(make, tmp_path):
     with pytest.raises(ValueError, match='the learner holds an encoder with d_model=16'): make(d_model=32, pretrained=lm)
     with pytest.raises(TypeError, match='no `encoder`'): make(pretrained=make(arch=lambda c: nn.Linear(2, 2)))
 
+def test_an_encoder_is_that_of_each_member(make, dls):
+    "Frozen with the first, the others would stay as they were made"
+    source = make()
+    for learn in (make(members=3, pretrained=source.save_encoder('enc')), make(members=3).load_encoder(source)):
+        for m in (learn.model, *learn.model.others):
+            for p,q in zip(m.encoder.parameters(), source.model.encoder.parameters()): assert p.equal(q) and p is not q
+
+def test_members_to_start_from(make, df):
+    "Each member gives its own encoder, whose rows find their tokens among as many others"
+    learn,swap = make(members=2), dict(warm='zz', clever='aa')
+    old = learn.model.vocab = text_vocab(learn.dls)
+    other = make_dls(df.assign(text=df.text.str.replace('warm|clever', lambda m: swap[m[0]], regex=True)))
+    new = text_vocab(other)
+    assert len(old) == len(new) and old != new
+    model = make(dls=other, pretrained=learn.model).model
+    for m,theirs in ((model, learn.model), (model.others[0], learn.model.others[0])):
+        a,b = m.encoder.emb.weight, theirs.encoder.emb.weight
+        for t in ('film','dull','xxbos'): assert a[new.index(t)].equal(b[old.index(t)])
+        close(a[new.index('zz')], b.mean(0))
+        for p,q in zip(m.encoder.blocks.parameters(), theirs.encoder.blocks.parameters()): assert p.equal(q)
+    close(model.others[0].head.weight, learn.model.others[0].head.weight, 0)
+
 def test_remap_rows_by_vectors():
     "Where rows are an affine map of vectors, new tokens get exactly their rows; shared ones keep theirs, and those without a vector start from the mean"
     torch.manual_seed(0)

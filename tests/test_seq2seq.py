@@ -257,6 +257,8 @@ def test_sharing(share_emb, tie):
         ids = [id(p) for g in seq2seq_splitter(m) for p in g]
         assert sorted(ids) == sorted(map(id, m.parameters()))
     assert {id(p) for p in model.decoder.parameters()} <= {id(p) for p in seq2seq_splitter(model)[-1]}
+    pairs = tiny(bigrams=50)
+    assert pairs.encoder.bigrams.table.weight in {*seq2seq_splitter(pairs)[0]} and pairs.decoder.bigrams.table.weight in {*seq2seq_splitter(pairs)[-1]}
 
 @pytest.mark.parametrize('kw', [dict(share_emb=True), dict(config=TransformerConfig(d_model=16, n_layers=1, n_heads=2, share_emb=True))])
 def test_sharing_needs_one_vocabulary(pdf, kw):
@@ -739,6 +741,22 @@ def test_freeze(make):
     learn.unfreeze()
     learn.fit(1, 1e-2)
     assert changed(learn, before) == set(before)
+
+def test_a_model_to_start_from(make, pdf, capsys):
+    "The rows of the targets' tokens have no names: they come along with the sources' vocabulary alone, and where both are one, with the encoder"
+    moved = pdf.replace(dict(src=dict(h='q'), tgt=dict(h='q')), regex=True)
+    for shared in (False, True):
+        dls,other = (Seq2SeqDataLoaders.from_df(o, tok_tfm=CharTokenizer(), share_vocab=shared, **KW) for o in (pdf, moved))
+        a = make(dls=dls).model
+        old,new = pair_vocabs(dls)[0], pair_vocabs(other)[0]
+        a.vocab = old
+        assert len(old) == len(new) and old != new
+        again,b = (make(dls=o, pretrained=a).model for o in (dls, other))
+        for k,v in a.state_dict().items(): assert again.state_dict()[k].equal(v), k
+        assert ('new, because' in capsys.readouterr().out) == (not shared)
+        for i,t in enumerate(new): assert len(t) > 1 or t == 'q' or b.encoder.emb.weight[i].equal(a.encoder.emb.weight[old.index(t)])
+        assert shared or not b.decoder.emb.weight.equal(a.decoder.emb.weight)
+        assert b.decoder.norm.weight.equal(a.decoder.norm.weight) and (b.head.weight is b.encoder.emb.weight) == shared
 
 @pytest.mark.parametrize('kind', ['lm','clf'])
 def test_transfer(make, pdf, tmp_path, kind):

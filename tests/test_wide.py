@@ -16,6 +16,7 @@ from fastai_txf.train.rates import width_lr
 from fastai_txf.model.models import classifier_splitter, TransformerClassifier
 from fastai_txf.model.wide import hash_ids, run_lengths, token_letters, WidePath
 from fastai_txf.text.loaders import TransformerDataLoaders
+from fastai_txf.text.special import text_vocab
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fastai_txf.text.target import check_range, labelled_ids, Target
 from fastai_txf.train.counting import best_strength, count_features, fit_linear, fitting_scale, idf_weights, linear_outputs, loss_weights, nb_weights, STRENGTHS, usual_shares
@@ -508,6 +509,19 @@ def test_the_share_follows_the_number_of_texts():
     assert learn.model.wide.shares.tolist() == pytest.approx([0.003*len(learn.dls.train_ds)**0.5,0.5]) and not learn.has_read
     for other in (transformer_classifier_learner(loaders()).load_encoder(learn), transformer_classifier_learner(loaders(), 'auto', pretrained=learn)):
         assert other.has_read and other.count_wide().model.wide.shares.tolist() == pytest.approx([0.3,0.5])
+
+def test_words_are_counted_for_the_texts_at_hand():
+    "A model to start from may have counted other words under the same numbers, for other labels: its counts are left with it"
+    learn = transformer_classifier_learner(loaders(), 'auto').count_wide()
+    learn.model.vocab = text_vocab(learn.dls)
+    df = frame()
+    df['text'] = df.text.str.replace(r'\b(\w)', r'z\1', regex=True)
+    other = TransformerDataLoaders.from_df(df, text_col='text', label_col='label', valid_col='valid', min_freq=1)
+    for dls in (other, loaders()):
+        new = transformer_classifier_learner(dls, pretrained=learn.model)
+        assert not new.model.wide.counted
+        with new.no_bar(), new.no_logging(): new.fit(1, 0.)
+        assert new.model.wide.table.equal(transformer_classifier_learner(dls, learn.model.config).count_wide().model.wide.table)
 
 def wild(learn):
     "Make its transformer very sure of what it does not know"

@@ -14,24 +14,34 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 from .compat import COMPILED, HOOKS, copy_shell, parts_of
 
 # %% ../../nbs/0_base/03_shadow.ipynb #a1c0ffe2
-_holders = nn.Module, MethodType, FunctionType, partial
+_holders = nn.Module, MethodType, FunctionType, CellType, partial
+
+def _values(o): return o.values() if isinstance(o, dict) else o
+
+def _holds(o):
+    "Whether `o` is a list, tuple or dictionary with something in it that may be or hold a module."
+    if type(o) not in (list,tuple,dict): return False
+    return any(issubclass(t, _holders) for t in {*map(type, _values(o))})
+
+def _move_all(o, made):
+    "A list, tuple or dictionary with all that it holds moved; itself if nothing is."
+    new = [_move(v, made) for v in _values(o)]
+    if all(map(is_, new, _values(o))): return o
+    return dict(zip(o, new)) if isinstance(o, dict) else type(o)(new)
 
 def _move(o, made):
     "`o`, with the copies that are `made` in place of the modules that it is bound to or holds."
     if id(o) in made: return made[id(o)]
-    def _all(items): return [_move(i, made) for i in items]
     if isinstance(o, MethodType):
         own = _move(o.__self__, made)
         return o if own is o.__self__ else MethodType(o.__func__, own)
     if isinstance(o, partial):
-        kwargs = zip(o.keywords, _all(o.keywords.values()))
-        return partial(_move(o.func, made), *_all(o.args), **dict(kwargs))
+        old = [o.func], o.args, o.keywords
+        new = [_move_all(i, made) for i in old]
+        return o if all(map(is_, old, new)) else partial(*new[0], *new[1], **new[2])
     if isinstance(o, FunctionType): return _move_function(o, made)
-    return type(o)(_all(o)) if _holds(o) else o
-
-def _holds(o):
-    "Whether `o` is a list or a tuple with something in it that may be or hold a module."
-    return type(o) in (list,tuple) and any(issubclass(t, _holders) for t in {*map(type, o)})
+    if isinstance(o, CellType): return _move_cell(o, made)
+    return _move_all(o, made) if _holds(o) else o
 
 def _move_cell(cell, made):
     try: old = cell.cell_contents
@@ -47,16 +57,19 @@ def _names(code):
 def _move_function(f, made):
     "`f`, with the copies in place of the modules that it remembers or calls by a global name."
     made[id(f)] = f                                                   # it may remember itself
-    cells = tuple(_move_cell(c, made) for c in f.__closure__ or ())
+    own = f.__defaults__, f.__closure__, f.__kwdefaults__
+    new = [_move(o, made) for o in own]
     names = {'__builtins__','__name__'} | _names(f.__code__)
     named = {k:f.__globals__[k] for k in names if k in f.__globals__}
-    moved = {k:_move(v, made) for k,v in named.items() if isinstance(v, (nn.Module,MethodType))}
+    def beside(v): return isinstance(v, FunctionType) and v.__globals__ is f.__globals__
+    moved = {k:_move(v, made) for k,v in named.items()
+             if isinstance(v, (nn.Module,MethodType)) or beside(v)}
     moved = {k:v for k,v in moved.items() if v is not named[k]}
-    if not moved and all(map(is_, cells, f.__closure__ or ())): return f
+    if not moved and all(map(is_, own, new)): return f
     scope = {**named, **moved} if moved else f.__globals__
-    made[id(f)] = new = FunctionType(f.__code__, scope, f.__name__, f.__defaults__, cells or None)
-    new.__kwdefaults__ = f.__kwdefaults__
-    return new
+    made[id(f)] = res = FunctionType(f.__code__, scope, f.__name__, *new[:2])
+    res.__kwdefaults__ = new[2]
+    return res
 
 # %% ../../nbs/0_base/03_shadow.ipynb #5f83f636
 def is_ours(f):
@@ -86,13 +99,9 @@ def _moved_attributes(m, made):
     moved = {k:_move(v, made) for k,v in own.items()}
     return {k:v for k,v in moved.items() if v is not own[k]}
 
-def shadow(
-    model, # a module
-    follow:bool=False, # a weight that is replaced in one is replaced in both: for reading only
-    frozen:bool=False, # its weights ask for no gradients
-): # a module that computes the same, in evaluation mode
-    "A copy of the modules of `model` that shares its weights; what is set on it stays with it."
-    if isinstance(model, torch.jit.ScriptModule): return copy.deepcopy(model).eval()
+def _copies(model, follow=False, frozen=False):
+    "What `shadow` makes, by the `id` of the modules and functions that it stands for."
+    if isinstance(model, torch.jit.ScriptModule): return {id(model):copy.deepcopy(model).eval()}
     made = {}
     def _copy(m):
         if m is None: return None
@@ -100,19 +109,29 @@ def shadow(
             made[id(m)] = new = copy_shell(m, {}, follow, frozen)
             parts_of(new).update({k:_copy(o) for k,o in parts_of(m).items()})
         return made[id(m)]
-    top = _copy(model)
+    _copy(model)
     for new in [*made.values()]: vars(new).update(_moved_attributes(new, made))
-    return top
+    return made
+
+def shadow(
+    model, # a module
+    follow:bool=False, # a weight that is replaced in one is replaced in both: for reading only
+    frozen:bool=False, # its weights ask for no gradients
+): # a module that computes the same, in evaluation mode
+    "A copy of the modules of `model` that shares its weights; what is set on it stays with it."
+    return _copies(model, follow, frozen)[id(model)]
 
 # %% ../../nbs/0_base/03_shadow.ipynb #31cb756d
 _not_compared = {'training', '_modules', COMPILED, *HOOKS}
 
+def _items(o): return o.items() if isinstance(o, dict) else enumerate(o)
+
 def _mark(v):
     "A function that knows `v` again, and does not keep it where it could hold a model."
     if _holds(v):
-        marks = [*map(_mark, v)]
-        return lambda o: type(o) in (list,tuple) and len(o) == len(marks) and all(
-            f(i) for f,i in zip(marks, o))
+        kind,marks = type(v), [(k,_mark(i)) for k,i in _items(v)]
+        return lambda o: type(o) is kind and len(o) == len(marks) and all(
+            k == j and f(i) for (k,f),(j,i) in zip(marks, _items(o)))
     try: r = ref(v)
     except TypeError: return lambda o: o is v
     return lambda o: o is not None and r() is o
@@ -129,6 +148,10 @@ def _same(marks, now):
 
 def _has_hooks(m): return any(vars(m)[k] for k in HOOKS)
 
+def _has_functions(made):
+    "Whether a function was copied, and with it the globals and defaults that it has now."
+    return any(isinstance(o, FunctionType) and id(o) != i for i,o in made.items())
+
 def _unchanged(m, marks):
     "Whether `m` looks as it did and has no hooks."
     return m is not None and not _has_hooks(m) and all(map(_same, marks, _look(m)))
@@ -140,13 +163,15 @@ def kept_shadow(
     model, # a module
 ): # a module in evaluation mode that nobody may change
     """A `shadow` of `model`, made once and kept while the modules of `model` are what they were
-    (and without hooks, which may hold the model). Of such a one, itself."""
+    (and without hooks, which may hold the model, or functions that had to be copied, with what they
+    read). Of such a one, itself."""
     if model in _shades and not model.training: return model
     with _lock: shade,looks = _kept.get(model, (None,()))
     if shade is not None and all(_unchanged(m(), marks) for m,marks in looks): return shade
     looks = [(ref(m), _marks(m)) for m in model.modules()]
-    shade = shadow(model, follow=True)
-    if any(map(_has_hooks, model.modules())): return shade
+    made = _copies(model, follow=True)
+    shade = made[id(model)]
+    if any(map(_has_hooks, model.modules())) or _has_functions(made): return shade
     with _lock:
         _kept[model] = shade,looks
         _shades.add(shade)

@@ -323,7 +323,8 @@ class TransformerLearner(StepLearner):
         check_same_scale(saved, self.model, source)
         check_same_direction(saved, self.codec.backwards, source)
         weights,found = fit_weights(saved, enc, vocab, vectors)
-        enc.load_state_dict(weights)
+        for m in [self.model, *getattr(self.model, 'others', ())]: # the members of a classifier
+            m.encoder.load_state_dict(weights)
         if device is not None: self.model.to(device)
         if freeze: self.freeze()
         print(f"{found:,} of {len(vocab):,} tokens found in the encoder's vocabulary "

@@ -6,14 +6,14 @@
 __all__ = ['remap_rows']
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #62b0247b
-import dataclasses, math, torch, torch.nn as nn, warnings
+import dataclasses, math, re, torch, torch.nn as nn, warnings
 from collections import Counter
 from fastai.text.core import PAD
 from fastai.torch_core import to_cpu
 from fastcore.basics import ifnone
 from ..base.files import load_tensors
 from ..model.config import fields_of, PRESETS, TransformerConfig
-from ..model.models import LinearRange, TransformerLM, TransformerMLM
+from ..model.models import LinearRange, Seq2SeqTransformer, TransformerLM, TransformerMLM
 from ..train.rates import callers_level
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #c22dac34
@@ -217,19 +217,36 @@ def model_encoder(
                          'HFTokenizer), or name its tokens, from_hf(model, tokenizer)')
     return encoder_state(enc, ifnone(model.vocab, vocab[:n]))
 
+def _load_others(model, pretrained, old, vocab):
+    "The encoders of further members."
+    for m,theirs in zip(getattr(model, 'others', ()), getattr(pretrained, 'others', ())):
+        saved = encoder_state(theirs.encoder, old)
+        m.encoder.load_state_dict(fit_weights(saved, m.encoder, vocab, None)[0])
+
+_apart = re.compile(r'(others\.\d+\.)?encoder\.|wide\.')
+
+def _head_state(model, pretrained):
+    "The weights of `pretrained` besides those of encoders and counted words, and what `model` ties."
+    tied = {k for k,v in model.state_dict(keep_vars=True).items() if v is model.encoder.emb.weight}
+    weights = to_cpu(pretrained.state_dict())
+    return {k:v for k,v in weights.items() if k not in tied and not _apart.match(k)}
+
 def load_head(
     model, # the new model
     pretrained, # the model to start from
     vocab:list, # the loaders' tokens
 ):
-    "What `pretrained` has besides its encoder, into a model of its kind, where the shapes agree."
+    """What `pretrained` has besides its encoder, into a model of its kind, where shapes and tokens
+    agree. Words are counted anew: those it counted are of its own texts and labels."""
     if type(model) is not type(pretrained): return
-    head = {k:v for k,v in to_cpu(pretrained.state_dict()).items() if not k.startswith('encoder.')}
-    if isinstance(model, (TransformerLM,TransformerMLM)): # a row for each token
-        old = model_encoder(pretrained, vocab)['vocab']
-        if model.config.tie: head.pop('head.weight')
-        rows = {k:remap_rows(v, old, vocab)[0] for k,v in head.items() if k.startswith('head.')}
-        head.update(rows)
-    left = [k for k,v in model.state_dict().items() if k in head and v.shape != head[k].shape]
+    old = model_encoder(pretrained, vocab)['vocab']
+    _load_others(model, pretrained, old, vocab)
+    head = _head_state(model, pretrained)
+    rows = [k for k in head if k.startswith(('head.','decoder.emb.'))] # one for each token
+    if isinstance(model, (TransformerLM,TransformerMLM)):
+        head.update({k:remap_rows(head[k], old, vocab)[0] for k in rows})
+    foreign = rows if isinstance(model, Seq2SeqTransformer) and old != [*map(str, vocab)] else []
+    left = [k for k,v in model.state_dict().items()
+            if k in head and (k in foreign or v.shape != head[k].shape)]
     model.load_state_dict({k:v for k,v in head.items() if k not in left}, strict=False)
-    if left: print(f'new, because of another shape: {", ".join(left)}')
+    if left: print(f'new, because of another shape or other tokens: {", ".join(left)}')

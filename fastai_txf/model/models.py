@@ -311,4 +311,5 @@ def seq2seq_splitter(
     "The encoder's embeddings (unless shared) and positions, each of its blocks, the rest."
     enc = model.encoder
     emb = [] if enc.emb.weight is model.decoder.emb.weight else [enc.emb]
-    return _split(model, [nn.ModuleList([*emb, enc.positions, enc.emb_norm]), *enc.blocks])
+    first = nn.ModuleList([*emb, enc.bigrams, enc.positions, enc.emb_norm])
+    return _split(model, [first, *enc.blocks])
