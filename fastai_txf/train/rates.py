@@ -263,4 +263,5 @@ class RatedLearner(Learner):
                      **some)
         d_model = getattr(getattr(self.model, 'config', None), 'd_model', 128)
         base_lr = check_rates(ifnone(base_lr, 2*width_lr(d_model)), 1)
+        kwargs['cbs'] = L(kwargs.get('cbs'))        # of two fits
         return super().fine_tune(epochs, base_lr, freeze_epochs, lr_mult, pct_start, div, **kwargs)
