@@ -6,6 +6,7 @@ import os, pickle, pytest, subprocess, sys, torch, torch.nn as nn, warnings
 from fastai.text.all import load_learner, set_seed
 from torch._dynamo.utils import counters
 from fastai_txf.base import kept
+from fastai_txf.base.compat import COMPILED
 from fastai_txf.model.config import PRESETS
 from fastai_txf.train.optim import adamw
 from fastai_txf.train import compile as scale
@@ -192,6 +193,10 @@ def test_any_model(traced):
     two = deepcopy(model)
     close(grads(compile_for_training(two, [two[0],two[2]]), x), want)
     assert n_graphs() == graphs+3
+    for parts,n in ((lambda m: (m[i] for i in (0,2)), 2), (lambda m: m[0], 1)):
+        model = deepcopy(model)
+        compile_for_training(model, parts(model))
+        assert sum(getattr(m, COMPILED) is not None for m in model.modules()) == n
 
 @pytest.mark.parametrize('low', [False,True])
 def test_among_others(make, traced, low):

@@ -24,6 +24,7 @@ from fastai_txf.learn.transfer import remap_rows
 from fastai_txf.learn.base import TransformerLearner
 from fastai_txf.learn.factory import HIDDEN
 from fastai_txf.train.losses import ChunkedLoss
+from fastai_txf.train.optim import TorchOptimizer
 from fastai_txf.train.rates import width_lr
 from fastai_txf.train.step import StepLearner
 from fastai_txf.learn.classifier import ENCODER_FIELDS, transformer_classifier_learner
@@ -1189,7 +1190,7 @@ def test_load_encoder_freezes(make, capsys):
 # What is said in time
 
 def test_rate_beyond_the_width(make):
-    "A warning that names a fitting rate before anything is trained; later for the head alone, none for `lr_find`, for SGD"
+    "A warning that names a fitting rate before anything is trained; later for the head alone, none for `lr_find`, for SGD, fastai's or torch's"
     with pytest.warns(UserWarning, match='0.1 is far beyond.*d_model=16.*about 0.01'): make().fit_one_cycle(1, 0.1)
     with pytest.warns(UserWarning, match='far beyond'): make().fit(1, slice(0.01, 0.1))
     with warnings.catch_warnings():
@@ -1197,7 +1198,7 @@ def test_rate_beyond_the_width(make):
         make().fit_one_cycle(1, 2e-2)
         learn = make(); learn.freeze(); learn.fit_one_cycle(1, 0.1)
         make().lr_find(num_it=5, show_plot=False)
-        make(opt_func=SGD).fit(1, 0.1)
+        for opt in (SGD, partial(TorchOptimizer, opt=partial(torch.optim.SGD, momentum=0.9))): make(opt_func=opt).fit(1, 0.1)
 
 @pytest.mark.parametrize('at,error', [(0,KeyboardInterrupt), (25,KeyboardInterrupt), (25,RuntimeError)])
 def test_a_search_that_is_broken_off(make, tmp_path, at, error):

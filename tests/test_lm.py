@@ -1,7 +1,7 @@
 "What only language models do in a learner: predictions that fit into memory, the likelihood of a text, samples in the fit's table"
 import math, numpy as np, pandas as pd, pytest, torch, torch.nn.functional as F
 from fastai.callback.schedule import LRFinder
-from fastai.text.all import CSVLogger, CrossEntropyLossFlat, Learner, SaveModelCallback, accuracy, set_seed
+from fastai.text.all import Callback, CancelEpochException, CSVLogger, CrossEntropyLossFlat, Learner, SaveModelCallback, accuracy, set_seed
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.codec import decode_ids, encode_text
 from fastai_txf.generate.decode import generate
@@ -137,6 +137,28 @@ def test_sample_text_in_fits_alone(make, monkeypatch):
     assert not asked
     learn.fit(1)
     assert len(asked) == 2
+
+def test_sample_text_where_an_epoch_is_left_out(make):
+    "Without a validation there is no text, and the record keeps its numbers"
+    class Cuts(Callback):
+        def after_train(self):
+            if self.epoch == 1: raise CancelEpochException()
+    learn = make('lm')
+    log = rows(learn)
+    learn.fit(3, 1e-3, start_epoch=1, cbs=[SampleText('a warm', 2), Cuts()])
+    assert [len(o) for o in learn.recorder.values] == [0,0,2]
+    assert [len(o) for o in log] == [2,2,5] and log[2][-2].startswith('a warm')
+
+@pytest.mark.parametrize('asks', [lambda o: o.validate(), lambda o: o.get_preds(), lambda o: o.get_preds(inner=True)], ids=['validate','get_preds','inner'])
+def test_sample_text_beside_a_validation_within_the_fit(make, asks):
+    "Each row has one text, the record none, and the validation measures numbers alone"
+    class Asks(Callback):
+        def after_train(self): asked.append(asks(self.learn))
+    learn,asked = make('lm'), []
+    log = rows(learn)
+    learn.fit(2, 1e-3, cbs=[SampleText('a warm', 2), Asks()])
+    assert [len(o) for o in learn.recorder.values] == [2,2] and [len(o) for o in log] == [5,5] and all(o[-2].startswith('a warm') for o in log)
+    assert not any(isinstance(v, str) for o in asked for v in o) and list(learn.recorder.metric_names) == ['epoch','train_loss','valid_loss','time']
 
 def test_sample_text_options():
     "A misspelt option is refused when the callback is made"

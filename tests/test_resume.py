@@ -3,7 +3,7 @@ import json, os, random, subprocess, sys, warnings
 from collections import Counter, defaultdict
 from functools import partial
 import numpy as np, pandas as pd, pytest, torch
-from fastai.text.all import (Adam, Callback, CancelFitException, CSVLogger, CrossEntropyLossFlat, DataLoaders, EarlyStoppingCallback, FocalLossFlat, GradientAccumulation, Learner, MSELossFlat, RegressionBlock, SaveModelCallback, accuracy,
+from fastai.text.all import (Adam, Callback, CancelFitException, CSVLogger, CrossEntropyLossFlat, DataLoaders, EarlyStoppingCallback, FocalLossFlat, GradientAccumulation, Learner, MSELossFlat, Recorder, RegressionBlock, SaveModelCallback, accuracy,
                              set_seed)
 from fastai.callback.schedule import LRFinder
 from fastai.data.load import DataLoader
@@ -211,6 +211,13 @@ def test_what_counts_through_fine_tune(new, at):
     with warnings.catch_warnings():
         warnings.simplefilter('error', UserWarning)
         assert_same(want, tuned(1, ResumeCallback(every=4), KillLast()))
+
+def test_resume_needs_the_record(new):
+    learn = new('clf', 0)
+    learn.remove_cb(Recorder)
+    with pytest.raises(ValueError, match=r'learn.add_cb.Recorder'): learn.fit(1, 1e-3, cbs=ResumeCallback())
+    learn.add_cb(Recorder())
+    learn.fit(1, 1e-3, cbs=ResumeCallback())
 
 def test_refuses_another_first_fit(new, capsys):
     "A file of the second fit of `fine_tune` belongs to the first as it was; that one is skipped, aloud"

@@ -73,6 +73,19 @@ def test_fine_tune(make, kind):
     assert second[:,-1].max() == pytest.approx(0.5e-2, rel=0.02) and second[:,0].max() == pytest.approx(0.5e-3, rel=0.02)
 
 @both
+def test_callbacks_from_a_generator(make, kind):
+    "They take part in every fit, once, and are gone after it and after a validation"
+    class Counts(Callback):
+        def __init__(self): self.fits = 0
+        def before_fit(self): self.fits += 1
+    learn = make(kind)
+    for f,fits in ((partial(learn.fit, 1, 1e-3), 1), (partial(learn.fit_one_cycle, 1, 1e-3), 1), (partial(learn.fine_tune, 1, 1e-3), 2), (partial(learn.fit_gradual, 0.002, 1e-3), None),
+                   (learn.validate, 1), (learn.get_preds, 1)):
+        cb,before = Counts(), [*learn.cbs]
+        f(cbs=(o for o in [cb]))
+        assert cb.fits == (fits or len(learn.opt.param_lists)) and [*learn.cbs] == before, f
+
+@both
 def test_fit_by_position(make, kind):
     "fastai's order, to the last argument"
     learn = make(kind)

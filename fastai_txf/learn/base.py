@@ -104,7 +104,7 @@ class TransformerLearner(StepLearner):
     ):
         "As in `Learner`; a copy or a file that is made meanwhile is without them."
         own,before = [*self.cbs], self._guests
-        with super().added_cbs(cbs):
+        with super().added_cbs(L(cbs)):             # used twice: an iterator has to be kept
             self._guests = *before, *(cb for cb in self.cbs if cb not in own)
             try: yield
             finally: self._guests = before
@@ -198,9 +198,10 @@ class TransformerLearner(StepLearner):
         """As in `Learner`.
         A ValueError where there is nothing to train on, or a weight that would never move."""
         self._loader(0)
-        self.check_fit(L(cbs))
+        cbs = L(cbs)
+        self.check_fit(cbs)
         if not reset_opt: check_optimizer(self)
-        cbs = [*L(cbs), ReuseMemory(), *self.fit_callbacks()]
+        cbs = [*cbs, ReuseMemory(), *self.fit_callbacks()]
         try: super().fit(n_epoch, lr, wd, cbs, reset_opt, start_epoch)
         finally: hand_back() # where a fit is broken off, too
 

@@ -8,14 +8,14 @@ __all__ = ['predict', 'text_logprobs', 'stream_text', 'SampleText']
 # %% ../../nbs/5_learn/06_writing.ipynb #1becea3c
 import csv, io, math, pandas as pd
 from time import perf_counter
-from fastai.callback.core import Callback
 from fastcore.meta import delegates
 from fastprogress.fastprogress import progress_bar
 from ..base.checks import check_spelling, check_values
-from ..base.compat import is_fit, is_search
+from ..base.compat import is_search
 from ..model.models import Seq2SeqTransformer
 from ..text.special import decode_specials
 from ..text.plain import kept
+from ..train.optim import FitCallback
 from ..generate.decode import stream_tokens, token_logprobs
 from .growth import by_prompt, continue_texts, grow_text, stream_options
 from .base import codec_of
@@ -178,9 +178,10 @@ def _field(text):
     csv.writer(file, lineterminator='').writerow([text])
     return file.getvalue()
 
-class SampleText(Callback):
+class SampleText(FitCallback):
     "After each epoch, a column with how the language model goes on with `prompt`."
     order = 55 # after the recorder, before the table
+    writes = wrote = False
     @delegates(predict, but=['learn','text'])
     def __init__(self,
         prompt:str='', # where it begins; the start of a text by default
@@ -195,7 +196,7 @@ class SampleText(Callback):
 
     def before_fit(self):
         recorded = getattr(self, 'recorder', None) is not None
-        self.writes = recorded and is_fit(self.learn) and not is_search(self.learn)
+        self.writes = recorded and not is_search(self.learn)
         if not self.writes: return
         if isinstance(self.model, Seq2SeqTransformer):
             raise TypeError('SampleText continues a prompt, which an encoder–decoder does not: '
@@ -211,11 +212,13 @@ class SampleText(Callback):
         self.recorder.metric_names = names
 
     def after_validate(self):
-        if not getattr(self, 'writes', False): return
+        if not self.writes: return
         self.recorder.log.append(_field(predict(self.learn, self.prompt, **self.options)))
+        self.wrote = True
 
     def after_epoch(self):
-        if self.writes: self.recorder.values[-1].items.pop() # the record is for numbers
+        if self.wrote: self.recorder.values[-1].items.pop() # the record is for numbers
+        self.wrote = False
 
     def after_fit(self):
         if self.writes:

@@ -10,6 +10,7 @@ import inspect, time, torch, torch.nn as nn, warnings
 from functools import partial
 from fastai.torch_core import rank_distrib
 from fastcore.basics import ifnone
+from fastcore.foundation import L
 from ..base.compat import (
     any_hooked, call_plain, compile_errors, compile_reason, count_graphs, set_compiled_call)
 from ..model.stack import TransformerStack
@@ -52,11 +53,12 @@ class _Compiled:
 
 def compile_for_training(
     model, # a module, as in `learn.model`
-    parts=None, # to compile one by one; default: the blocks of all `TransformerStack`s, else all
+    parts=None, # a module, or several to compile one by one; default: the blocks of all `TransformerStack`s, else all
 ): # `model`
     """Run `parts` compiled where they are trained; elsewhere, in copies and in files as they were.
     A TypeError for what is no module."""
-    for o in [model, *(parts or [])]:
+    if parts is not None: parts = L(parts)
+    for o in [model, *L(parts)]:
         if not isinstance(o, nn.Module):
             raise TypeError(f'{type(o).__name__} is no module: '
                             'give a model (learn.model), and parts of it as a list')

@@ -57,7 +57,8 @@ def warn_of_rate(
     "A warning that names a fitting rate where `lr` is far beyond what the model's width bears."
     d_model = getattr(getattr(learn.model, 'config', None), 'd_model', None)
     opt = getattr(getattr(learn.opt_func, 'func', learn.opt_func), '__name__', '')
-    if d_model is None or is_search(learn, L(cbs)) or opt in _endless: return
+    torchs = type(getattr(learn.opt, 'opt', None)).__name__ # inside a `TorchOptimizer`
+    if d_model is None or is_search(learn, L(cbs)) or {opt, torchs} & {*_endless}: return
     cbs = [*learn.cbs, *L(cbs)]
     n,frozen = len(learn.opt.param_lists), learn.opt.frozen_idx
     alone = n > 1 and frozen == n-1
@@ -263,4 +264,5 @@ class RatedLearner(Learner):
                      **some)
         d_model = getattr(getattr(self.model, 'config', None), 'd_model', 128)
         base_lr = check_rates(ifnone(base_lr, 2*width_lr(d_model)), 1)
+        kwargs['cbs'] = L(kwargs.get('cbs'))        # of two fits
         return super().fine_tune(epochs, base_lr, freeze_epochs, lr_mult, pct_start, div, **kwargs)

@@ -36,7 +36,7 @@ _in_file = 'run','fit','epoch','iter','start','rows','state'
 class ResumeCallback(FitCallback):
     """Keep a fit's state in a file, and resume from it if it is there; a fit that ends removes it.
     Runs that differ in random numbers alone cannot be told apart: give each a name of its own.
-    A ValueError: another run's file. A TypeError: several processes, a schedule by the clock."""
+    A ValueError: another run's file, no recorder. A TypeError: several processes, a schedule by the clock."""
     order,run_valid = -100,False
     def __init__(self,
         file='resume', # a name under `path/model_dir`: one for each training
@@ -54,6 +54,9 @@ class ResumeCallback(FitCallback):
         self.order = type(self).order
         if self.learn.cbs.filter(lambda cb: isinstance(cb, TimeBudget)):
             raise TypeError('a schedule by the clock cannot be resumed exactly: use epochs')
+        if not hasattr(self.learn, 'recorder'):
+            raise ValueError('ResumeCallback keeps what the recorder has, and there is none: '
+                             'learn.add_cb(Recorder())')
         if num_distrib() > 1:
             raise TypeError(f'{num_distrib()} processes: ResumeCallback keeps the state of one')
         self._path = join_path_file(self.file, self.learn.path/self.learn.model_dir, ext='.pth')

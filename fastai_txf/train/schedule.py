@@ -156,6 +156,7 @@ def fit_gradual(self:Learner,
     lr = check_rates(ifnone(lr, self.lr), n)
     if not isinstance(lr, float):
         raise TypeError(f'{lr=}: give the rate of the last group alone, and div for the others')
+    kwargs['cbs'] = L(kwargs.get('cbs'))            # of several fits
     rates = slice(lr/div**(n-1), lr)
     for i in range(1, n):
         self.freeze_to(-i)
