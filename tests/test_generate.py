@@ -214,7 +214,7 @@ def test_ids_in_any_form(f):
     first = f(model, x, 1)[0,-1].item()
     want = f(model, x, 6, barred=[first,3], stop_idx=[7,2], min_tokens=1)
     assert first not in want[:,2:]
-    for form in (set, iter, np.array, torch.tensor): assert f(model, x, 6, barred=form([first,3]), stop_idx=form([7,2]), min_tokens=1).equal(want)
+    for form in (set, iter, np.array, torch.tensor, lambda ids: pd.Series(ids, index=[5,6])): assert f(model, x, 6, barred=form([first,3]), stop_idx=form([7,2]), min_tokens=1).equal(want)
     for k in ('barred','stop_idx'):
         for bad,says in ((torch.arange(30) == 3, r'mask\.nonzero'), ([True,False], r'mask\.nonzero'), ([3,2.5], 'not 2.5'), (2.5, 'not 2.5'), ('a', "'a' is no whole number")):
             with pytest.raises(TypeError, match=f'{k}: id.*{says}'): f(model, x, 2, **{k:bad})
