@@ -677,6 +677,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'fastai_txf/generate/readers.py'),
                                              'fastai_txf.generate.readers.place': ( '3_generate/readers.html#place',
                                                                                     'fastai_txf/generate/readers.py'),
+                                             'fastai_txf.generate.readers.place_even': ( '3_generate/readers.html#place_even',
+                                                                                         'fastai_txf/generate/readers.py'),
                                              'fastai_txf.generate.readers.reading': ( '3_generate/readers.html#reading',
                                                                                       'fastai_txf/generate/readers.py')},
             'fastai_txf.generate.sampling': { 'fastai_txf.generate.sampling.apply_temperature': ( '3_generate/sampling.html#apply_temperature',
