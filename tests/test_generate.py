@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings, strategies as st
 from scipy.stats import chisquare
 from torch import nn
 from types import SimpleNamespace
+from fastai_txf.learn import growth
 from fastai_txf.model.attention import causal_mask
 from fastai_txf.all import *
 from fastai_txf.model.models import TransformerLM
@@ -92,6 +93,19 @@ def test_barred():
     logits = torch.randn(2, 5)
     assert kept(bar_tokens(logits, [0,3,3])) == {1,2,4} and torch.equal(bar_tokens(logits, []), logits)
     with pytest.raises(ValueError, match='all 5'): bar_tokens(logits, range(5))
+
+@pytest.mark.parametrize('whole', [False,True])
+def test_no_step_after_all_limits(whole):
+    "A text with all its tokens waits for nobody, and the others for it: the texts are those of each alone"
+    taken,rows = [], [[7,8,9,9,9,9], [8,7,3,9,9,9], [5,5,5,5,3,5]]
+    def steps():
+        for i,ids in enumerate(zip(*rows)):
+            taken.append(i)
+            yield torch.tensor(ids)
+    codec = SimpleNamespace(stops={3}, decode=lambda ids, decoder: ' '.join(map(str, ids)))
+    end = (lambda text: text.find('5 5 5') if '5 5 5' in text else None) if whole else None
+    *_,texts = growth._grow_texts(steps(), [2,6,0 if whole else 3], codec, None, end)
+    assert texts == ['7 8', '8 7', '' if whole else '5 5 5'] and taken == [0,1,2]
 
 def test_order():
     "`filter_logits` is the composition that its docstring says, row by row"
