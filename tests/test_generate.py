@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings, strategies as st
 from scipy.stats import chisquare
 from torch import nn
 from types import SimpleNamespace
+from fastai_txf.base.checks import check_ids
 from fastai_txf.learn import growth
 from fastai_txf.model.attention import causal_mask
 from fastai_txf.all import *
@@ -93,6 +94,24 @@ def test_barred():
     logits = torch.randn(2, 5)
     assert kept(bar_tokens(logits, [0,3,3])) == {1,2,4} and torch.equal(bar_tokens(logits, []), logits)
     with pytest.raises(ValueError, match='all 5'): bar_tokens(logits, range(5))
+
+@pytest.mark.parametrize('min_tokens', [0,3])
+def test_barred_ids_are_checked_once(monkeypatch, min_tokens):
+    "And not for each token that is written: on a GPU each look is a wait"
+    model,x,asked = tiny(), torch.zeros(1, 2, dtype=torch.long), []
+    def check(ids, n, what):
+        if what == 'barred id': asked.append(ids)
+        return check_ids(ids, n, what)
+    monkeypatch.setattr('fastai_txf.generate.sampling.check_ids', check)
+    kw = dict(barred=[3,4,5], stop_idx=[7], min_tokens=min_tokens, rep_penalty=1.3)
+    got,beams = generate(model, x, 9, temperature=0, **kw), beam_search(model, x, 9, num_beams=1, **kw)[0]
+    assert len(asked) <= 4
+    want = x
+    for i in range(got.shape[1]-2):
+        gone = kw['barred'] + kw['stop_idx']*(i < min_tokens)
+        logits = filter_logits(next_logits(model, want), want, rep_penalty=1.3, barred=gone)
+        want = torch.cat([want, logits.argmax(-1, keepdim=True)], 1)
+    assert got.equal(want) and beams.equal(want)
 
 @pytest.mark.parametrize('whole', [False,True])
 def test_no_step_after_all_limits(whole):
