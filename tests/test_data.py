@@ -563,6 +563,13 @@ def test_vocab_with_padding_elsewhere():
     with pytest.raises(ValueError, match="'xxpad' is not among the 2 tokens"): TransformerDataLoaders.from_df(frame(), **{**kw, 'text_vocab':[UNK, 'a']}, **FAST)
 
 
+@pytest.mark.parametrize('form', [lambda v: {t:i for i,t in enumerate(v)}, lambda v: pd.Series(v, index=range(1, len(v)+1))])
+def test_vocab_is_a_list(form):
+    "A dictionary or a series with numbers of its own is refused by its name"
+    with pytest.raises(ValueError, match='(?s)text_vocab=.* is out of range: a list of tokens'):
+        TransformerDataLoaders.from_df(frame(), label_col='label', valid_col='is_valid', text_vocab=form([UNK, PAD, 'a', 'good']), **FAST)
+
+
 @pytest.mark.parametrize('lists,ok', [
     ([[.1,.5],[.2,.3]], False), ([[.5],[.1]], False), ([[1,.5],[2,3]], False), ([[1,0,0],[0,1,0]], False), ([(True,False),(False,False)], False),
     ([np.array([1,0]),np.array([0,1])], False), ([np.array([.1],dtype=np.float32)]*2, False),

@@ -1017,6 +1017,13 @@ def test_layout(monkeypatch):
     next(stream_tokens(model, x, 70)); assert not columns()                 # who holds a stream may train
     assert before == [(p.data_ptr(), p.stride()) for p in model.parameters()]
 
+@pytest.mark.parametrize('form', [lambda x: x.to(torch.uint8), lambda x: x.to(torch.int16), lambda x: x.to(torch.uint16), torch.Tensor.tolist, torch.Tensor.numpy])
+def test_next_logits_of_ids_in_any_form(form):
+    "As `generate` and `token_logprobs` take them; of one length"
+    model,x = TransformerLM(vocab_sz=9, d_model=8, n_heads=2).eval(), torch.tensor([[2,5,3],[4,4,8]])
+    assert next_logits(model, form(x)).equal(next_logits(model, x))
+    with pytest.raises(ValueError, match='give texts of one length'): next_logits(model, [[2,5],[3]])
+
 @pytest.mark.parametrize('shape', [(5,), (1,0), (1,2,3)])
 def test_next_logits_of_another_shape(shape):
     model = TransformerLM(vocab_sz=20, d_model=8, n_heads=2, n_layers=1)

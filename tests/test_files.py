@@ -1,6 +1,7 @@
 "A file is whole or it is not there: full disks, kills, folders that may not be written, bytes that have changed"
-import copy, os, pickle, random, resource, signal, subprocess, sys, tempfile, textwrap, time, warnings, zipfile
+import copy, gzip, os, pickle, random, resource, signal, subprocess, sys, tempfile, textwrap, time, warnings, zipfile
 from pathlib import Path
+from urllib.error import HTTPError
 import numpy as np, pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from fastai.text.all import BaseTokenizer, Callback, load_learner
@@ -295,6 +296,16 @@ def test_no_space_for_temporary_ids(monkeypatch):
     "The error names the place that is full, and the option for another"
     monkeypatch.setattr(ids_room.tempfile, 'TemporaryFile', lambda: open('/dev/full', 'r+b'))
     with pytest.raises(OSError, match=f'no space is left .*{tempfile.gettempdir()}.*folder= of the loaders'): flat_ids([[5,6]], max_ram=1)
+
+@pytest.mark.parametrize('error', [FileNotFoundError(2, 'No such file or directory', 'texts.txt'), HTTPError('http://a', 404, 'Not Found', {}, None), gzip.BadGzipFile('Not a gzipped file'),
+    PermissionError(13, 'Permission denied', 'texts.txt')])
+def test_an_error_of_the_texts_is_none_of_the_file(tmp_path, error):
+    "What a source of texts raises comes through as it is; the file is as it was"
+    def texts():
+        yield [1,2,3]
+        raise error
+    with pytest.raises(type(error)) as e: flat_ids(texts(), file=tmp_path/'a.ids', max_ram=2)
+    assert e.value is error and left(tmp_path) == []
 
 class Bomb:
     "Pickled by others, to run code where it is read"

@@ -10,6 +10,8 @@ from hypothesis import assume, given, settings, strategies as st
 from scipy.stats import chisquare
 from torch import nn
 from types import SimpleNamespace
+from fastai_txf.base.checks import check_ids
+from fastai_txf.learn import growth
 from fastai_txf.model.attention import causal_mask
 from fastai_txf.all import *
 from fastai_txf.model.models import TransformerLM
@@ -92,6 +94,37 @@ def test_barred():
     logits = torch.randn(2, 5)
     assert kept(bar_tokens(logits, [0,3,3])) == {1,2,4} and torch.equal(bar_tokens(logits, []), logits)
     with pytest.raises(ValueError, match='all 5'): bar_tokens(logits, range(5))
+
+@pytest.mark.parametrize('min_tokens', [0,3])
+def test_barred_ids_are_checked_once(monkeypatch, min_tokens):
+    "And not for each token that is written: on a GPU each look is a wait"
+    model,x,asked = tiny(), torch.zeros(1, 2, dtype=torch.long), []
+    def check(ids, n, what):
+        if what == 'barred id': asked.append(ids)
+        return check_ids(ids, n, what)
+    monkeypatch.setattr('fastai_txf.generate.sampling.check_ids', check)
+    kw = dict(barred=[3,4,5], stop_idx=[7], min_tokens=min_tokens, rep_penalty=1.3)
+    got,beams = generate(model, x, 9, temperature=0, **kw), beam_search(model, x, 9, num_beams=1, **kw)[0]
+    assert len(asked) <= 4
+    want = x
+    for i in range(got.shape[1]-2):
+        gone = kw['barred'] + kw['stop_idx']*(i < min_tokens)
+        logits = filter_logits(next_logits(model, want), want, rep_penalty=1.3, barred=gone)
+        want = torch.cat([want, logits.argmax(-1, keepdim=True)], 1)
+    assert got.equal(want) and beams.equal(want)
+
+@pytest.mark.parametrize('whole', [False,True])
+def test_no_step_after_all_limits(whole):
+    "A text with all its tokens waits for nobody, and the others for it: the texts are those of each alone"
+    taken,rows = [], [[7,8,9,9,9,9], [8,7,3,9,9,9], [5,5,5,5,3,5]]
+    def steps():
+        for i,ids in enumerate(zip(*rows)):
+            taken.append(i)
+            yield torch.tensor(ids)
+    codec = SimpleNamespace(stops={3}, decode=lambda ids, decoder: ' '.join(map(str, ids)))
+    end = (lambda text: text.find('5 5 5') if '5 5 5' in text else None) if whole else None
+    *_,texts = growth._grow_texts(steps(), [2,6,0 if whole else 3], codec, None, end)
+    assert texts == ['7 8', '8 7', '' if whole else '5 5 5'] and taken == [0,1,2]
 
 def test_order():
     "`filter_logits` is the composition that its docstring says, row by row"
@@ -214,7 +247,7 @@ def test_ids_in_any_form(f):
     first = f(model, x, 1)[0,-1].item()
     want = f(model, x, 6, barred=[first,3], stop_idx=[7,2], min_tokens=1)
     assert first not in want[:,2:]
-    for form in (set, iter, np.array, torch.tensor): assert f(model, x, 6, barred=form([first,3]), stop_idx=form([7,2]), min_tokens=1).equal(want)
+    for form in (set, iter, np.array, torch.tensor, lambda ids: pd.Series(ids, index=[5,6])): assert f(model, x, 6, barred=form([first,3]), stop_idx=form([7,2]), min_tokens=1).equal(want)
     for k in ('barred','stop_idx'):
         for bad,says in ((torch.arange(30) == 3, r'mask\.nonzero'), ([True,False], r'mask\.nonzero'), ([3,2.5], 'not 2.5'), (2.5, 'not 2.5'), ('a', "'a' is no whole number")):
             with pytest.raises(TypeError, match=f'{k}: id.*{says}'): f(model, x, 2, **{k:bad})

@@ -940,6 +940,20 @@ def test_remap_rows_by_vectors():
     close(got[10:-1], rows[20:-1]); close(got[-1], rows[:20].mean(0))
     with pytest.raises(ValueError, match='4 tokens in both vocabularies are too few to place vectors of 4 numbers'): remap_rows(rows[:20], words[:20], words[16:], vectors[16:])
     assert remap_rows(rows, words, words, vectors)[0].equal(rows) # nothing to place
+    few,zeros = rows[:3], torch.zeros(4, 4)
+    assert remap_rows(few, words[:3], words[:3], vectors[:3])[0].equal(few) # from however few
+    assert remap_rows(few, words[:3], words[:4], zeros)[0][3].equal(few.mean(0))
+
+@pytest.mark.parametrize('form', [torch.Tensor.numpy, torch.Tensor.double, torch.Tensor.half, lambda v: pd.DataFrame(v.numpy()), lambda v: v.double().numpy(), torch.Tensor.tolist])
+def test_vectors_in_any_form(form):
+    "Of another library's file, say; and for rows of an encoder in half precision"
+    torch.manual_seed(0)
+    words,vectors,rows = [f'w{i}' for i in range(30)], torch.randn(30, 4).half().float(), torch.randn(20, 6)
+    want = remap_rows(rows, words[:20], words, vectors)[0]
+    close(remap_rows(rows, words[:20], words, form(vectors))[0], want)
+    half = remap_rows(rows.half(), words[:20], words, form(vectors))[0]
+    assert half.dtype is torch.float16 and half[:20].equal(rows.half())
+    close(half.float(), want, 1e-2)
 
 def test_load_encoder_by_position(make):
     "fastai's order, file and device; what is no device is refused before anything changes"

@@ -385,6 +385,17 @@ def test_int8_is_a_copy(cls):
         assert small(*xs).equal(before)
     assert small.also is small.encoder.emb.weight
 
+@pytest.mark.parametrize('change', [lambda m: m.register_forward_hook(lambda m, x, out: out*0), lambda m: m.register_forward_pre_hook(lambda m, x: (x[0]*0,)),
+    lambda m: setattr(m, 'forward', lambda x, f=m.forward: f(x)*0)])
+def test_int8_keeps_what_is_put_on_a_map(change):
+    "A hook or an own `forward` is heard: that map stays as it is, the others have eight bits"
+    torch.manual_seed(0)
+    model,x = torch.nn.Sequential(torch.nn.Linear(96, 96), torch.nn.Linear(96, 96, bias=False)).eval(), torch.randn(2, 96)
+    change(model[1])
+    small = to_int8(model)
+    assert not model(x).any() and not small(x).any()
+    assert [type(m) for m in small] == [Int8Linear,torch.nn.Linear]
+
 def test_int8_refused():
     "Half precision has nothing to gain from it"
     with pytest.raises(ValueError, match='bfloat16.*fp32'): to_int8(TransformerLM(vocab_sz=30, d_model=16, n_heads=2).bfloat16())

@@ -80,7 +80,7 @@ def check_values(**values):
     for k,v in values.items():
         ok,remedy = _settings.get(k, (lambda v: True, ''))
         try: fits = (v is None and k not in _needed) or ok(v)
-        except TypeError: fits = False
+        except (TypeError,LookupError): fits = False
         if not fits: raise ValueError(f'{k}={repr(v):.200} is out of range: {remedy}')
 
 # %% ../../nbs/0_base/01_checks.ipynb #7d3c90e1
@@ -89,6 +89,7 @@ def whole_ids(
     what:str='token id', # what they are, for the error
 ): # a tensor
     "Whole numbers as a tensor; a TypeError for others, and for a mask."
+    if hasattr(ids, 'iloc'): ids = ids.values.copy() # pandas' own find by an index
     known = isinstance(ids, str) or hasattr(ids, '__array__') or not isinstance(ids, Iterable)
     try: res = torch.as_tensor(ids if known else list(ids)).as_subclass(torch.Tensor)
     except (TypeError,ValueError,RuntimeError):

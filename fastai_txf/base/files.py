@@ -34,12 +34,14 @@ def replacing(
         os.replace(tmp, path)
     except BaseException as e:
         with suppress(OSError): os.unlink(tmp)
-        if why := _of_disk(e): raise _cannot(why, 'write', path) from e
+        if why := _of_writing(e, tmp): raise _cannot(why, 'write', path) from e
         raise
 
-def _of_disk(e):
-    "The error of the disk that `e` tells of; None for another."
-    if isinstance(e, OSError): return e
+_of_disk = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
+def _of_writing(e, tmp):
+    "The error of the file `tmp` or its disk that `e` tells of; None for another of the block."
+    if isinstance(e, OSError): return e if e.errno in _of_disk or e.filename == tmp else None
     # torch's own writer does not say that the disk is full
     if isinstance(e, RuntimeError) and 'inline_container' in str(e):
         return OSError(errno.EIO, 'the disk is full, or cannot be written')

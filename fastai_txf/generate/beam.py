@@ -9,7 +9,7 @@ __all__ = ['beam_search']
 import math, torch
 from ..base.plain import ifnone
 from ..base.checks import check_values
-from .sampling import checked_logits, filter_logits, opts_by_step
+from .sampling import checked_logits, filter_by_step
 from .readers import make_reader
 from .decode import known_ids
 
@@ -49,13 +49,13 @@ def _score(logp, n, length_penalty):
     "The score of a text of `n` tokens."
     return logp * math.exp(min(-length_penalty*math.log(max(n, 1)), 700))
 
-def _search(reader, n, num_beams, length_penalty, stop, judge, opts_at):
-    "Ended texts as (score, ids); `opts_at` as `opts_by_step` gives it."
+def _search(reader, n, num_beams, length_penalty, stop, judge, kept):
+    "Ended texts as (score, ids); `kept` as `filter_by_step` gives it."
     live,ended = torch.zeros(1, device=reader.idxs.device),[]
     n_prompt = reader.idxs.shape[1]
     for i in range(1, n+1):
         logits = checked_logits(reader.next() if i > 1 else reader.prefill())
-        total = live[:,None] + filter_logits(logits, reader.idxs, **opts_at(i-1)).log_softmax(-1)
+        total = live[:,None] + kept(logits, reader.idxs, i-1).log_softmax(-1)
         scores,rows,texts,done,go_on = _candidates(total, reader.idxs, stop, judge, num_beams)
         known = scores.tolist()                                         # one wait for a GPU
         ended += [(_score(known[j], i, length_penalty), texts[j]) for j in done]
@@ -104,8 +104,8 @@ def beam_search(
         new = text[n_prompt:]
         if drop is not None and drop(new): return 'dropped'
         return 'ended' if new[-1] in stop or is_end is not None and is_end(new) else 'live'
-    opts_at = opts_by_step(opts, [*stop], min_tokens)
-    ended = _search(reader, n, num_beams, length_penalty, stop, judge, opts_at)
+    kept = filter_by_step(opts, [*stop], min_tokens)
+    ended = _search(reader, n, num_beams, length_penalty, stop, judge, kept)
     scores,texts = zip(*sorted(ended, key=lambda o: -o[0])[:num_beams])
     width = max(map(len, texts))
     texts = [torch.cat([t, t[-1:].expand(width-len(t))]) for t in texts]

@@ -11,11 +11,11 @@ from functools import partial
 from ..base.plain import delegates, ifnone
 from ..base.checks import check_spelling, check_values, whole_ids
 from .sampling import (
-    checked_logits, filter_logits, opts_by_step, sample, take_best)
+    checked_logits, filter_by_step, filter_logits, sample, take_best)
 from .cache import KVCache
 from .readers import (
     all_logits, cacheable, check_embedded, check_source, context_len,
-    flush_right, make_reader, place, reading)
+    flush_right, make_reader, place_even, reading)
 
 # %% ../../nbs/3_generate/04_decode.ipynb #139ed716
 def as_generator(seed, device):
@@ -41,11 +41,11 @@ def _tokens(reader, n, n_samples, stop, generator, min_tokens, opts):
     "The loop."
     device = reader.idxs.device
     done = torch.zeros(len(reader.idxs)*n_samples, dtype=torch.bool, device=device)
-    opts_at = opts_by_step(opts, stop, min_tokens)
+    kept = filter_by_step(opts, stop, min_tokens)
     pick = take_best if opts.get('temperature') == 0 else partial(sample, generator=generator)
     for i in range(n):
         logits = reader.next() if i else _prefill(reader, n_samples)
-        new = pick(filter_logits(logits, reader.idxs, **opts_at(i)))
+        new = pick(kept(logits, reader.idxs, i))
         if len(stop): new = torch.where(done, reader.idxs[:,-1], new)
         reader.append(new)
         yield new
@@ -151,11 +151,8 @@ def token_logprobs(
     """The log-probability of every token but the first, given those before.
     A ValueError for texts of different lengths, unknown ids and NaN."""
     check_values(max_len=max_len)
-    idxs,start = place(model, idxs)
+    idxs = place_even(model, idxs)
     check_source(model, len(idxs), None)
-    if start.any():
-        raise ValueError(f'texts that begin in the columns {start.tolist()}: '
-                         'give texts of one length')
     targets,res = idxs[:,1:], []
     if not targets.numel(): return torch.zeros(targets.shape, device=targets.device)
     for logits in _pieces(reading(model), idxs[:,:-1], context_len(model, max_len)):

@@ -47,17 +47,14 @@ def _last_logits(model, idxs, max_len=None, src=None):
 @torch.no_grad()
 def next_logits(
     model, # any module from ids `(bs, sl)` to logits `(bs, sl, vocab_sz)`, or such a tuple
-    idxs, # token ids, `(bs, sl)`
+    idxs, # texts of one length, `(bs, sl)`
     max_len:int=None, # read this many of the last tokens at most
     src=None, # what an encoder–decoder reads, `(bs, src_len)`
 ): # `(bs, vocab_sz)`
     """The logits of the token after `idxs`. A ValueError for ids of another shape, unknown ones,
     or if the model returns one; other errors as in `generate`."""
     check_values(max_len=max_len)
-    if idxs.ndim != 2 or not idxs.shape[1]:
-        raise ValueError(f'token ids of shape {tuple(idxs.shape)}: give (bs, sl) with at least '
-                         'one token, e.g. `idxs[None]` for one text')
-    check_embedded(model, idxs)
+    idxs = place_even(model, idxs)
     src = check_source(model, len(idxs), src)
     return _last_logits(reading(model), idxs, max_len, src)
 
@@ -245,6 +242,13 @@ def place(model, idxs):
     idxs,start = flush_right(idxs)
     check_embedded(model, idxs)
     return [t.to(_device(model, t.device)) for t in (idxs, start)]
+
+def place_even(model, idxs):
+    "Texts of one length beside the model, `(bs, sl)`; a ValueError for others."
+    idxs,start = place(model, idxs)
+    if not start.any(): return idxs
+    raise ValueError(f'texts that begin in the columns {start.tolist()}: '
+                     'give texts of one length')
 
 def context_len(model, max_len):
     "How many tokens `model` may see at once: as given or configured, if it has the positions."

@@ -77,16 +77,20 @@ def penalize_repeats(
     return logits.scatter(-1, idxs, less)
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #60f764b7
+def _barred_ids(logits, barred):
+    "The ids `barred` beside `logits`; errors as in `bar_tokens`."
+    n = logits.shape[-1]
+    barred = check_ids(barred, n, 'barred id').flatten().long()
+    if len(barred.unique()) >= n: raise ValueError(f'all {n} tokens are barred: leave at least one')
+    return barred.to(logits.device)
+
 def bar_tokens(
     logits, # `(bs, vocab_sz)`
     barred, # ids of the tokens, a list or `(n,)`
 ): # `(bs, vocab_sz)`
     """Take out the tokens `barred`. A ValueError for an unknown id, or if no token is left;
     a TypeError for a mask, or what is no whole number."""
-    n = logits.shape[-1]
-    barred = check_ids(barred, n, 'barred id').flatten().long()
-    if len(barred.unique()) >= n: raise ValueError(f'all {n} tokens are barred: leave at least one')
-    return logits.index_fill(-1, barred.to(logits.device), -math.inf)
+    return logits.index_fill(-1, _barred_ids(logits, barred), -math.inf)
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #b6d5bb04
 def filter_logits(
@@ -112,16 +116,22 @@ def filter_logits(
     return logits
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #6a1f0c53
-def opts_by_step(
+def filter_by_step(
     opts:dict, # of `filter_logits`
     stop, # ids of tokens that end a text
     min_tokens:int=0, # new tokens before which none of these comes
-): # from the number of new tokens so far to `opts` for the next one
-    "The options of each step, where a text must not end too early."
-    if not min_tokens: return lambda n_new: opts
-    barred,ends = (whole_ids(ifnone(o, [])).flatten().tolist() for o in (opts.get('barred'), stop))
-    early = {**opts, 'barred':barred+ends}
-    return lambda n_new: early if n_new < min_tokens else opts
+): # from logits, the texts so far and the number of new tokens to logits
+    "`filter_logits` where a text must not end too early; `barred` ids are checked once."
+    opts = dict(opts)
+    always,ends = (whole_ids(ifnone(o, [])).flatten().tolist()
+                   for o in (opts.pop('barred', None), stop))
+    known = {}
+    def step(logits, idxs, n_new):
+        early = n_new < min_tokens
+        if early not in known: known[early] = _barred_ids(logits, always + ends*early)
+        if len(known[early]): logits = logits.index_fill(-1, known[early], -math.inf)
+        return filter_logits(logits, idxs, **opts)
+    return step
 
 # %% ../../nbs/3_generate/00_sampling.ipynb #3507c699
 DIVERGED = ('there is a NaN among the logits: the model has diverged, '

@@ -61,13 +61,13 @@ def _grow_texts(steps, limits, codec, decoder, end):
     """The new texts, of as many tokens at most as `limits` says, after each step until all have
     ended, and once more at the end; without an `end` only then."""
     ids,texts = [[] for _ in limits], ['']*len(limits)
-    done = [False]*len(limits)
+    done = [n == 0 for n in limits]
     with closing(steps): # also if `decoder` fails
         for new in steps:
             for r,i in enumerate(new.tolist()):
-                if done[r] or len(ids[r]) == limits[r]: continue
-                done[r] = i in codec.stops
-                if not done[r]: ids[r].append(i)
+                if done[r]: continue
+                if i not in codec.stops: ids[r].append(i)
+                done[r] = i in codec.stops or len(ids[r]) == limits[r]
                 if end is None: continue
                 text = codec.decode(ids[r], decoder)
                 cut = end(text)

@@ -6,7 +6,7 @@
 __all__ = ['remap_rows']
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #62b0247b
-import dataclasses, math, re, torch, torch.nn as nn, warnings
+import dataclasses, math, numpy as np, re, torch, torch.nn as nn, warnings
 from collections import Counter
 from fastai.text.core import PAD
 from fastai.torch_core import to_cpu
@@ -28,13 +28,14 @@ def remap_rows(
     rows, # embeddings, `(len(old), d_model)`, or one number for each token
     old:list, # their tokens
     new:list, # the tokens wanted
-    vectors=None, # of the tokens of `new`, `(len(new), d)`, as from `count_vectors`
+    vectors=None, # of the tokens of `new`, `(len(new), d)`, as from `count_vectors`; any table
 ): # as many for `new`, and how many tokens of `new` were found in `old`
     """Rows for the tokens of `new`: their own where `old` has them; else the place of their
     `vectors`, by an affine map that the shared tokens give (Mikolov et al. 2013), or the mean row.
     A ValueError if there is not a vector for each token, or too few tokens are shared."""
     index = {t:i for i,t in enumerate(_numbered(old))}
-    src = torch.tensor([index.get((t,n), index.get((t,0), -1)) for t,n in _numbered(new)])
+    src = [index.get((t,n), index.get((t,0), -1)) for t,n in _numbered(new)]
+    src = torch.tensor(src, device=rows.device)
     known = src >= 0
     out = rows[src.clamp(min=0)]
     out[~known] = rows.mean(0)
@@ -42,8 +43,12 @@ def remap_rows(
         if len(vectors) != len(new):
             raise ValueError(f'`vectors` of {len(vectors):,} tokens for {len(new):,} tokens of '
                              '`new`: one each, in this order')
+        if not isinstance(vectors, torch.Tensor): vectors = torch.tensor(np.asarray(vectors))
+        vectors = vectors.float().to(rows.device)
         placed = ~known & vectors.any(1) # a vector of zeros says nothing
-        out[placed] = _least_squares(vectors[known], out[known], vectors[placed])
+        if placed.any():
+            put = _least_squares(vectors[known], out[known].float(), vectors[placed])
+            out[placed] = put.to(out.dtype)
     return out, int(known.sum())
 
 def _least_squares(x, y, at):

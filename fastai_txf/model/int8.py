@@ -7,7 +7,7 @@ __all__ = ['least_weights', 'Int8Linear', 'to_int8']
 
 # %% ../../nbs/1_model/08_int8.ipynb #8efea338
 import copy, torch, warnings
-from ..base.compat import has_vnni, Module
+from ..base.compat import has_vnni, is_changed, Module
 from ..base.products import is_linear
 from ..base.shadow import shadow
 
@@ -51,8 +51,9 @@ least_weights = 2**13 # a smaller map is as fast in fp32
 def packed_shadow(
     model, # a module in fp32, on a CPU
 ): # a module for reading only
-    """A `shadow` of `model` whose large linear maps have weights of eight bits; the other weights
-    are shared. A ValueError for a model on another device, or not in fp32."""
+    """A `shadow` of `model` whose large linear maps have weights of eight bits, but for those with
+    hooks or a `forward` of their own; the other weights are shared. A ValueError for a model on
+    another device, or not in fp32."""
     for p in model.parameters():
         if p.is_cpu and p.dtype == torch.float32: continue
         raise ValueError(f'weights of {p.dtype} on {p.device}: eight-bit maps are made from '
@@ -60,8 +61,8 @@ def packed_shadow(
     res = shadow(model)
     for m in [*res.modules()]:
         for k,part in [*m.named_children()]:
-            if not is_linear(part): continue
-            if part.weight.numel() < least_weights: continue
+            if not is_linear(part) or part.weight.numel() < least_weights: continue
+            if is_changed(part): continue # what was put there reads the map itself
             setattr(m, k, Int8Linear(part))
     return res
 
@@ -77,6 +78,7 @@ def _with_own_weights(model):
 def to_int8(
     model, # a module in fp32, on a CPU
 ): # a module for reading only
-    """A copy of `model` whose large linear maps have weights of eight bits; `model` stays as it is,
-    and is trained apart. A ValueError for a model on another device, or not in fp32."""
+    """A copy of `model` whose large linear maps have weights of eight bits, but for those with
+    hooks or a `forward` of their own; `model` stays as it is, and is trained apart. A ValueError
+    for a model on another device, or not in fp32."""
     return _with_own_weights(packed_shadow(model))
