@@ -2559,6 +2559,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'fastai_txf/text/labels.py'),
                                         'fastai_txf.text.labels._check_delim': ( '2_text/labels.html#_check_delim',
                                                                                  'fastai_txf/text/labels.py'),
+                                        'fastai_txf.text.labels._check_each': ( '2_text/labels.html#_check_each',
+                                                                                'fastai_txf/text/labels.py'),
                                         'fastai_txf.text.labels._check_finite': ( '2_text/labels.html#_check_finite',
                                                                                   'fastai_txf/text/labels.py'),
                                         'fastai_txf.text.labels._check_labels': ( '2_text/labels.html#_check_labels',

@@ -152,6 +152,13 @@ def _check_answers(df, cols):
                          'labels; where each column is a label, make it 0/1 with '
                          f'df[{cols}] = df[{cols}].isin({true}).astype(int)')
 
+def _check_each(df, cols, label_delim, in_lists, valid, block_ok):
+    "None of validation rows alone, and a warning of two spellings"
+    each = pd.concat([each_label(df[c], label_delim) for c in cols])
+    if valid is not None: _check_unseen(df, cols, each, valid, block_ok)
+    said = twins_said(each.unique(), label_delim, in_lists)
+    if said: warnings.warn(said, stacklevel=4)
+
 def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
     "Labels of one kind, none missing, and those of validation rows known from training"
     labels = column_names(df, label_col)
@@ -174,11 +181,8 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
         _check_finite(df, labels)
         if not unseen_ok: _check_whole(df, labels, block_ok)
     if kind in ('category','multi'):
-        each = pd.concat([each_label(df[c], label_delim) for c in labels])
-        if valid is not None and not unseen_ok:
-            _check_unseen(df, labels, each, valid, block_ok)
-        said = twins_said(each.unique(), label_delim, in_lists)
-        if said: warnings.warn(said, stacklevel=3)
+        known = None if unseen_ok else valid
+        _check_each(df, labels, label_delim, in_lists, known, block_ok)
     if kind=='category' and valid is not None: _warn_of_one_label(df[labels[0]], valid)
 
 def _check_delim(df, cols, label_delim):

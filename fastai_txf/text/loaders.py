@@ -30,7 +30,8 @@ from .frames import (
     as_frame, column_names, read_columns, read_csv, read_texts, split_rows)
 from .labels import check_df, label_kind, warn_of_copies
 from .codec import join_columns, TextCodec, TextStart, TextTokenizer, tokenize_like
-from .target import check_frame_labels, check_labelled, check_vocab_labels, made_blocks
+from .target import (
+    check_frame_labels, check_labelled, check_vocab_labels, made_blocks)
 from .folders import FolderTokenizer, text_files
 
 # %% ../../nbs/2_text/08_loaders.ipynb #e379e308
