@@ -151,7 +151,8 @@ class TransformerLearner(StepLearner):
             raise ValueError('these loaders number tokens or labels otherwise than those the '
                              'learner was made with, so the model would read other words: make '
                              'them with the same (text_vocab=…, '
-                             'y_block=CategoryBlock(vocab=…, sort=False)), or give one loader, dl=learn.dls.test_dl(df, with_labels=True)')
+                             'y_block=CategoryBlock(vocab=…, sort=False)), '
+                             'or give one loader, dl=learn.dls.test_dl(df, with_labels=True)')
 
     def _loader(self, ds_idx, dl=None):
         """`dl`, or the loader number `ds_idx`.
