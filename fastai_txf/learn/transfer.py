@@ -231,7 +231,7 @@ def _load_others(model, pretrained, old, vocab):
 _apart = re.compile(r'(others\.\d+\.)?encoder\.|wide\.')
 
 def _head_state(model, pretrained):
-    "The weights of `pretrained` besides those of encoders and counted words, and what `model` ties."
+    "The weights of `pretrained` but for encoders, counted words and what `model` ties."
     tied = {k for k,v in model.state_dict(keep_vars=True).items() if v is model.encoder.emb.weight}
     weights = to_cpu(pretrained.state_dict())
     return {k:v for k,v in weights.items() if k not in tied and not _apart.match(k)}
