@@ -1596,6 +1596,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'fastai_txf/recipes/pretrain.py'),
                                              'fastai_txf.recipes.pretrain._count_into': ( '7_recipes/pretrain.html#_count_into',
                                                                                           'fastai_txf/recipes/pretrain.py'),
+                                             'fastai_txf.recipes.pretrain._from_labels': ( '7_recipes/pretrain.html#_from_labels',
+                                                                                           'fastai_txf/recipes/pretrain.py'),
                                              'fastai_txf.recipes.pretrain._language_model': ( '7_recipes/pretrain.html#_language_model',
                                                                                               'fastai_txf/recipes/pretrain.py'),
                                              'fastai_txf.recipes.pretrain._pretrain': ( '7_recipes/pretrain.html#_pretrain',

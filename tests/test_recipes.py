@@ -412,6 +412,17 @@ def test_pairs_are_learned_as_texts_are_cut(df):
     joined = [p for p in tok.pieces if len(p) > 1]
     assert 'warm' in ''.join(joined) and not any(re.search('[A-Z]', p) for p in joined)
 
+def test_stopped_in_the_comparison(df, clock, monkeypatch):
+    "Ctrl-C in the last training: what was pretrained is returned"
+    fit,begun = Learner.fit_minutes,[]
+    def fit_or_stop(learn, *args):
+        begun.append(learn)
+        if len(begun) == 2: raise KeyboardInterrupt
+        fit(learn, *args)
+    monkeypatch.setattr(Learner, 'fit_minutes', fit_or_stop)
+    with pytest.warns(UserWarning, match='stopped by hand'): res = pretrain(df, objective='counts', minutes=0.2)
+    assert res.results.index.tolist() == ['with pretraining','baseline'] and res.scratch is None and res.learn is begun[0]
+
 def test_other_targets(df, clock):
     "Several labels, numbers; fields of a classifier alone; a random split"
     kw = dict(minutes=0.2, objective='mlm', pool='max', token_p=0.1)

@@ -40,7 +40,7 @@ import fastai_txf.train.schedule # it gives `Learner` its `fit_minutes`
 class SelfPretrained:
     "What `self_pretrain` returns."
     learn:TransformerClassifierLearner   # the classifier with pretraining
-    scratch:TransformerClassifierLearner # the one without; None if none was asked for
+    scratch:TransformerClassifierLearner # the one without; None if not asked for, or after Ctrl-C
     pretrained:TransformerLearner        # the language model; None if tokens were counted
     results:pd.DataFrame                 # accuracy (or mse) in validation, and minutes, a row each;
                                          # the last is the linear model of `baseline`
@@ -94,6 +94,17 @@ def _score(learn, target, minutes):
     "The validation score of `learn` as a row of the results."
     with learn.no_bar(): preds,targs = learn.get_preds()
     return _row(target, target.score(preds, targs), minutes)
+
+def _from_labels(classifier, target, minutes, lr, verbose):
+    "A classifier that learns from labels alone, and its row; None for both after Ctrl-C."
+    learn = classifier()
+    try:
+        with _shown(learn, verbose): learn.fit_minutes(minutes, lr)
+        return learn, _score(learn, target, (0., minutes))
+    except KeyboardInterrupt:
+        warnings.warn('stopped by hand: the classifier with pretraining is there, the one without '
+                      'is left out', stacklevel=3)
+        return None, None
 
 def _beside(dls, target, score):
     "The row of the linear model of `baseline`; a warning if the `score` of a trained one is worse."
@@ -263,10 +274,9 @@ def self_pretrain(
     learn,lm,spent = _pretrain(dls_lm, objective, config, config_kw, classifier,
                                minutes, share, lrs, verbose)
     rows = {'with pretraining':_score(learn, target, spent)}
-    scratch = classifier() if compare else None
-    if compare:
-        with _shown(scratch, verbose): scratch.fit_minutes(minutes, lrs[1])
-        rows['labels only'] = _score(scratch, target, (0., minutes))
+    scratch,row = None,None
+    if compare: scratch,row = _from_labels(classifier, target, minutes, lrs[1], verbose)
+    if row is not None: rows['labels only'] = row
     score = rows['with pretraining'][target.metric_name]
     rows['baseline'] = _beside(dls, target, score)
     return SelfPretrained(learn, scratch, lm, pd.DataFrame(rows).T)
