@@ -38,6 +38,7 @@ def test_ngrams(known, new):
 
 def test_no_column_left():
     with pytest.raises(ValueError, match='min_df=3'): ngram_matrix([[1,2],[1]], V, min_df=3)
+    with pytest.raises(ValueError, match='there are no texts'): ngram_matrix([], V)
 
 @given(texts.filter(lambda t: len(t) > 1), st.integers(1, 100), st.floats(0.1, 2))
 def test_nb_weights(ts, n, alpha):
@@ -149,7 +150,7 @@ def test_count_vectors():
         assert rows.shape == (V,d) and not rows[4].any()
         np.testing.assert_allclose(rows[:4] @ rows[:4].T, want[:4] @ want[:4].T, atol=1e-4)
     assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(count_vectors(ts, V, 2), count_vectors([torch.tensor(t) for t in ts], V, 2))
+    for same in ([torch.tensor(t) for t in ts], iter(ts)): assert torch.equal(count_vectors(ts, V, 2), count_vectors(same, V, 2))
 
 @pytest.mark.parametrize('d', [0, 3])
 def test_count_vectors_refuses(d):

@@ -35,6 +35,7 @@ def ngram_matrix(
     "Which text has which tokens and pairs of neighbours. A ValueError if `min_df` leaves none."
     from scipy.sparse import csr_matrix
     grams = [ngrams(o, vocab_sz) for o in texts]
+    if not grams: raise ValueError('there are no texts: give the token ids of each')
     row = np.repeat(np.arange(len(grams)), [len(o) for o in grams])
     gram = np.concatenate(grams)
     if columns is None:

@@ -32,6 +32,7 @@ def count_vectors(
     """What tokens have to do with each other, by the texts they occur in: singular vectors of
     weighted counts (Deerwester et al. 1990). A ValueError for more numbers than texts or tokens,
     and for an id that `vocab_sz` does not have."""
+    texts = [*texts]
     if not 1 <= d <= min(len(texts), vocab_sz):
         raise ValueError(f'{d=} numbers for each of {vocab_sz:,} tokens in {len(texts):,} texts: '
                          'at least 1, at most as many as tokens and texts')
