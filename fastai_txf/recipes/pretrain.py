@@ -40,7 +40,7 @@ import fastai_txf.train.schedule # it gives `Learner` its `fit_minutes`
 class SelfPretrained:
     "What `self_pretrain` returns."
     learn:TransformerClassifierLearner   # the classifier with pretraining
-    scratch:TransformerClassifierLearner # the one without; None if none was asked for
+    scratch:TransformerClassifierLearner # the one without; None if not asked for, or after Ctrl-C
     pretrained:TransformerLearner        # the language model; None if tokens were counted
     results:pd.DataFrame                 # accuracy (or mse) in validation, and minutes, a row each;
                                          # the last is the linear model of `baseline`
