@@ -53,7 +53,7 @@ class _Compiled:
 
 def compile_for_training(
     model, # a module, as in `learn.model`
-    parts=None, # a module, or several to compile one by one; default: the blocks of all `TransformerStack`s, else all
+    parts=None, # one or more, each by itself; default: blocks of all `TransformerStack`s, else all
 ): # `model`
     """Run `parts` compiled where they are trained; elsewhere, in copies and in files as they were.
     A TypeError for what is no module."""

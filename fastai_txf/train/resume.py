@@ -36,7 +36,8 @@ _in_file = 'run','fit','epoch','iter','start','rows','state'
 class ResumeCallback(FitCallback):
     """Keep a fit's state in a file, and resume from it if it is there; a fit that ends removes it.
     Runs that differ in random numbers alone cannot be told apart: give each a name of its own.
-    A ValueError: another run's file, no recorder. A TypeError: several processes, a schedule by the clock."""
+    A ValueError: another run's file, no recorder. A TypeError: several processes, a schedule by
+    the clock."""
     order,run_valid = -100,False
     def __init__(self,
         file='resume', # a name under `path/model_dir`: one for each training
