@@ -351,9 +351,9 @@ def test_language_model_begins_with_counts(df, clock, monkeypatch, objective):
     "The vectors of its own texts, if these are as many as a vector has numbers; if they are fewer, random ones"
     began = []
     fit_minutes = Learner.fit_minutes
-    def fit(learn, *args):
+    def fit(learn, *args, **kwargs):
         began.append((learn, learn.model.encoder.emb.weight.detach().clone()))
-        fit_minutes(learn, *args)
+        fit_minutes(learn, *args, **kwargs)
     monkeypatch.setattr(Learner, 'fit_minutes', fit)
     for n in (len(df), 14):
         lm = pretrain(df[:n], objective=objective, minutes=0.2, compare=False, unlabelled=None).pretrained

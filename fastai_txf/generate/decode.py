@@ -15,7 +15,7 @@ from .sampling import (
 from .cache import KVCache
 from .readers import (
     all_logits, cacheable, check_embedded, check_source, context_len,
-    flush_right, make_reader, place_even, reading)
+    check_even, flush_right, make_reader, place, reading)
 
 # %% ../../nbs/3_generate/04_decode.ipynb #139ed716
 def as_generator(seed, device):
@@ -151,8 +151,9 @@ def token_logprobs(
     """The log-probability of every token but the first, given those before.
     A ValueError for texts of different lengths, unknown ids and NaN."""
     check_values(max_len=max_len)
-    idxs = place_even(model, idxs)
+    idxs,start = place(model, idxs)
     check_source(model, len(idxs), None)
+    check_even(start)
     targets,res = idxs[:,1:], []
     if not targets.numel(): return torch.zeros(targets.shape, device=targets.device)
     for logits in _pieces(reading(model), idxs[:,:-1], context_len(model, max_len)):

@@ -54,8 +54,9 @@ def next_logits(
     """The logits of the token after `idxs`. A ValueError for ids of another shape, unknown ones,
     or if the model returns one; other errors as in `generate`."""
     check_values(max_len=max_len)
-    idxs = place_even(model, idxs)
+    idxs,start = place(model, idxs)
     src = check_source(model, len(idxs), src)
+    check_even(start)
     return _last_logits(reading(model), idxs, max_len, src)
 
 # %% ../../nbs/3_generate/03_readers.ipynb #e631e112
@@ -243,10 +244,9 @@ def place(model, idxs):
     check_embedded(model, idxs)
     return [t.to(_device(model, t.device)) for t in (idxs, start)]
 
-def place_even(model, idxs):
-    "Texts of one length beside the model, `(bs, sl)`; a ValueError for others."
-    idxs,start = place(model, idxs)
-    if not start.any(): return idxs
+def check_even(start):
+    "A ValueError for texts of several lengths."
+    if not start.any(): return
     raise ValueError(f'texts that begin in the columns {start.tolist()}: '
                      'give texts of one length')
 

@@ -63,7 +63,7 @@ def _grow_texts(steps, limits, codec, decoder, end):
     ids,texts = [[] for _ in limits], ['']*len(limits)
     done = [n == 0 for n in limits]
     with closing(steps): # also if `decoder` fails
-        for new in steps:
+        for n,new in enumerate(steps, 1):
             for r,i in enumerate(new.tolist()):
                 if done[r]: continue
                 if i not in codec.stops: ids[r].append(i)
@@ -73,7 +73,7 @@ def _grow_texts(steps, limits, codec, decoder, end):
                 cut = end(text)
                 texts[r],done[r] = text[:cut], done[r] or cut is not None
             if end is not None: yield texts
-            if all(done): break
+            if all(done) and n < max(limits): break # a bar goes on to its end by itself
     yield [codec.decode(o, decoder) for o in ids] if end is None else texts
 
 # %% ../../nbs/5_learn/00_growth.ipynb #fd818bce
