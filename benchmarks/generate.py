@@ -97,13 +97,17 @@ def growth(args, compile):
 
 COLS = {'candidate':lambda r: NAMES[r['candidate']], 'batch':'bs', 'tokens/s':'tokens_per_s', 'times Hugging Face':'ratio', "share of the bandwidth limit":lambda r: f"{100*r['limit']:.0f} %", 'seconds of the first call':'first'}
 
-def render(rows):
-    "The results as markdown."
+def part(rows):
+    "The results of one processor as markdown."
     speed,grown = [r for r in rows if r['candidate'] != 'growth'],[r for r in rows if r['candidate'] == 'growth']
-    res = f'# Generation\n\nWritten by `python benchmarks/generate.py`. {LAYERS} layers, d_model {WIDTH}, {HEADS} heads, vocabulary {VOCAB:,}; a prompt of {PROMPT} tokens, {speed[0]["n"]} new ones, ' \
-          f'sampled from the whole distribution. Medians of {speed[0]["rounds"]} rounds in which the candidates take turns. The bandwidth limit is what reading all weights once per step would allow.\n\n{table(speed, COLS)}\n'
+    res = f"## {rows[0]['machine']}\n\n{speed[0]['n']} new tokens; medians of {speed[0]['rounds']} rounds.\n\n{table(speed, COLS)}\n"
     for r in grown: res += f"{'Compiled: t' if r['compile'] else 'T'}he 16th token takes {r['ms_16']:.2f} ms, the 1,000th {r['ms_1000']:.2f} ms ({r['growth']:.2f} times, the median of {GROWTH_ROUNDS} texts). In turns with a model of `max_len=64` the 16th takes {r['ms_16_long']:.3f} ms, that model's {r['ms_16_short']:.3f} ms.\n\n"
     return res + ran_with(rows, env=None)
+
+def render(rows):
+    "The results as markdown, a part for each processor."
+    return f'# Generation\n\nWritten by `python benchmarks/generate.py`. {LAYERS} layers, d_model {WIDTH}, {HEADS} heads, vocabulary {VOCAB:,}; a prompt of {PROMPT} tokens, new ones ' \
+           'sampled from the whole distribution, in rounds in which the candidates take turns. The bandwidth limit is what reading all weights once per step would allow.\n\n' + '\n'.join(map(part, by_machine(rows)))
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -121,6 +125,7 @@ def main():
     rows += throughput(args, [k for k in args.only if k != 'workshop'], 32)
     rows += [growth(args, o) for o in (False,True)]
     print(text := render(rows))
-    if args.out or not tried: record('generate', rows, text, args.out or HERE/'results')
+    if args.out: record('generate', rows, text, args.out)
+    elif not tried: record_machine('generate', rows, render)
 
 if __name__ == '__main__': main()

@@ -26,7 +26,7 @@ def mine(k): return k.removesuffix('_compiled') not in PEERS
 
 def train(ax, rs): bars(ax, {r['candidate']:r['tokens_per_s'] for r in rs if 'bf16' not in r['candidate']}, 'a training step, 8 × 256 tokens, fp32', 'tokens/s', mine)
 def epoch(ax, rs): bars(ax, {r['candidate']:r['tokens']/r['seconds'] for r in rs}, 'IMDB classification, fp32', 'real tokens/s', mine)
-def generate(ax, rs): bars(ax, {r['candidate']:r['tokens_per_s'] for r in rs if r.get('bs') == 1}, 'generation, one text', 'new tokens/s', mine)
+def generate(ax, rs): bars(ax, {r['candidate']:r['tokens_per_s'] for r in rs if r.get('bs') == 1 and r['machine'] == rs[0]['machine']}, 'generation, one text', 'new tokens/s', mine)
 def scale(ax, rs): bars(ax, {r['candidate']:r['mb'] for r in rs if r['candidate'] in ('full','chunked','twice','both')}, 'a step with a vocabulary of 60,000', 'MB at the peak', lambda k: k != 'full')
 
 def memory(ax, rs):
