@@ -645,7 +645,7 @@ def summary():
     def bleu(k): return f"{mean(translators(k, 'test'), 'bleu'):.1f}"
     def loss(k): return f"{mean(rows('shakespeare', candidate=k), 'loss'):.2f}"
     def rate(k, bs): return f"{speed(k, bs)['tokens_per_s']:,}"
-    def texts(k): return f"{mean(tokenized(k), 'texts_per_s'):.0f}"
+    def texts(k): return f"{mean(tokenized(k), 'texts_per_s'):,.0f}"
     plain = statistics.median(r['loss'] for r in rows('speedrun', candidate='plain'))
     lines = [
         ('IMDB, 25,000 labels and the unlabelled reviews', f'{taught(25_000)} %',
