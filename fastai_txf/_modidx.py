@@ -1058,6 +1058,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                            'fastai_txf.learn.transfer._numbered': ( '5_learn/transfer.html#_numbered',
                                                                                     'fastai_txf/learn/transfer.py'),
                                            'fastai_txf.learn.transfer._odd': ('5_learn/transfer.html#_odd', 'fastai_txf/learn/transfer.py'),
+                                           'fastai_txf.learn.transfer._tokens_of': ( '5_learn/transfer.html#_tokens_of',
+                                                                                     'fastai_txf/learn/transfer.py'),
                                            'fastai_txf.learn.transfer.adopted_fields': ( '5_learn/transfer.html#adopted_fields',
                                                                                          'fastai_txf/learn/transfer.py'),
                                            'fastai_txf.learn.transfer.check_same_direction': ( '5_learn/transfer.html#check_same_direction',

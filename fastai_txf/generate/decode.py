@@ -14,8 +14,8 @@ from .sampling import (
     checked_logits, filter_by_step, filter_logits, sample, take_best)
 from .cache import KVCache
 from .readers import (
-    all_logits, cacheable, check_embedded, check_source, context_len,
-    check_even, flush_right, make_reader, place, reading)
+    all_logits, cacheable, check_embedded, check_even, check_source, context_len,
+    flush_right, make_reader, place, reading)
 
 # %% ../../nbs/3_generate/04_decode.ipynb #139ed716
 def as_generator(seed, device):

@@ -204,23 +204,26 @@ def adopted_fields(
     return {f:saved['config'][f] for f in fields if f in saved['config']}
 
 # %% ../../nbs/5_learn/02_transfer.ipynb #4c7a26c5
+def _tokens_of(model, vocab):
+    "The tokens that `model` reads; errors as in `model_encoder`."
+    if not hasattr(model, 'vocab'):
+        raise TypeError(f'{type(model).__name__} has no `vocab`: save its encoder with '
+                        '`learn.save_encoder` and give the file, '
+                        'or set `vocab` to the list of its tokens')
+    n = getattr(model, 'encoder', model).config.vocab_sz
+    if model.vocab is None and (len(vocab) < n or set(vocab[n:]) - {PAD}):
+        raise ValueError(f'the model has {n:,} tokens without names and `dls` have {len(vocab):,}: '
+                         'make `dls` with its tokenizer (tok_tfm=tok, text_vocab=tok.vocab for an '
+                         'HFTokenizer), or name its tokens, from_hf(model, tokenizer)')
+    return [*map(str, ifnone(model.vocab, vocab[:n]))]
+
 def model_encoder(
     model, # built around a `TransformerEncoder`, with a `vocab`, which may be None
     vocab:list, # the loaders' tokens
 )->dict:
     """What the file of a model's encoder would hold. A TypeError without the attribute `vocab`,
     a ValueError if it is None and the numbers of tokens do not agree."""
-    if not hasattr(model, 'vocab'):
-        raise TypeError(f'{type(model).__name__} has no `vocab`: save its encoder with '
-                        '`learn.save_encoder` and give the file, '
-                        'or set `vocab` to the list of its tokens')
-    enc = getattr(model, 'encoder', model)
-    n = enc.config.vocab_sz
-    if model.vocab is None and (len(vocab) < n or set(vocab[n:]) - {PAD}):
-        raise ValueError(f'the model has {n:,} tokens without names and `dls` have {len(vocab):,}: '
-                         'make `dls` with its tokenizer (tok_tfm=tok, text_vocab=tok.vocab for an '
-                         'HFTokenizer), or name its tokens, from_hf(model, tokenizer)')
-    return encoder_state(enc, ifnone(model.vocab, vocab[:n]))
+    return encoder_state(getattr(model, 'encoder', model), _tokens_of(model, vocab))
 
 def _load_others(model, pretrained, old, vocab):
     "The encoders of further members."
@@ -244,7 +247,7 @@ def load_head(
     """What `pretrained` has besides its encoder, into a model of its kind, where shapes and tokens
     agree. Words are counted anew: those it counted are of its own texts and labels."""
     if type(model) is not type(pretrained): return
-    old = model_encoder(pretrained, vocab)['vocab']
+    old = _tokens_of(pretrained, vocab)
     _load_others(model, pretrained, old, vocab)
     head = _head_state(model, pretrained)
     rows = [k for k in head if k.startswith(('head.','decoder.emb.'))] # one for each token
