@@ -7,7 +7,6 @@ __all__ = []
 
 # %% ../../nbs/2_text/04_plain.ipynb #0f8fc439
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import accumulate
@@ -16,7 +15,7 @@ from os.path import commonprefix
 from ..base.plain import first, ifnone, is_listy
 from .special import (
     BARRED, BOS, check_ordered, check_unicode, decode_specials, EOS, FAKE, FILLERS,
-    FLD, has_columns, is_pandas, not_a_text, PAD, pad_index, STOPS, token_places)
+    FLD, has_columns, is_pandas, not_a_text, PAD, pad_index, STOPS, token_places, TokenIds)
 from .tokens import CharTokenizer, token_lists
 
 # %% ../../nbs/2_text/04_plain.ipynb #a049f5cc
@@ -170,8 +169,7 @@ class PlainCodec:
     @cached_property
     def _index(self):
         "From tokens to ids; what fills up a vocabulary has none."
-        known = {t:i for i,t in enumerate(self.vocab) if t != FAKE}
-        return defaultdict(int, known).get
+        return TokenIds(self.vocab).get
 
     def is_one(self,
         item, # what is given for one text or for many
