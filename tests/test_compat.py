@@ -369,6 +369,16 @@ def test_onednn_linear():
     for w in (w, torch.randn(8, 4).T):
         for b in (b, None): torch.testing.assert_close(compat.onednn_linear(x, w, b), torch.nn.functional.linear(x, w, b))
 
+def test_onednn_packed():
+    "torch.ops.mkldnn._reorder_linear_weight: the same product, whatever the number of rows"
+    if not torch.backends.mkldnn.is_available(): pytest.skip('a torch without oneDNN')
+    exists(torch.ops.mkldnn, '_reorder_linear_weight')
+    w,b = torch.randn(40, 24), torch.randn(40)
+    packed = compat.onednn_packed(w, 4)
+    for n in (1, 4, 9):
+        x = torch.randn(n, 1, 24)
+        torch.testing.assert_close(compat.onednn_linear(x, packed, b), torch.nn.functional.linear(x, w, b))
+
 def test_is_changed():
     "Module._forward_hooks, or a `forward` of its own: what a layer computes may be more than its class says"
     m = nn.Linear(2, 2)

@@ -240,12 +240,19 @@ def functions_are_watched()->bool:
     return torch._C._len_torch_function_stack() > 0
 
 def onednn_linear(
-    x, # `(…, n_in)`, fp32
-    w, # `(n_out, n_in)`, fp32
+    x, # `(…, n_in)`, fp32 or as `w`
+    w, # `(n_out, n_in)`, fp32 or packed
     b=None, # `(n_out,)`
 ): # `(…, n_out)`, without a gradient
     "`F.linear` by oneDNN."
     return torch.ops.mkldnn._linear_pointwise(x, w, b, 'none', [], '')
+
+def onednn_packed(
+    w, # `(n_out, n_in)`, fp32 or bfloat16, on a CPU
+    rows:int, # of the `x` that it will meet
+): # a tensor that only `onednn_linear` can read
+    "`w` in the order in which oneDNN reads it fastest."
+    return torch.ops.mkldnn._reorder_linear_weight(w, rows)
 
 def is_followed()->bool:
     """Whether something follows what is computed or kept: `torch.func`, derivatives forwards, a

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['by_onednn', 'product', 'input_gradient', 'weight_gradient', 'in_rows', 'linear', 'fast_mm', 'room_for', 'add_product',
-           'Linear', 'is_linear']
+           'Linear', 'is_linear', 'swap_linears']
 
 # %% ../../nbs/0_base/07_products.ipynb #795bf80c
 import torch, torch.nn as nn, torch.nn.functional as F
 from .compat import (
     functions_are_watched, mkl_misses_avx512, mkl_misses_half, onednn_linear)
+from .plain import ifnone
 
 # %% ../../nbs/0_base/07_products.ipynb #1d9fd68b
 _least,_rows = 2**24, 16 # multiplications and rows of a product that is worth it
@@ -134,3 +135,13 @@ def is_linear(
 )->bool:
     "Whether this is a linear map and no more: a subclass may compute something else."
     return type(m) in (nn.Linear,Linear)
+
+def swap_linears(
+    model, # a shadow, which is changed
+    make, # a function of a linear map to what stands in its place, or None
+): # `model`
+    "`model` with other modules in place of linear maps."
+    for parent in [*model.modules()]:
+        maps = [(k,m) for k,m in parent.named_children() if is_linear(m)]
+        for k,m in maps: setattr(parent, k, ifnone(make(m), m))
+    return model

@@ -12,7 +12,10 @@ from tempfile import TemporaryDirectory
 from weakref import WeakKeyDictionary
 from ..base.plain import ifnone
 from torch.overrides import TorchFunctionMode
-from ..base.compat import any_hooked, compile_errors, compile_package, compile_reason
+from ..base.compat import (
+    any_hooked, compile_errors, compile_package, compile_reason,
+    mkl_misses_avx512, onednn_linear, onednn_packed)
+from ..base.products import swap_linears
 from ..base.shadow import is_known, shadow
 from ..model.stack import BigramEmbedding
 from .cache import put_columns
@@ -248,15 +251,34 @@ def _compile_step(shade, model, x, cache):
     return logits if new else run(*args), lambda x, cache: run(*_open_step(x, cache))
 
 # %% ../../nbs/3_generate/02_faststep.ipynb #e2b03503
-def _by_columns(model):
-    "A shadow of `model` whose linear maps that widen their input on a CPU have weights by columns."
-    own = shadow(model)
-    for m in own.modules():
-        if not isinstance(m, nn.Linear) or m.out_features <= m.in_features: continue
-        if m.weight.is_cpu:
-            w = m.weight.detach().t().contiguous().t()
-            m.weight = nn.Parameter(w, requires_grad=False)
-    return own
+class _PackedLinear(nn.Module):
+    "A linear map for reading only, its weights as oneDNN wants them for so many rows."
+    def __init__(self, linear, rows):
+        super().__init__()
+        self.packed = onednn_packed(linear.weight.detach(), rows)
+        self.bias = linear.bias
+
+    def forward(self, x): return onednn_linear(x, self.packed, self.bias)
+
+_few,_large,_small = 4, 2**17, 2**15 # rows; weights that are packed; weights that stay
+
+def _lay_out(linear, rows, misses, packs):
+    "`linear` with weights that `rows` rows are multiplied with faster, or None."
+    w = linear.weight.detach()
+    if not w.is_cpu: return None
+    half = w.dtype == torch.bfloat16
+    if packs and w.numel() >= _large and (half or rows >= _few and w.dtype == torch.float32):
+        return _PackedLinear(linear, rows)
+    if linear.out_features <= linear.in_features: return None
+    if rows < _few and not (misses and w.numel() >= _small): return None
+    linear.weight = nn.Parameter(w.t().contiguous().t(), requires_grad=False)
+    return linear
+
+def _for_rows_of(model, rows, compile):
+    "A shadow of `model` whose linear maps are laid out for so many rows."
+    misses = mkl_misses_avx512() and torch.backends.mkldnn.enabled
+    packs = misses and not compile and not torch.is_autocast_enabled('cpu')
+    return swap_linears(shadow(model), lambda m: _lay_out(m, rows, misses, packs))
 
 # %% ../../nbs/3_generate/02_faststep.ipynb #5e0c7c17
 def faster(
@@ -268,5 +290,5 @@ def faster(
 ): # None, or a model, and a function of token and cache to logits and the step for later tokens
     "The fastest way through `model` one token at a time, if its steps are all alike."
     if not is_fixed(model): return None
-    own = _by_columns(model) if alone and n_texts >= 4 and (compile or n >= 64) else model
+    own = _for_rows_of(model, n_texts, compile) if alone and (compile or n >= 64) else model
     return own, partial(_compile_step, model, own) if compile else partial(_record_step, own)

@@ -8,7 +8,7 @@ __all__ = ['least_weights', 'Int8Linear', 'to_int8']
 # %% ../../nbs/1_model/08_int8.ipynb #8efea338
 import copy, torch, warnings
 from ..base.compat import has_vnni, is_changed, Module
-from ..base.products import is_linear
+from ..base.products import swap_linears
 from ..base.shadow import shadow
 
 # %% ../../nbs/1_model/08_int8.ipynb #af88f63a
@@ -58,13 +58,10 @@ def packed_shadow(
         if p.is_cpu and p.dtype == torch.float32: continue
         raise ValueError(f'weights of {p.dtype} on {p.device}: eight-bit maps are made from '
                          'fp32 on a CPU, model.float().cpu()')
-    res = shadow(model)
-    for m in [*res.modules()]:
-        for k,part in [*m.named_children()]:
-            if not is_linear(part) or part.weight.numel() < least_weights: continue
-            if is_changed(part): continue # what was put there reads the map itself
-            setattr(m, k, Int8Linear(part))
-    return res
+    def make(linear):
+        if linear.weight.numel() < least_weights: return None
+        return None if is_changed(linear) else Int8Linear(linear) # what was put there reads the map
+    return swap_linears(shadow(model), make)
 
 def _with_own_weights(model):
     "`model` with copies in place of its weights and buffers; what is one thing stays one."
