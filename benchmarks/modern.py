@@ -8,8 +8,8 @@ from common import *
 
 WIDTH,HEADS,LAYERS,BS,SEQ_LEN = 128,4,4,12,64
 PARTS = dict(
-    qk='queries and keys of length 1, a learned factor for each width of a head',
-    qk0='queries and keys of length 1',
+    qk='queries and keys of root mean square 1, a learned factor for each width of a head',
+    qk0='queries and keys of root mean square 1',
     relu2='squared ReLU',
     zero='outputs of attention and feed-forward begin at zero',
     scale='learned factors of what a part adds and of what it adds to',
