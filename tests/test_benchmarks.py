@@ -313,7 +313,7 @@ def test_tables(name, script):
     rows = script('common').read_rows(bench/'results'/f'{name}.jsonl')
     assert read(bench/'results'/f'{name}.md') == script(name).render(rows), f'write what render of {name}.py gives'
 
-READING = dict(SHAPE=dict(d_model=32), TEXT=dict(minutes=0.005, seq_len=16), VECTORS=dict(d=8, passes=1), STUDENT=dict(texts=30), held_out=lambda n: np.r_[:5, 295:300])
+READING = dict(SHAPE=dict(d_model=32), TEXT=dict(minutes=0.005, seq_len=16), VECTORS=dict(d=8, passes=1), STUDENT=dict(texts=30), held_out=lambda n=0: np.r_[:5, 295:300])
 CASES = [ # what is smaller, and a command
     ('imdb', {}, '--n 100 --minutes 0.005 --only pretrained txf awd bigram --seeds 0 --out results'),
     ('imdb', {}, '--n 100 --minutes 0.005 --seeds 0 --valid --only txf --out results'),
@@ -334,6 +334,10 @@ CASES = [ # what is smaller, and a command
     ('packing', {}, '--n 64 --rounds 1'),
     ('scale', {}, '--rounds 1 --vocab 100 --layers 1 --sl 16 --only full chunked twice both'),
     ('epoch', {}, '--bs 2 --batches 1 --rounds 1 --max_len 16 --only torch ours'),
+    ('transfer', dict(held_out=READING['held_out']), '--n 100 --only counted bigram --seeds 0 --out results'),
+    ('tokenizing', {}, '--n 20 --only fastai spacy bpe_trained short_chars stream_1 lm_1M flat_1M --seeds 0 --out results'),
+    ('sets', {}, '--data data/sentences --n 90 --only bigrams words --sets trec custrev/10 speakers --seeds 0 --out results'),
+    ('many', {}, '--data data/sentences --n 90 --minutes 0.005 --out results'),
     ('gpu', dict(MODEL=dict(d_model=32, n_heads=4, n_layers=1, max_len=32), READ=dict(minutes=0.005, bs=4, seq_len=16), LABELS=dict(epochs=1)), 'imdb --seeds 0'),
 ]
 
