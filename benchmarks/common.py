@@ -273,6 +273,10 @@ def from_child(*args):
 
 # Results
 
+def unusual(args, parser, *names):
+    "Whether an option of these has another value than the usual one: such a run is only tried."
+    return any(getattr(args, k) != parser.get_default(k) for k in names)
+
 def read_rows(file): return [json.loads(l) for l in file.read_text().splitlines()] if file and file.exists() else []
 
 def add_row(file, row):

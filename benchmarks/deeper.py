@@ -40,13 +40,16 @@ def render(rows):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    p.add_argument('--minutes', type=float, default=40, help='of the processor')
+    p.add_argument('--minutes', type=float, default=40, help='of the processor; fewer than ten are only tried unless --out is given')
     p.add_argument('--seed', type=int, default=0)
     p.add_argument('--threads', type=int, default=torch.get_num_threads(), help='threads of torch')
+    p.add_argument('--out', type=Path, default=None, help='folder of the results')
     args = p.parse_args()
     torch.set_num_threads(args.threads)
-    file = HERE/'results'/'deeper.jsonl'
-    add_row(file, {**run(args.minutes, args.seed), **about(args.threads)})
+    file = (args.out or HERE/'results')/'deeper.jsonl'
+    row = {**run(args.minutes, args.seed), **about(args.threads)}
+    if args.minutes < 10 and not args.out: return print(render([row]))
+    add_row(file, row)
     file.with_suffix('.md').write_text(text := render(read_rows(file)))
     print(text)
 

@@ -37,6 +37,8 @@ def loaders(name):
     return LMDataLoaders.from_texts(*texts, tok_tfm=tok, bs=BS, seq_len=SEQ_LEN, windows='random', **kw)
 
 KEY = 'set','shape','opt','lr','seed','minutes','batches'
+FIRST = 0.75 # minutes of a run that compares presets and optimizers
+GROWN = dict(shape='modern', opt='muon', lr=0.01) # what batches that grow are compared with, for other minutes
 
 def run(row):
     "`row` with what came out."
@@ -58,12 +60,13 @@ def lines_of(groups, names):
 def render(rows):
     "The results as markdown."
     texts = {t:s for s,t in TITLES.items()}
-    first,pairs = (groupby([r for r in rows if r['minutes'] == 0.75 and (r['seed'] > 0) == later], lambda r: (r['shape'],r['opt'],r['lr'])) for later in (False,True))
+    short = [r for r in rows if r['minutes'] == FIRST and r.get('batches', 'full') == 'full']
+    first,pairs = (groupby([r for r in short if (r['seed'] > 0) == later], lambda r: (r['shape'],r['opt'],r['lr'])) for later in (False,True))
     cols = {'model':lambda r: WHAT[r['shape']], 'optimizer':'opt', 'largest rate':lambda r: f"{r['lr']:g}", **texts}
     res = f"# What a language model learner takes by itself\n\nWritten by `python benchmarks/defaults.py`. Validation loss a token. Width 128, 2 layers, batches of {BS} × {SEQ_LEN} tokens, so many core-minutes of `fit_one_cycle` each, one thread.\n" \
           f"\n## Presets and optimizers, 0.75 core-minutes\n\n{table([*lines_of(first, ('shape','opt','lr'))], cols)}"
     if pairs: res += f"\n## Pairs of tokens, seeds 1 and 2, beside the same without them on the same processor\n\n{table([*lines_of(pairs, ('shape','opt','lr'))], cols)}"
-    grown = groupby([r for r in rows if r['minutes'] != 0.75], lambda r: (r['minutes'],r['batches']))
+    grown = groupby([r for r in rows if r['minutes'] != FIRST and all(r[k] == v for k,v in GROWN.items())], lambda r: (r['minutes'],r['batches']))
     cols = {'core-minutes':lambda r: f"{r['minutes']:g}", 'batches':lambda r: GROWS[r['batches']], **texts}
     if grown: res += f"\n## Batches that grow (`BatchWarmup`): preset `modern`, `muon`, a largest rate of 0.01\n\n{table([*lines_of(grown, ('minutes','batches'))], cols)}"
     return f'{res}\n{ran_with(rows, env=None)}'
@@ -76,16 +79,17 @@ def main():
     p.add_argument('--lrs', nargs='+', type=float, default=[1e-3,3e-3,1e-2])
     p.add_argument('--batches', nargs='+', default=['full'], choices=BATCHES)
     p.add_argument('--seeds', nargs='+', type=int, default=[0])
-    p.add_argument('--minutes', type=float, default=1.)
+    p.add_argument('--minutes', type=float, default=FIRST, help='of the processor, for each run; fewer are only tried unless --out is given')
+    p.add_argument('--out', type=Path, default=None, help='folder of the results')
     args = p.parse_args()
     torch.set_num_threads(1)
-    file = HERE/'results'/'defaults.jsonl'
+    file = None if args.minutes < FIRST and not args.out else (args.out or HERE/'results')/'defaults.jsonl'
     for seed,name,shape,opt,lr,batches in itertools.product(args.seeds, args.sets, args.shapes, args.opts, args.lrs, args.batches):
         row = dict(set=name, shape=shape, opt=opt, lr=lr, seed=seed, minutes=args.minutes, batches=batches)
         if any(all({'batches':'full', **r}[k] == row[k] for k in KEY) for r in read_rows(file)): continue
         row = run(row)
         print(json.dumps({k:row[k] for k in (*KEY,'loss','tokens')}), flush=True)
-        add_row(file, row)
-    file.with_suffix('.md').write_text(render(read_rows(file)))
+        if file: add_row(file, row)
+    if file: file.with_suffix('.md').write_text(render(read_rows(file)))
 
 if __name__ == '__main__': main()

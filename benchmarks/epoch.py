@@ -66,7 +66,7 @@ def render(rows):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--only', nargs='+', choices=NAMES, default=list(NAMES), help='candidates; nothing is recorded for a part of them')
+    p.add_argument('--only', nargs='+', choices=NAMES, default=list(NAMES), help='candidates; nothing is recorded for a part of them, or for other numbers than the usual')
     for name,default,doc in (('bs', 32, 'reviews in a batch'), ('max_len', 512, 'tokens of a review'), ('batches', 10, 'of an epoch'), ('rounds', 5, 'passes'), ('threads', torch.get_num_threads(), 'of torch')):
         p.add_argument(f'--{name}', type=int, default=default, help=doc)
     p.add_argument('--clock', choices=CLOCKS, default='wall', help='processor: seconds of the processor, for a CPU that others use, too, with --threads 1')
@@ -74,7 +74,7 @@ def main():
     torch.set_num_threads(args.threads)
     rows = list(race(args))
     print(text := render(rows))
-    if len(rows) < len(NAMES) or any(getattr(args, k) != p.get_default(k) for k in ('bs','max_len','batches')): return
+    if len(rows) < len(NAMES) or unusual(args, p, 'bs', 'max_len', 'batches', 'rounds'): return
     record('epoch', rows, text)
 
 if __name__ == '__main__': main()

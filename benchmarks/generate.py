@@ -100,7 +100,9 @@ COLS = {'candidate':lambda r: NAMES[r['candidate']], 'batch':'bs', 'tokens/s':'t
 def part(rows):
     "The results of one processor as markdown."
     speed,grown = [r for r in rows if r['candidate'] != 'growth'],[r for r in rows if r['candidate'] == 'growth']
-    res = f"## {rows[0]['machine']}\n\n{speed[0]['n']} new tokens; medians of {speed[0]['rounds']} rounds.\n\n{table(speed, COLS)}\n"
+    rounds = {r['bs']:r['rounds'] for r in speed}
+    medians = ', '.join(f"{n} with a batch of {bs}" for bs,n in rounds.items())
+    res = f"## {rows[0]['machine']}\n\n{speed[0]['n']} new tokens; medians of rounds: {medians}.\n\n{table(speed, COLS)}\n"
     for r in grown: res += f"{'Compiled: t' if r['compile'] else 'T'}he 16th token takes {r['ms_16']:.2f} ms, the 1,000th {r['ms_1000']:.2f} ms ({r['growth']:.2f} times, the median of {GROWTH_ROUNDS} texts). In turns with a model of `max_len=64` the 16th takes {r['ms_16_long']:.3f} ms, that model's {r['ms_16_short']:.3f} ms.\n\n"
     return res + ran_with(rows, env=None)
 
@@ -120,7 +122,7 @@ def main():
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     rows = list(throughput(args, args.only, 1))
-    tried = any(getattr(args, k) != p.get_default(k) for k in ('only','n','rounds'))
+    tried = unusual(args, p, 'only', 'n', 'rounds')
     args.rounds = max(1, args.rounds//3)
     rows += throughput(args, [k for k in args.only if k != 'workshop'], 32)
     rows += [growth(args, o) for o in (False,True)]

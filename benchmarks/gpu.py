@@ -3,7 +3,7 @@
 `step`: tokens per second and the peak of the card's memory for `transformer_lm_learner`, with and without its logits, beside nanoGPT's arrangement and Hugging Face GPT-2 in plain loops; bfloat16 by autocast, fused AdamW.
 `write`: new tokens per second, beside Hugging Face's `generate`, weights in bfloat16.
 `imdb`: a causal model reads the 75,000 reviews for training as a language model, by the clock, learns from the 25,000 labels, and is scored once on the test set.
-Each adds its rows to results/gpu.jsonl. Needs CUDA and, but for `imdb`, `pip install -e '.[bench]'`."""
+Each puts its rows into results/gpu.jsonl. Needs CUDA and, but for `imdb`, `pip install -e '.[bench]'`."""
 from fastai.text.all import *
 from fastai_txf.all import *
 from common import *
@@ -137,6 +137,8 @@ def imdb(args):
 
 # Results
 
+RUN = 'kind','candidate','bs','seed','split','recipe','machine' # a row takes the place of a former one of the same run
+
 def render(rows):
     "The results as markdown: what has been measured."
     of = lambda kind: [r for r in rows if r['kind'] == kind]
@@ -155,7 +157,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('what', nargs='*', choices=['step','write','imdb'], default=['step','write','imdb'])
     p.add_argument('--only', nargs='+', choices=NAMES, help='candidates of `step` and `write`')
-    p.add_argument('--rounds', type=int, default=5, help='rounds of `step` and `write`')
+    p.add_argument('--rounds', type=int, default=5, help='rounds of `step` and `write`; fewer than three are only tried')
     p.add_argument('--seeds', nargs='+', type=int, default=[0,1,2], help='of the classifiers of `imdb`')
     p.add_argument('--valid', action='store_true', help='`imdb`: score 2,500 reviews that are kept back, for choosing; the row is printed, not recorded')
     p.add_argument('--set', nargs='+', default=[], metavar='NAME=VALUE', help='change the recipe of `imdb`: minutes=1 d_model=256')
@@ -165,11 +167,11 @@ def main():
         k,v = s.split('=')
         part = next(o for o in (READ, MODEL, LABELS, DROPOUT) if k in o)
         part[k] = ast.literal_eval(v)
-    file = args.out/'gpu.jsonl'
     for what in args.what:
         for row in dict(step=step, write=write, imdb=imdb)[what](args):
             print(json.dumps(row), flush=True)
-            if not args.valid: add_row(file, row)
-    if file.exists(): file.with_suffix('.md').write_text(render(read_rows(file)))
+            if args.valid or what != 'imdb' and args.rounds < 3: continue
+            rows = [r for r in read_rows(args.out/'gpu.jsonl') if any(r.get(k) != row.get(k) for k in RUN)] + [row]
+            record('gpu', rows, render(rows), args.out)
 
 if __name__ == '__main__': main()

@@ -8,8 +8,8 @@ from common import *
 
 WIDTH,HEADS,LAYERS,BS,SEQ_LEN = 128,4,4,12,64
 PARTS = dict(
-    qk='queries and keys of length 1, a learned factor for each width of a head',
-    qk0='queries and keys of length 1',
+    qk='queries and keys of root mean square 1, a learned factor for each width of a head',
+    qk0='queries and keys of root mean square 1',
     relu2='squared ReLU',
     zero='outputs of attention and feed-forward begin at zero',
     scale='learned factors of what a part adds and of what it adds to',
@@ -214,16 +214,20 @@ def main():
     p.add_argument('--data', nargs='+', default=['chars'], choices=DATA)
     p.add_argument('--opts', nargs='+', default=['muon','adam'], choices=['muon','adam'])
     p.add_argument('--seeds', nargs='+', type=int, default=[0])
-    p.add_argument('--steps', type=int, default=500)
+    p.add_argument('--steps', type=int, default=500, help='of training; fewer are only tried')
     args = p.parse_args()
     torch.set_num_threads(1)
+    tried = []
     for data in args.data:
         (ids,valid),vocab_sz = DATA[data]()
         for seed,opt,name in itertools.product(args.seeds, args.opts, args.only):
             model,secs = train(ids, vocab_sz, parse(name), opt, args.steps, seed)
             row = dict(data=data, steps=args.steps, opt=opt, seed=seed, name=name, loss=round(token_losses(model, valid, SEQ_LEN).mean().item(), 4), ms=round(1000*secs/args.steps, 1), params=n_params(model), **about(1))
             print(json.dumps(row), flush=True)
-            rows = [r for r in kept_rows() if any(r[k] != row[k] for k in KEY)] + [row]
-            record('modern', rows, render(rows))
+            if args.steps < p.get_default('steps'): tried.append(row)
+            else:
+                rows = [r for r in kept_rows() if any(r[k] != row[k] for k in KEY)] + [row]
+                record('modern', rows, render(rows))
+    if tried: print(render(tried))
 
 if __name__ == '__main__': main()

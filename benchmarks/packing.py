@@ -15,7 +15,7 @@ def lengths(n, shuffled=False):
     "Lengths of the reviews of each batch of an epoch over `n` reviews, sorted as fastai's loader does it, or not."
     items = read_tokens('train')
     items = [items[i] for i in draw(items, n)]
-    if shuffled: return torch.tensor([len(ts)+1 for ts,_ in random.Random(0).sample(items, n)]).split(BS)
+    if shuffled: return torch.tensor([len(ts) for ts,_ in random.Random(0).sample(items, n)]).split(BS)
     set_seed(0)
     dls = make_dls(items, items[:2], dict(min_freq=3, max_vocab=10_000, bs=BS))
     return [(x != pad_index(dls)).sum(1).as_subclass(Tensor) for x,_ in dls.train]
@@ -69,7 +69,7 @@ def render(rows):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     p.add_argument('--n', type=int, default=50*BS, help='reviews: as many as fastai sorts at a time; nothing is recorded for another number')
-    p.add_argument('--rounds', type=int, default=9, help='rounds of the race')
+    p.add_argument('--rounds', type=int, default=9, help='rounds of the race; nothing is recorded for another number')
     p.add_argument('--clock', choices=CLOCKS, default='wall', help='processor time is fairer where other programs run')
     p.add_argument('--threads', type=int, default=torch.get_num_threads(), help='threads of torch')
     args = p.parse_args()
@@ -79,6 +79,6 @@ def main():
     middle = sorted(batches, key=lambda b: int(b.max()))[len(batches)//2]
     rows = [{**r, 'n':args.n, 'clock':args.clock, **about(args.threads)} for r in [*rows, *race(middle, args)]]
     print(text := render(rows))
-    if args.n == p.get_default('n'): record('packing', rows, text)
+    if not unusual(args, p, 'n', 'rounds'): record('packing', rows, text)
 
 if __name__ == '__main__': main()

@@ -2,8 +2,7 @@
 under `results/pictures`; the table of the README.
 
 `python benchmarks/page.py` writes them; with `--check` it only names what is not up to date. `page.md` has the words and a
-`{name}` where a function of this file puts its picture, table and commands. What stands in the page between
-`<!-- more: … -->` and `<!-- /more -->` is left as it is."""
+`{name}` where a function of this file puts its picture, table and commands."""
 import json, re, statistics, sys
 from pathlib import Path
 
@@ -34,7 +33,7 @@ def longest_read(name, candidate):
     "The rows of the test set of a candidate that was pretrained, those of its longest reading."
     rs = rows(name, candidate=candidate, split='test')
     most = max(r['text_minutes'] for r in rs)
-    return [r for r in rs if r['text_minutes']==most]
+    return one_recipe([r for r in rs if r['text_minutes']==most])
 
 def teachers(n):
     "The rows of what has read all reviews, vectors of reviews among it, with `n` labels and without students."
@@ -44,9 +43,11 @@ def taught(n, which='accuracy'):
     "The accuracy of these, together or of one kind (`which`), in per cent."
     return f"{mean(teachers(n), f'{which}, taught'):.1f}"
 
+def in_words(n): return dict(enumerate('no one two three four five six seven eight nine'.split())).get(n, n)
+
 def seeds(rs):
     "How many runs a figure is the mean of."
-    return {1:'one seed', 2:'two seeds', 3:'three seeds'}[len(rs)]
+    return f"{in_words(len(rs))} seed{'s'*(len(rs) > 1)}"
 
 def alone(n, former=False):
     "The rows of the transformer that reads forwards by itself, in less time, and learns from `n` labels; or those of its `former` recipe."
@@ -61,8 +62,14 @@ def students(n, each=1):
     "The rows with `n` labels and as many students of `each` transformer."
     return [r for r in rows('unlabelled', labels=n) if 'accuracy' in r and r['recipe'].get('students', 1) == each]
 
-def labels_only(): return rows('imdb', candidate='txf', split='test', asked=None)
-def few_labels(candidate): return rows('transfer', candidate=candidate, split='test')
+def one_recipe(rs):
+    "The rows, if they are of one recipe."
+    recipes = {json.dumps(r['recipe']) for r in rs}
+    if len(recipes) != 1: raise ValueError(f"{len(recipes)} recipes of {rs[0]['candidate'] if rs else 'a candidate'}: a figure is the mean of one; delete the rows of the others")
+    return rs
+
+def labels_only(): return one_recipe(rows('imdb', candidate='txf', split='test', asked=None))
+def few_labels(candidate): return one_recipe(rows('transfer', candidate=candidate, split='test'))
 
 def translators(candidate, split):
     "The rows of a candidate's own recipe, one for each seed: another of ours has `scale_emb=False`, and on the validation pairs `muon` was tried with fewer epochs, too."
@@ -130,7 +137,7 @@ def imdb():
          '`unlabelled.py --labels 25000 --seeds 0 1 2 --students 0 --threads 1`'),
         (f"one classifier, with pairs of words and normalised queries and keys (`bigrams`, `qk_norm`) in its encoder; {seeds(fast)}",
          f"{mean(fast, 'forwards, taught'):.1f}", read_then(fast), '`unlabelled.py --alone --faster --reader 1 --labels 25000 --threads 1`'),
-        (f"the same with three more minutes for reading, on two other processors; {seeds(former)}, {seeds(readings(former)).replace('seeds', 'readings')}",
+        (f"the same with three more minutes for reading, on another processor; {seeds(former)}, {seeds(readings(former)).replace('seeds', 'readings')}",
          f"{mean(former, 'forwards, taught'):.1f}", read_then(former), '`FASTER` with 47 minutes'),
         ('`transformer_classifier_learner` with the encoder of `transformer_lm_learner`', accuracy(pre), reading,
          '`imdb.py --only pretrained --threads 1`'),
@@ -138,7 +145,7 @@ def imdb():
          '`imdb.py --only txf --threads 1`'),
         ('words and word pairs, tf-idf, logistic regression (scikit-learn 1.9.1)', f"{big['accuracy']:.1f}",
          f"{60*big['minutes']:.0f} s", '`imdb.py --only bigram`')]
-    heavy = NO_CONTEST.format(**{k:one('imdb', candidate=k)['epochs'] for k in ('workshop','awd')})
+    heavy = NO_CONTEST.format(**{k:one('imdb', candidate=k, split='test', asked=8)['epochs'] for k in ('workshop','awd')})
     published = table(['published, not run here','accuracy','source'], PUBLISHED_IMDB)
     return block('accuracy on the test reviews, ours in blue, published figures hatched', 'imdb',
                  table(['model','accuracy','training','command'], lines),
@@ -236,8 +243,10 @@ def small():
 WORDS = dict(txf='`transformer_lm_learner`: width 128, 2 layers, dropout 0.3',
              workshop="the fastai workshop's transformer: width 256, 8 wide heads, 3 layers, batches of 64")
 
+def trained_words(candidate): return one('lm_sample', candidate=candidate, asked='12 epochs', seed=0, n=None)
+
 def words():
-    rs = {k:one('lm_sample', candidate=k) for k in WORDS}
+    rs = {k:trained_words(k) for k in WORDS}
     lines = [(what, f"{rs[k]['loss']:.2f}", f"{rs[k]['perplexity']:.0f}", f"{rs[k]['params']/1e6:.1f} million",
               f'`lm_sample.py --epochs 12 --only {k}`') for k,what in WORDS.items()]
     return block('validation loss of two language models', 'words',
@@ -294,29 +303,31 @@ FIRST_RUNS = dict(minutes=0.75, seed=0) # of `defaults.py`: presets, optimizers 
 DEFAULT_SETS = dict(characters='characters', pieces='byte pairs of docstrings', words='words of reviews', captions='words of captions')
 DEFAULT_SHAPES = dict(default='`default`', dropout='`modern`, dropout 0.1', modern='`modern`')
 
+def first_runs(**want): return [r for r in rows('defaults', **FIRST_RUNS, **want) if r.get('batches', 'full') == 'full']
+
 def best_defaults(shape, opt, text):
     "The rows of the best rate of a preset and an optimizer on a text."
-    rs = rows('defaults', shape=shape, opt=opt, set=text, **FIRST_RUNS)
+    rs = first_runs(shape=shape, opt=opt, set=text)
     by_rate = {lr:[r for r in rs if r['lr']==lr] for lr in {r['lr'] for r in rs}}
     return min(by_rate.values(), key=lambda rs: mean(rs, 'loss'), default=[])
 
 def defaults():
     def losses(shape, opt, lr):
-        rs = [rows('defaults', shape=shape, opt=opt, lr=lr, set=s, **FIRST_RUNS) for s in DEFAULT_SETS]
+        rs = [first_runs(shape=shape, opt=opt, lr=lr, set=s) for s in DEFAULT_SETS]
         return [f"{mean(r, 'loss'):.2f}" if r else '–' for r in rs]
-    rates = {r['lr'] for r in rows('defaults', **FIRST_RUNS)}
+    rates = {r['lr'] for r in first_runs()}
     lines = [(DEFAULT_SHAPES[k], f'`{opt}`', f'{lr:g}', *losses(k, opt, lr)) for k,opt in DEFAULTS for lr in sorted(rates)]
     lines = [l for l in lines if {*l[3:]} != {'–'}]
     return block('how much lower the loss is than that of the preset default with Adam, in nats a token', 'defaults',
                  table(['preset','optimizer','largest rate',*DEFAULT_SETS.values()], lines),
-                 ['defaults.py --minutes 0.75'], rows('defaults', **FIRST_RUNS), 'defaults')
+                 ['defaults.py --minutes 0.75'], first_runs(), 'defaults')
 
 GROWING = dict(full='full from the start', short='16 tokens a row at first, full after 0.3 of the time',
                half='the same, full after half of the time', few='2 rows at first, full after 0.3 of the time')
 
 def grown():
     "The rows of batches that grow, and of those beside them."
-    return [r for r in rows('defaults') if 'batches' in r and r['minutes'] != 0.75]
+    return [r for r in rows('defaults', shape='modern', opt='muon', lr=0.01) if 'batches' in r and r['minutes'] != 0.75]
 
 def grown_loss(minutes, batches, text):
     return [r['loss'] for r in grown() if (r['minutes'],r['batches'],r['set']) == (minutes,batches,text)]
@@ -339,7 +350,7 @@ def translation():
     def bleu(k, split): return f"{mean(translators(k, split), 'bleu'):.1f} ({mean(translators(k, split), 'greedy'):.1f})"
     lines = [(what, bleu(k, 'test'), bleu(k, 'valid'), f'`multi30k.py --only {k} --threads 1`')
              for k,what in TRANSLATORS.items()]
-    run,took = 'multi30k.py --only txf muon torch --threads 1', one('multi30k', split='speed')
+    run,took = 'multi30k.py --only txf muon torch --threads 1', rows('multi30k', split='speed')[-1]
     ms = took['step_ms']
     more = (f"With `muon` the training takes **{100*took['share']:.0f} %** of the time: {ms['muon']:.0f} ms of the processor for a step, {ms['txf']:.0f} with `adamw` in fp32, "
             'in turns on one thread of a processor with `avx512_bf16`. '
@@ -374,11 +385,23 @@ def step_span(candidate):
     nano = {r['machine']:r['ratio'] for r in step_rows('nano')}
     return span([r['ratio']/nano[r['machine']] for r in step_rows(candidate)], '.2f')
 
+CLOCKS = dict(wall='by the clock', processor="by the processor's seconds")
+
+def how(row):
+    "The options of a measurement."
+    return f"--threads {re.search(r'([0-9]+) threads', row['machine'])[1]} --clock {row['clock']}"
+
+def step_how():
+    "How the steps of the table were measured."
+    r = step_row('nano')
+    n = int(re.search(r'(\d+) threads', r['machine'])[1])
+    return f"on {in_words(n)} thread{'s'*(n > 1)}, {CLOCKS[r['clock']]}; the figure is the median of the ratios of {in_words(r['rounds'])} rounds"
+
 def step():
     rs = {k:step_row(k) for k in STEPS}
     lines = [(n, f"{rs[k]['ratio']:.2f}", f"{rs[k]['mb']['2048']:,}" if 'mb' in rs[k] else '') for k,n in STEPS.items()]
     return block("time of a training step, times that of TransformerLM", 'step', table(['model','time','MB'], lines),
-                 ['train.py --threads 1 --clock processor'], list(rs.values()), 'train')
+                 [f"train.py {how(rs['nano'])}"], list(rs.values()), 'train')
 
 def short_machine(row): return re.sub(r', \d+ cores.*', '', row['machine'])
 
@@ -427,7 +450,7 @@ TOKENIZERS = dict(
     spacy='`FastSpacyTokenizer` in `LMDataLoaders`, one process',
     bpe_trained='`BPETokenizer`, trained before, one process', bpe='`BPETokenizer`, training included')
 
-def tokenized(candidate): return by_seed(rows('tokenizing', candidate=candidate, n=None))
+def tokenized(candidate): return by_seed(rows('tokenizing', candidate=candidate, n=None, asked=25_000))
 
 def tokenizing():
     base = {r['seed']:r['texts_per_s'] for r in tokenized('fastai')}
@@ -450,10 +473,11 @@ EPOCHS = dict(ours='`TransformerClassifier`', compiled='`TransformerClassifier`,
 
 def epoch():
     rs = {k:one('epoch', candidate=k) for k in EPOCHS}
+    clock = dict(wall='seconds', processor='processor seconds')[rs['torch']['clock']]
     lines = [(n, f"{rs[k]['seconds']:.1f}", f"{rs[k]['ratio']:.2f}", f"{rs[k]['tokens']:,}") for k,n in EPOCHS.items()]
     return block('real tokens a second', 'epoch',
-                 table(['model','processor seconds',"times torch's rate of batches",'real tokens read'], lines),
-                 ['epoch.py --threads 1 --clock processor'], list(rs.values()), 'epoch')
+                 table(['model',clock,"times torch's rate of batches",'real tokens read'], lines),
+                 [f"epoch.py {how(rs['torch'])}"], list(rs.values()), 'epoch')
 
 def packing():
     "What rows of tokens without padding could bring there."
@@ -476,16 +500,32 @@ GPU_STEPS = dict(
     learner_compiled='`transformer_lm_learner(compile=True)`', nano="nanoGPT's arrangement in a plain loop",
     nano_compiled='the same, compiled', hf='GPT-2 of Hugging Face transformers 5.17.0 in a plain loop')
 
-def on_gpu(candidate): return one('gpu', candidate=candidate)
+def on_gpu(candidate, **want): return one('gpu', candidate=candidate, **want)
 
 def gpu():
     rs = {k:on_gpu(k) for k in GPU_STEPS}
     lines = [(n, f"{rs[k]['tokens_per_s']:,}", f"{rs[k]['ratio']:.2f}", f"{rs[k]['mb']:,}") for k,n in GPU_STEPS.items()]
-    ours,hf = on_gpu('write'),on_gpu('write_hf')
+    ours,hf = (on_gpu(k, bs=1) for k in ('write','write_hf'))
     more = (f"One text after a prompt of 16 tokens, 128 new ones, weights in bfloat16: `generate` writes **{ours['tokens_per_s']}** tokens a second, "
             f"`generate` of Hugging Face {hf['tokens_per_s']}, a rate {ours['ratio']:.1f} times as high.\n\n")
     return block('tokens a second, one training step', 'gpu', table(['training step','tokens a second','times nanoGPT','MB'], lines),
                  ['gpu.py step --rounds 3', 'gpu.py write --rounds 3 --only write write_hf'], [*rs.values(), ours, hf], 'gpu', more)
+
+DECODERS = dict(fp32='`generate`, fp32', compiled='`generate(compile=True)`, fp32', int8='`to_int8`', packed="torch's `_weight_int8pack_mm`, not kept",
+                onnx="onnxruntime on `to_onnx`'s graph, fp32", onnx_dynamic='the same, `quantize_dynamic`', onnx_nbits='the same, `MatMulNBits` of 8 bits')
+
+def eight_bits():
+    "What weights of eight bits bring to a step and to one map."
+    rs,maps = rows('serving', part='int8'),{(r['n_in'],r['n_out'],r['rows'],r['candidate']):r for r in rows('serving', part='maps')}
+    by = {(r['candidate'],r['width']):r for r in rs}
+    widths = sorted({r['width'] for r in rs})
+    def rate(r): return f"{r['processor_tokens_per_s']:,} ({r['processor_ratio']:.2f})"
+    steps = [(n, *(rate(by[k,w]) for w in widths)) for k,n in DECODERS.items() if (k,widths[0]) in by]
+    shapes = {'256 → 10,000, 1 token':(256,10_000,1), '256 → 768, 256 tokens':(256,768,256)}
+    one_map = [('fp32' if k == 'fp32' else DECODERS[k], *(f"{maps[*s,k]['processor_us']:,.0f}" for s in shapes.values())) for k in ('fp32','int8','packed')]
+    return (f"A model of {rs[0]['layers']} layers that writes one text, vocabulary 10,000; in brackets how many times as fast as {DECODERS[rs[0]['base']]}. Then one map, in microseconds of the processor. One thread.\n\n"
+            f"{table(['tokens a processor second', *(f'width {w}' for w in widths)], steps)}\n{table(['one map, µs', *shapes], one_map)}\n"
+            f"`.venv/bin/python benchmarks/serving.py --only maps int8`, its other parts measure a trained model at work. {measured([*rs, *maps.values()])} [All rows](results/serving.md).")
 
 QUESTIONS = [imdb, few, small, words, defaults, growing, shakespeare, speedrun, translation, step, generation, gpu, tokenizing, batches, epoch, scale]
 
@@ -541,7 +581,7 @@ def draw_small(ax):
     ax.legend(fontsize=8, loc='upper left'); ax.spines[['top','right']].set_visible(False)
 
 def draw_words(ax):
-    losses = {n:one('lm_sample', candidate=k)['loss'] for n,k in (('fastai_txf','txf'), ("the workshop's",'workshop'))}
+    losses = {n:trained_words(k)['loss'] for n,k in (('fastai_txf','txf'), ("the workshop's",'workshop'))}
     bars(ax, losses, ('fastai_txf',), 'validation loss (less is better)', '{:.2f}')
 
 def draw_defaults(ax):
@@ -554,11 +594,11 @@ def draw_defaults(ax):
     ax.legend(fontsize=8, loc='lower right'); ax.spines[['top','right']].set_visible(False)
 
 def draw_growing(ax):
-    budgets = sorted({r['minutes'] for r in grown()})
+    budgets = [m for m in sorted({r['minutes'] for r in grown()}) if all(grown_loss(m, k, s) for k in ('full','short') for s in DEFAULT_SETS)]
     for i,m in enumerate(budgets):
         gain = [statistics.mean(grown_loss(m, 'full', s)) - statistics.mean(grown_loss(m, 'short', s)) for s in DEFAULT_SETS]
-        y = [j + 0.3*(0.5-i) for j in range(len(gain))][::-1]
-        ax.barh(y, gain, height=0.28, color=OURS, alpha=(1,0.5)[i], label=f"{m:g} core-minute{'s'*(m != 1)}")
+        y = [j + 0.6*((len(budgets)-1)/2-i)/len(budgets) for j in range(len(gain))][::-1]
+        ax.barh(y, gain, height=0.56/len(budgets), color=OURS, alpha=1/(i+1), label=f"{m:g} core-minute{'s'*(m != 1)}")
     ax.axvline(0, color='black', lw=0.8)
     ax.set_yticks(range(len(DEFAULT_SETS)), [*DEFAULT_SETS.values()][::-1], fontsize=9)
     ax.set_xlabel('nats a token below batches that are full from the start, in the same time', fontsize=9)
@@ -644,13 +684,14 @@ def summary():
     def acc(rs): return f"{mean(rs, 'accuracy'):.1f} %"
     def bleu(k): return f"{mean(translators(k, 'test'), 'bleu'):.1f}"
     def loss(k): return f"{mean(rows('shakespeare', candidate=k), 'loss'):.2f}"
-    def rate(k, bs): return f"{speed(k, bs)['tokens_per_s']:,}"
+    def rate(k, bs): return span([speed(k, bs, i)['tokens_per_s'] for i in range(n_writing)], ',')
     def texts(k): return f"{mean(tokenized(k), 'texts_per_s'):,.0f}"
+    n_writing = len(machines('generate'))
     plain = statistics.median(r['loss'] for r in rows('speedrun', candidate='plain'))
     lines = [
-        ('IMDB, 25,000 labels and the unlabelled reviews', f'{taught(25_000)} %',
+        ('IMDB, 25,000 labels and unlabelled reviews', f'{taught(25_000)} %',
          f"{acc(rows('imdb', candidate='bigram'))}, linear model of word pairs", 'unlabelled.py --labels 25000 --seeds 0 1 2 --students 0', 'imdb.py --only bigram'),
-        ('IMDB, 1,000 labels and the unlabelled reviews', f"{taught(1000, 'vectors')} %",
+        ('IMDB, 1,000 labels and unlabelled reviews', f"{taught(1000, 'vectors')} %",
          f"{taught(1000, 'counted')} %, linear model", 'unlabelled.py --labels 1000 --seeds 0 1 2 --students 0'),
         ('four small labelled sets, three seeds, mean', acc(on_short('best')),
          f"{acc(on_short('bigrams'))}, linear model of word pairs", 'sets.py --data FOLDER --only bigrams best'),
@@ -658,9 +699,9 @@ def summary():
         ("characters at nanoGPT's CPU setting, loss", loss('txf'), f"{loss('plain')}, nanoGPT's arrangement", 'shakespeare'),
         ("its published loss of 1.88: time (`modern`, `muon`, bfloat16)", f"{span_of_plain('quarter')} %", f"100 %, nanoGPT's arrangement, to {plain:.2f} in fp32", 'speedrun'),
         ("its published loss for a GPU, 1.4697: minutes", f"{deepest()['core_minutes']:.0f}, one core", 'about 3, an A100 ([nanoGPT](https://github.com/karpathy/nanoGPT))', 'deeper'),
-        ('time of a training step (`ChunkedLoss`), three processors', step_span('chunked'), "1, nanoGPT's arrangement", 'train'),
+        (f"time of a training step (`ChunkedLoss`), {in_words(len(step_rows('nano')))} processors", step_span('chunked'), "1, nanoGPT's arrangement", 'train'),
         ('the same in bfloat16', step_span('learner_bf16'), f"{step_span('nano_bf16')}, nanoGPT's in bfloat16", 'train'),
-        ('tokens a second, one text', rate('ours', 1), f"{rate('hf', 1)}, Hugging Face GPT-2", 'generate'),
+        (f'tokens a second, one text, {in_words(n_writing)} processors', rate('ours', 1), f"{rate('hf', 1)}, Hugging Face GPT-2", 'generate'),
         ('the same, 32 texts', rate('ours', 32), f"{rate('hf', 32)}, Hugging Face GPT-2", 'generate'),
         ("reviews tokenized a second, fastai's tokens", texts('spacy_plain'), f"{texts('fastai')}, fastai", 'tokenizing')]
     head = ['measured on one or two CPU cores','fastai_txf','beside','command']
@@ -685,18 +726,10 @@ def readme():
 
 # The page
 
-def kept():
-    "What others have written into the page between the marks, by name."
-    old = PAGE.read_text(encoding='utf-8') if PAGE.exists() else ''
-    return dict(re.findall(r'<!-- more: (\w+) -->\n(.*?)<!-- /more -->', old, re.S))
-
 def page():
     "benchmarks/README.md."
-    put = {f.__name__:f for f in QUESTIONS} | {'compiled peers':compiled_peers, 'step machine':step_machine, 'step speeds':step_speeds, 'packing':packing, 'deeper':deeper, 'first compiled call':first_compiled_call}
-    txt = re.sub(r'\{([a-z0-9 ]+)\}', lambda m: put[m[1]](), TEMPLATE.read_text(encoding='utf-8'))
-    more = kept()
-    def mark(m): return f"<!-- more: {m[1]} -->\n{more.get(m[1], '')}<!-- /more -->"
-    return re.sub(r'<!-- more: (\w+) -->\n<!-- /more -->', mark, txt)
+    put = {f.__name__:f for f in QUESTIONS} | {'compiled peers':compiled_peers, 'step machine':step_machine, 'step speeds':step_speeds, 'step how':step_how, 'eight bits':eight_bits, 'packing':packing, 'deeper':deeper, 'first compiled call':first_compiled_call}
+    return re.sub(r'\{([a-z0-9 ]+)\}', lambda m: put[m[1]](), TEMPLATE.read_text(encoding='utf-8'))
 
 def main():
     new = {PAGE:page(), README:readme()}

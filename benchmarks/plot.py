@@ -37,7 +37,7 @@ def memory(ax, rs):
     ax.set_ylim(top=40_000); ax.minorticks_off(); ax.legend(fontsize=7, ncols=2, loc='upper left')
 
 def tokenizing(ax, rs):
-    rate = {k:[r['texts_per_s'] for r in rs if r['candidate'] == k and not r['n']] for k in ('fastai','spacy','bpe_trained','chars')}
+    rate = {k:[r['texts_per_s'] for r in rs if r['candidate'] == k and not r['n'] and r['asked'] == 25_000] for k in ('fastai','spacy','bpe_trained','chars')}
     bars(ax, {k:statistics.median(v) for k,v in rate.items() if v}, "IMDB's reviews to token ids", 'texts/s', mine)
 
 PANELS = [('train',train), ('train',memory), ('epoch',epoch), ('generate',generate), ('scale',scale), ('tokenizing',tokenizing)]

@@ -102,7 +102,7 @@ def main():
     steps = [fresh(k, args) for k in STEPS if k in args.only]
     for r in steps: print(r['candidate'], r['mb'], 'MB', r['seconds'], 's', flush=True)
     opts = [r for size in SIZES for r in optimizers(size, args)] if 'optimizers' in args.only else []
-    if not opts or len(steps) < len(STEPS) or any(getattr(args, k) != p.get_default(k) for k in ('rounds','vocab','layers','sl')): return print(*steps, *opts, sep='\n')
+    if not opts or len(steps) < len(STEPS) or unusual(args, p, 'rounds', 'vocab', 'layers', 'sl'): return print(*steps, *opts, sep='\n')
     record('scale', steps + opts, text := render(steps, opts))
     print(text)
 

@@ -185,7 +185,7 @@ FRESH = dict(
     onnx=(('fastai','fastcore','pandas','torch'), 'from fastai_txf.share.onnx import OnnxPredictor as load'))
 
 def fresh(args):
-    "Import, load and first answer in a process without fastai, the best of some."
+    "Import, load and first answer in a process without fastai, the best of three."
     for k,(hidden,code) in FRESH.items():
         at = published('clf', k == 'onnx')
         code = HIDE.format(hidden=hidden) + f'{code}\nload({str(at)!r}).predict("a warm film")\nprint(time.perf_counter()-start[0], time.process_time()-start[1])'
@@ -277,7 +277,7 @@ def decoders(model, n, args):
 SHAPES = [(256,768),(256,1024),(1024,256),(256,10_000),(512,2048),(512,10_000)]
 
 def maps(args):
-    "Microseconds of the processor for one map, the best of five: in fp32 and with both ways to eight bits."
+    "Microseconds of the processor for one map, the best of six: in fp32 and with both ways to eight bits."
     torch.set_num_threads(1)
     for n_in,n_out in SHAPES:
         torch.manual_seed(0)
@@ -352,7 +352,7 @@ def render(rows):
                 'times':'times', 'processor s, one after the other':'processor_alone', 'eight threads':'processor_together'}
         res += f"\n## Eight threads at once\n\nTexts of {WORDS} words.\n\n{table(part, cols)}"
     if part := of('fresh'):
-        res += f"\n## Import, load and first answer in a fresh process without fastai\n\n{table(part, {'candidate':lambda r: SINGLE[r['candidate']][0], 'clock s':'wall_s', 'processor s':'processor_s'})}"
+        res += f"\n## Import, load and first answer in a fresh process without fastai\n\nThe best of three.\n\n{table(part, {'candidate':lambda r: SINGLE[r['candidate']][0], 'clock s':'wall_s', 'processor s':'processor_s'})}"
     if part := of('onnx'):
         cols = {'model':lambda r: dict(clf='one label', multi='several labels')[r['task']], 'candidate':'candidate', 'test reviews':'texts', 'labels that differ':'flipped', 'largest difference of a logit':lambda r: f"{r['off']:.1e}", 'accuracy':'accuracy'}
         res += f"\n## IMDB's test reviews: torch, ONNX, eight bits\n\n{table(part, cols)}"
@@ -360,7 +360,7 @@ def render(rows):
         by = {(r['n_in'], r['n_out'], r['rows'], r['candidate']):r for r in part}
         of_map = lambda k: (lambda r: f"{by[r['n_in'], r['n_out'], r['rows'], k]['processor_us']:,.0f}")
         cols = {'map':lambda r: f"{r['n_in']} → {r['n_out']:,}", 'rows':'rows', 'fp32':of_map('fp32'), '`quantized.linear_dynamic` (kept)':of_map('int8'), '`_weight_int8pack_mm`':of_map('packed')}
-        res += f"\n## One linear map\n\nMicroseconds of the processor.\n\n{table([r for r in part if r['candidate'] == 'fp32'], cols)}"
+        res += f"\n## One linear map\n\nMicroseconds of the processor, the best of six rounds.\n\n{table([r for r in part if r['candidate'] == 'fp32'], cols)}"
     if part := of('int8'):
         cols = {'candidate':lambda r: DECODERS[r['candidate']], 'width':'width', 'tokens a processor second':'processor_tokens_per_s', 'tokens/s':'wall_tokens_per_s', 'ratio':'processor_ratio', 'ratio by the clock':'wall_ratio'}
         res += f"\n## Decoding with weights of eight bits\n\n4 layers, 8 heads, vocabulary 10,000, one text, medians of {part[0]['rounds']} rounds. The ratio is that to {DECODERS[part[0]['base']]} of the same width. Kept: `to_int8`.\n\n{table(part, cols)}"
@@ -385,16 +385,21 @@ def main():
     p.add_argument('--no-compile', action='store_true', help='part int8: without the compiled step')
     p.add_argument('--no-onnx', action='store_true', help='part int8: without onnxruntime')
     p.add_argument('--threads', type=int, default=1, help='threads of torch')
-    p.add_argument('--out', type=Path, default=HERE/'results', help='folder of the results')
+    p.add_argument('--out', type=Path, default=None, help='folder of the results; without it, numbers other than the usual are only tried')
     args = p.parse_args()
     torch.set_num_threads(args.threads)
+    tried = args.out is None and unusual(args, p, 'n', 'texts', 'many', 'many_deep', 'tokens', 'rounds', 'lm_texts', 'widths', 'no_compile', 'no_onnx')
+    out = args.out or HERE/'results'
     for part in args.only:
         command = f"python benchmarks/serving.py {' '.join(sys.argv[1:])}".strip()
-        new = [{**r, 'command':command, 'features':features(), **about(args.threads, 'onnxruntime', 'transformers')} for r in PARTS[part](args)]
+        new = [{**r, 'command':command, 'features':features(), **about(torch.get_num_threads(), 'onnxruntime', 'transformers')} for r in PARTS[part](args)]
         new = [{**r, 'load':load()} for r in new]
-        rows = [r for r in read_rows(args.out/'serving.jsonl') if r['part'] != part] + new
+        if tried:
+            print(render(new))
+            continue
+        rows = [r for r in read_rows(out/'serving.jsonl') if r['part'] != part] + new
         rows.sort(key=lambda r: [*PARTS].index(r['part']))
-        record('serving', rows, render(rows), args.out)
-    print((args.out/'serving.md').read_text())
+        record('serving', rows, render(rows), out)
+    if not tried: print((out/'serving.md').read_text())
 
 if __name__ == '__main__': main()

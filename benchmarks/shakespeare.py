@@ -53,7 +53,7 @@ def render(rows):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    p.add_argument('--seeds', nargs='+', type=int, default=[0,1,2], help='a round for each')
+    p.add_argument('--seeds', nargs='+', type=int, default=[0,1,2], help='a round for each; with others nothing is recorded')
     p.add_argument('--steps', type=int, default=2000, help='of training; with another number nothing is recorded')
     p.add_argument('--threads', type=int, default=torch.get_num_threads(), help='threads of torch')
     args = p.parse_args()
@@ -66,7 +66,6 @@ def main():
         rows.append(dict(candidate=name, seed=seed, steps=args.steps, loss=token_losses(model, valid, SEQ_LEN).mean().item(), seconds=seconds, params=n_params(model), **about(args.threads)))
         print(json.dumps(rows[-1]), flush=True)
     print(text := render(rows))
-    if args.steps != 2000: return
-    record('shakespeare', rows, text)
+    if not unusual(args, p, 'steps', 'seeds'): record('shakespeare', rows, text)
 
 if __name__ == '__main__': main()

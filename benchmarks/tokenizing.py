@@ -120,7 +120,7 @@ def run(name, seed, args):
 def times_fastai(row, rows, key):
     "fastai's time in the same round by that of `row`."
     base = [r[key] for r in rows if r['candidate'] == 'fastai' and all(r[k] == row[k] for k in ('seed','asked','n'))]
-    return f"{base[0]/row[key]:.1f}" if base else None
+    return f"{base[0]/row[key]:.1f}" if base and row[key] else None         # of a few texts the time may be 0.00
 
 def render(rows):
     "The results as markdown."

@@ -133,7 +133,7 @@ def tables(rows):
     memory = {'parameters':'params', **{f'MB at {n:,}':lambda r, n=n: r.get('mb', {}).get(str(n)) for n in LENGTHS}}
     first = {'times `TransformerLM`, compiled':'ratio_compiled', 'seconds of the first step':'first'}
     plain,compiled,half = ([r for r in rows if r['candidate'] in o] for o in ({*MAKE, *(k for k in LEARNERS if 'bf16' not in k)}, COMPILED, [k for k in NAMES if 'bf16' in k]))
-    speed = {"times the speed of the fastest peer in fp32":'speed'}
+    speed = {"times the speed of the fastest peer in fp32, not compiled":'speed'}
     return f'## {rows[0]["machine"]}\n\nSeconds ({rows[0]["clock"]}): medians of {rows[0]["rounds"]} rounds in turns, plain and compiled.\n\n{table(plain, cols | speed | memory)}\n' \
            f'Compiled: our blocks, for all lengths (`compile_for_training`); the peers whole, for this length (`torch.compile`).\n\n{table(compiled, cols | first)}\n' \
            f'In bfloat16: autocast with weights in fp32; compiled as above.\n\n{table(half, cols | speed | memory | first)}\n{ran_with(rows, env=None)}'
@@ -146,7 +146,7 @@ def render(rows):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('--only', nargs='+', choices=NAMES, default=list(NAMES), help='candidates; nothing is recorded for a part of them')
-    p.add_argument('--rounds', type=int, default=9, help='rounds of the race')
+    p.add_argument('--rounds', type=int, default=9, help='rounds of the race; nothing is recorded for fewer than five')
     p.add_argument('--clock', choices=CLOCKS, default='wall', help='processor: seconds of the processor, for a CPU that others use, too, with --threads 1')
     p.add_argument('--threads', type=int, default=torch.get_num_threads(), help='threads of torch')
     p.add_argument('--child', nargs=2, help=argparse.SUPPRESS)
@@ -163,7 +163,7 @@ def main():
         if 'compiled' in r['candidate']: continue                             # the compiler itself would count
         r['mb'] = {str(n):memory(r['candidate'], n, args) for n in LENGTHS}
         print(r['candidate'], r['mb'], flush=True)
-    if len(rows) == len(NAMES): record_machine('train', rows, render)
+    if len(rows) == len(NAMES) and args.rounds >= 5: record_machine('train', rows, render)
     print(tables(rows))
 
 if __name__ == '__main__': main()

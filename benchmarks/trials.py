@@ -218,6 +218,7 @@ def main():
         text,held,counted = prepare(args, name)
         for way in left:
             plain = [r['core-seconds'] for r in rows() if r['way'] == 'plain']
+            if file and way != 'plain' and not plain: raise SystemExit(f'{way} gets the time of the plain way: run plain on {name}, seed {args.seed}, first')
             start = time.process_time()
             learn = train(text, way, args.seed, plain[0] if plain else None)
             spent = time.process_time()-start

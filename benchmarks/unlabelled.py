@@ -214,6 +214,12 @@ def how_of(n, held):
     "How `n` labels are learnt, some of them `held` out or none."
     return LABELS if held else dict(FEW, epochs=max(8, 2000//n))
 
+def ask(n, seed, n_students=1, alone=False):
+    "What one run is asked to do; a transformer `alone` has no team."
+    recipe = dict(text=TEXT, shape=SHAPE, dropout=DROPOUT, labels=how_of(n, n == len(read_tokens('train'))))
+    if not alone: recipe |= dict(counted=3, vectors=VECTORS) | (dict(student=STUDENT, students=n_students) if n_students else {})
+    return dict(labels=n, seed=seed, recipe=recipe)
+
 def run(n, seed, members, n_students=1, valid=False):
     "A row, without students that of their teachers; None as long as parts are missing."
     labelled,held,others,scored = data(n, seed, valid)
@@ -225,20 +231,21 @@ def run(n, seed, members, n_students=1, valid=False):
     if teachers is None: return None
     taught,at,told = Joined(teachers, y_held), len(seen)-1, {m:make()[1] for m,make in READ.items()}
     res = taught.row(at, targets(scored), ', taught')
-    recipe = dict(text=TEXT, shape=SHAPE, dropout=DROPOUT, labels=how, counted=3, vectors=VECTORS)
     if n_students:
         students = team(members, labelled, STUDENT, seed, seen, ('student', of, len(others), how), (others, taught.probs(len(seen))), n_students)
         if students is None: return None
-        res,recipe = res | Joined(students, y_held).row(at, targets(scored), ''), recipe | dict(student=STUDENT, students=n_students)
-    return dict(labels=n, seed=seed, **res, scored=len(scored), text_minutes=sum(t['minutes'] for t in told.values()), text_minutes_each={m:t['minutes'] for m,t in told.items()}, text_loss=[t['loss'] for t in told.values()], recipe=recipe)
+        res |= Joined(students, y_held).row(at, targets(scored), '')
+    return {**ask(n, seed, n_students), **res, 'scored':len(scored), 'text_minutes':sum(t['minutes'] for t in told.values()), 'text_minutes_each':{m:t['minutes'] for m,t in told.items()}, 'text_loss':[t['loss'] for t in told.values()]}
 
 def run_alone(n, seed, valid, way='forwards'):
     "The row of one transformer that has read, and learnt from labels."
     labelled,held,_,scored = data(n, seed, valid)
     how,told = how_of(n, held), read(way)[1]
     part = says(way, labelled, how, seed, [[ts for ts,_ in scored]], (n, 'alone', valid, seed, TEXT, SHAPE), None, True)
-    return {'labels':n, 'seed':seed, f'{way}, taught':share(part['outs'][0], targets(scored)), 'minutes, taught':part['minutes'], 'scored':len(scored),
-            'text_minutes':told['minutes'], 'text_loss':[told['loss']], 'text_steps':told['steps'], 'recipe':dict(text=TEXT, shape=SHAPE, dropout=DROPOUT, labels=how)}
+    return {**ask(n, seed, alone=True), f'{way}, taught':share(part['outs'][0], targets(scored)), 'minutes, taught':part['minutes'], 'scored':len(scored),
+            'text_minutes':told['minutes'], 'text_loss':[told['loss']], 'text_steps':told['steps']}
+
+def alike(a, b): return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
 
 def render(rows):
     "The results as markdown."
@@ -266,6 +273,10 @@ def main():
     file = HERE/'results/unlabelled.jsonl'
     for labels in args.labels:
         for seed in args.seeds:
+            asked = ask(labels, seed, args.students, args.alone)
+            if not args.valid and any(alike(asked, {k:r[k] for k in asked}) for r in read_rows(file)):
+                print('done before:', labels, 'labels, seed', seed)
+                continue
             row = run_alone(labels, seed, args.valid) if args.alone else run(labels, seed, args.parts, args.students, args.valid)
             if row and args.valid: print(json.dumps(row))
             elif row: add_row(file, {**row, 'env':MALLOC if 'MALLOC_TRIM_THRESHOLD_' in os.environ else {}, **about(args.threads)})

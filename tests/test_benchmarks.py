@@ -67,6 +67,7 @@ def folder(tmp_path_factory):
         external.fastai_cfg.cache_clear()
         external.fastai_cfg()                                                # writes config.ini
         m.syspath_prepend(str(home))
+        for k in NAMES: m.delitem(sys.modules, k, raising=False)             # another test's would write beside the originals
         yield home
     external.fastai_cfg.cache_clear()
     for k in ({*sys.modules} - names) & {*NAMES}: del sys.modules[k]
@@ -239,7 +240,80 @@ def test_only_tried(name, folder, script, start, monkeypatch):
     start(name, '--data data/sentences --n 9 --only default best --out tried')
     assert int(read(folder/'tried'/f'{name}.md').split()[0]) >= 2
 
-READING = dict(SHAPE=dict(d_model=32), TEXT=dict(minutes=0.005, seq_len=16), VECTORS=dict(d=8, passes=1), STUDENT=dict(texts=30), held_out=lambda n: np.r_[:5, 295:300])
+MACHINE = dict(machine='m', versions='v', commit='c', date='d')
+def told(*args): return '# '
+def some(*names): return lambda args: [dict(candidate=k, seconds=1., ratio=1., ratio_compiled=1., **MACHINE) for k in names or args.only]
+
+TRIALS = [ # what is in the place of measuring, a command that only tries, and one that is recorded
+    ('serving', dict(PARTS=dict(single=lambda args: [dict(part='single', candidate='bare')])), '--only single --texts 5', '--only single'),
+    ('train', dict(race=some(), memory=lambda *args: 1, tables=told), '--rounds 1', '--rounds 9'),
+    ('epoch', dict(race=some()), '--rounds 1', '--rounds 5'),
+    ('packing', dict(lengths=lambda *args: [torch.tensor([1,2])], race=lambda *args: []), '--rounds 1', '--clock processor'),
+    ('shakespeare', dict(make_dls=lambda: SimpleNamespace(valid=SimpleNamespace(flat=SimpleNamespace(ids=np.arange(9)))), txf=lambda *args: (None,1.), plain=lambda *args: (None,1.),
+                         token_losses=lambda *args: torch.ones(1), n_params=lambda m: 1), '--seeds 0', '--steps 2000'),
+    ('speedrun', dict(run=lambda name, seed, clock: dict(candidate=name, seed=seed)), '--only plain quarter', '--seeds 0 1 2'),
+    ('modern', dict(DATA=dict(chars=lambda: ((None,None), 9)), train=lambda *args: (None,1.), token_losses=lambda *args: torch.ones(1), n_params=lambda m: 1), '--only base --steps 20', '--only base'),
+    ('deeper', dict(run=lambda *args: {}), '--minutes 0.1', '--minutes 20'),
+    ('defaults', dict(run=lambda row: dict(**row, loss=1., tokens=1)), '--minutes 0.05 --sets captions', '--sets captions'),
+    ('gpu', dict(step=lambda args: [dict(kind='step', candidate='nano', **MACHINE)]), 'step --rounds 1', 'step'),
+]
+
+@pytest.mark.parametrize('name,small,trial,options', TRIALS, ids=[n for n,*_ in TRIALS])
+def test_trial_is_not_recorded(name, small, trial, options, folder, script, start, monkeypatch):
+    "Smaller numbers than the usual ones, or a part of the candidates, leave the results as they are"
+    mod = script(name)
+    for k,v in (small | dict(render=told, about=lambda *args: MACHINE)).items(): monkeypatch.setattr(mod, k, v)
+    shutil.rmtree(folder/'results', ignore_errors=True)
+    start(name, trial)
+    assert not (folder/'results').exists()
+    start(name, options)
+    rows = script('common').read_rows(folder/'results'/f'{name}.jsonl')
+    start(name, trial)
+    assert rows and script('common').read_rows(folder/'results'/f'{name}.jsonl') == rows
+    if name in ('deeper','serving'): return
+    start(name, options)
+    assert script('common').read_rows(folder/'results'/f'{name}.jsonl') == rows # in the place of the former ones
+
+def test_done_before(folder, script, start, monkeypatch):
+    "What `unlabelled.py` has in its results is not run again; with other labels or students it is"
+    mod,ran = script('unlabelled'), []
+    monkeypatch.setattr(mod, 'run', lambda n, seed, members, students, valid: ran.append(n) or mod.ask(n, seed, students))
+    monkeypatch.setattr(mod, 'render', told)
+    monkeypatch.setattr(mod, 'read_tokens', lambda part: [None]*300)
+    shutil.rmtree(folder/'results', ignore_errors=True)
+    for options in ('--labels 300 200 --students 0', '--labels 300 --students 0', '--labels 300 --students 1', '--labels 200 --seeds 0 1 --students 0', '--labels 300 --students 0 --valid'): start('unlabelled', options)
+    assert ran == [300, 200, 300, 200, 300]
+
+def test_few_texts(folder, script, monkeypatch):
+    "`many.py --n` leaves texts to train on, and some to score"
+    many,seen = script('many'), []
+    learn = SimpleNamespace(predict=lambda texts: (['trec']*len(texts),))
+    monkeypatch.setitem(many.CANDIDATES, 'default', lambda df, minutes: seen.append(len(df)) or learn)
+    row = many.run('default', SimpleNamespace(data=folder/'data'/'sentences', n=40, minutes=1., threads=1))
+    assert seen == [36] == [row['rows']] and 0 <= row['accuracy'] <= 100
+
+def test_plain_first(folder, script, start, monkeypatch):
+    "A way that has the time of the plain one is not run without it"
+    pytest.importorskip('tokenizers')
+    monkeypatch.setattr(script('trials'), 'prepare', lambda *args: (None, None, None))
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit, match='run plain on custrev, seed 3, first'): start('trials', '--data data/sentences --only mixup --sets custrev --seed 3 --out tried')
+
+def test_presets_apart(script):
+    "Runs of other presets, optimizers and rates are no line of the batches that grow"
+    defaults = script('defaults')
+    row = dict(set='captions', shape='modern', opt='muon', lr=0.01, seed=0, minutes=1., batches='full', loss=3., **MACHINE)
+    shown = defaults.render([row])
+    assert '| 1 | full from the start | – | – | – | 3.000 |' in shown
+    assert defaults.render([row, row | dict(shape='default', loss=4.), row | dict(opt='adamw', loss=5.), row | dict(minutes=0.75, batches='short')]) == shown
+
+@pytest.mark.parametrize('name', [n for n in RUN if n != 'scale'])
+def test_tables(name, script):
+    "The tables under `results` are what their scripts make of the rows there"
+    rows = script('common').read_rows(bench/'results'/f'{name}.jsonl')
+    assert read(bench/'results'/f'{name}.md') == script(name).render(rows), f'write what render of {name}.py gives'
+
+READING = dict(SHAPE=dict(d_model=32), TEXT=dict(minutes=0.005, seq_len=16), VECTORS=dict(d=8, passes=1), STUDENT=dict(texts=30), held_out=lambda n=0: np.r_[:5, 295:300])
 CASES = [ # what is smaller, and a command
     ('imdb', {}, '--n 100 --minutes 0.005 --only pretrained txf awd bigram --seeds 0 --out results'),
     ('imdb', {}, '--n 100 --minutes 0.005 --seeds 0 --valid --only txf --out results'),
@@ -252,14 +326,18 @@ CASES = [ # what is smaller, and a command
     ('shakespeare', {}, '--steps 3 --seeds 0'),
     ('modern', {}, '--steps 2 --opts muon --only base +relu2 +bigshort +warm all-cap'),
     ('modern', {}, '--steps 2 --only base --opts adam --data bpe'),
-    ('deeper', {}, '--minutes 0.01 --seed 1'),
-    ('speedrun', dict(STEPS=dict(plain=6, quarter=2, whole=6)), '--seeds 0 --clock processor'),
-    ('defaults', {}, '--minutes 0.003 --shapes modern bigrams --opts muon --lrs 0.01 --sets characters captions'),
-    ('defaults', {}, '--minutes 0.003 --shapes modern --opts muon --lrs 0.01 --sets captions --batches full short half few'),
+    ('deeper', {}, '--minutes 0.01 --seed 1 --out results'),
+    ('speedrun', dict(STEPS=dict(plain=6, quarter=2, whole=6)), '--clock processor'),
+    ('defaults', {}, '--minutes 0.003 --shapes modern bigrams --opts muon --lrs 0.01 --sets characters captions --out results'),
+    ('defaults', {}, '--minutes 0.003 --shapes modern --opts muon --lrs 0.01 --sets captions --batches full short half few --out results'),
     ('experiments', dict(step_ms=lambda experiment: {}, TASKS=dict(depth=['characters'])), 'depth positions --steps 1 --seeds 0'),
     ('packing', {}, '--n 64 --rounds 1'),
     ('scale', {}, '--rounds 1 --vocab 100 --layers 1 --sl 16 --only full chunked twice both'),
     ('epoch', {}, '--bs 2 --batches 1 --rounds 1 --max_len 16 --only torch ours'),
+    ('transfer', dict(held_out=READING['held_out']), '--n 100 --only counted bigram --seeds 0 --out results'),
+    ('tokenizing', {}, '--n 20 --only fastai spacy bpe_trained short_chars stream_1 lm_1M flat_1M --seeds 0 --out results'),
+    ('sets', {}, '--data data/sentences --n 90 --only bigrams words --sets trec custrev/10 speakers --seeds 0 --out results'),
+    ('many', {}, '--data data/sentences --n 90 --minutes 0.005 --out results'),
     ('gpu', dict(MODEL=dict(d_model=32, n_heads=4, n_layers=1, max_len=32), READ=dict(minutes=0.005, bs=4, seq_len=16), LABELS=dict(epochs=1)), 'imdb --seeds 0'),
 ]
 
@@ -276,6 +354,5 @@ def test_run(name, small, options, folder, script, start, monkeypatch):
     shutil.rmtree(folder/'results', ignore_errors=True)
     start(name, options)
     kept = folder/'results'/f'{name}.jsonl'
-    tried = any(o in options for o in ('--steps','--valid','--rounds')) or '--n' in options and '--out' not in options
-    assert kept.exists() or tried
+    assert kept.exists() == ('--out' in options or name in ('speedrun','gpu') or name == 'unlabelled' and '--valid' not in options)
     if kept.exists(): assert script('common').read_rows(kept) and read(kept.with_suffix('.md')).startswith('# ')

@@ -56,6 +56,33 @@ def test_by_hand(page):
     loss = [r['loss'] for r in rows('shakespeare') if r['candidate']=='plain']
     assert f'{statistics.fmean(loss):.2f} ({", ".join(f"{o:.2f}" for o in loss)})' in full
 
+    nano = [r for r in rows('train') if r['candidate']=='nano'][-1]
+    words = {5:'five', 7:'seven', 9:'nine'}.get(nano['rounds'], nano['rounds'])
+    assert f'the median of the ratios of {words} rounds' in full
+    small = [r for r in rows('serving') if r['part']=='int8' and r['candidate']=='int8']
+    assert ' | '.join(f"{r['processor_tokens_per_s']:,} ({r['processor_ratio']:.2f})" for r in small) in full
+
+OTHERS = dict(
+    defaults=[dict(set='characters', shape=s, opt='muon', lr=0.01, seed=0, minutes=m, batches=b, loss=9.) for s,m,b in (('default',1.0,'full'), ('modern',0.75,'short'))],
+    tokenizing=[dict(candidate='fastai', seed=0, asked=5000, n=None, texts_per_s=9)],
+    lm_sample=[dict(candidate='txf', split='valid', seed=0, asked=5, n=None, loss=9.)],
+    imdb=[dict(candidate='awd', split='test', seed=0, asked=1, n=None, epochs=9.)],
+    gpu=[dict(candidate='write', bs=32, tokens_per_s=9)])
+
+@pytest.mark.parametrize('name', OTHERS)
+def test_other_options(page, name, monkeypatch):
+    "Rows of runs with other options than the page shows leave it as it is"
+    before,read_rows = page.page(), page.rows
+    def more(file, **want): return read_rows(file, **want) + [r for r in OTHERS[name] if file==name and all(r.get(k)==v for k,v in want.items())]
+    monkeypatch.setattr(page, 'rows', more)
+    assert page.page()==before
+
+def test_one_recipe(page, monkeypatch):
+    "Runs of another recipe are not in the mean: they are named"
+    read_rows = page.rows
+    monkeypatch.setattr(page, 'rows', lambda file, **want: (rs := read_rows(file, **want)) + ([rs[0] | dict(recipe={})] if file=='transfer' else []))
+    with pytest.raises(ValueError, match='2 recipes of labels'): page.few_labels('labels')
+
 def sections(txt): return re.split(r'^## ', txt, flags=re.M)[1:]
 
 def test_questions(page):
