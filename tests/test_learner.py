@@ -1394,6 +1394,27 @@ def test_validation_within_a_fit(make, kind, asks, df, tmp_path):
     for k,v in want[1].items(): assert torch.equal(v, ours[1][k]), k
     if asks.__code__.co_names[0] == 'validate': assert [*cb.told[-1]] == want[0][1][-1][1:]
 
+@pytest.mark.parametrize('asks', ['validate','get_preds'])
+@pytest.mark.parametrize('at', ['before_train','after_step','after_batch','before_validate','after_validate'])
+def test_validation_at_any_time_of_a_fit(make, df, at, asks):
+    "A step goes on with its batch, an epoch with its loader, in training, and the rows are of its own texts"
+    class AsksOnce(Callback):
+        asked = True
+        def __call__(self, event_name):
+            if event_name != at or self.asked: return
+            self.asked = True
+            with no_random(): getattr(self.learn, asks)(dl=self.dls.test_dl(df[:7], with_labels=True))
+    def fitted(cb):
+        set_seed(1)
+        learn = make('clf', dls=make_dls(df), metrics=accuracy)
+        learn.fit(2, 1e-2, cbs=cb)
+        return learn.recorder.values, len(learn.recorder.losses), weights(learn)
+    cb = AsksOnce()
+    want,cb.asked = fitted(cb), False
+    ours = fitted(cb)
+    assert cb.asked and ours[:2] == want[:2]
+    for k,v in want[2].items(): assert torch.equal(v, ours[2][k]), k
+
 @both
 def test_callbacks_of_a_validation_within_a_fit(make, kind):
     "They hear it begin and end, also if it is broken off"

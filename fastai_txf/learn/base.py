@@ -8,7 +8,6 @@ __all__ = ['TransformerLearner']
 # %% ../../nbs/5_learn/04_base.ipynb #c2d17d62
 import inspect, pandas as pd, torch, torch.nn as nn, warnings
 from contextlib import contextmanager
-from copy import copy
 from functools import partial
 from pathlib import Path
 from fastai.callback.fp16 import AMPMode
@@ -68,6 +67,21 @@ class _Unwinding(ContextManagers):
         except BaseException:
             self.stack.close()
             raise
+
+_of_batch = 'dl','n_iter','iter','xb','yb','pred','loss_grad','loss','training'
+
+@contextmanager
+def _put_back(learn, recs):
+    "The batch of `learn`, its model's mode, recorders and metrics are as before at the end."
+    parts = [*recs, *learn.metrics, *(o for cb in recs for o in (cb.loss, cb.smooth_loss))]
+    kept = [(o, {**vars(o)}) for o in parts]
+    batch = {k:o for k,o in vars(learn).items() if k in _of_batch}
+    modes = [(m, m.training) for m in learn.model.modules()]
+    try: yield
+    finally:
+        vars(learn).update(batch)
+        for o,attrs in kept: vars(o).update(attrs)
+        for m,mode in modes: m.training = mode
 
 @patch
 def __getstate__(self:CSVLogger):
@@ -209,7 +223,9 @@ class TransformerLearner(StepLearner):
     def all_batches(self):
         "As in `Learner`; a loader that is left halfway keeps no iterator, which cannot be copied."
         try: super().all_batches()
-        finally: getattr(self.dl, '__dict__', {}).pop('it', None)
+        finally:
+            dl = getattr(self.dl, '__dict__', {})
+            for o in (dl, getattr(dl.get('dl'), '__dict__', {})): o.pop('it', None) # one around it
 
     def validate(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
@@ -261,18 +277,14 @@ class TransformerLearner(StepLearner):
         """A validation within the fit of `cbs` begins and ends for its own callbacks, and for the
         recorder, which keeps its rows."""
         recs = [cb for cb in cbs if isinstance(cb, Recorder)]
-        kept = [{**vars(cb)} for cb in recs]
-        for cb in recs: vars(cb)['smooth_loss'] = copy(cb.smooth_loss)
         def tell(*names):
             own = [cb for cb in self.cbs.sorted('order') if cb in recs or cb not in cbs]
             for name in names:
                 for cb in own: cb(name)
-        try:
+        with _put_back(self, recs):
             tell('before_fit', 'before_epoch')
             try: yield
             finally: tell('after_epoch', 'after_fit')
-        finally:
-            for cb,attrs in zip(recs, kept): vars(cb).update(attrs)
 
     def show_results(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
