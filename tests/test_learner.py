@@ -1484,6 +1484,17 @@ def test_export_with_a_csv_logger(make, own, tmp_path):
         assert rows() == (3 if own else 2)
         new.validate()
 
+def test_a_csv_logger_after_ctrl_c(make, tmp_path):
+    "Without a bar, too, the next fit writes its rows once, and is copied"
+    class Stops(Callback):
+        def after_step(self): raise KeyboardInterrupt
+    learn = make(cbs=CSVLogger())
+    with learn.no_bar():
+        with pytest.raises(KeyboardInterrupt): learn.fit(1, 1e-3, cbs=Stops())
+        learn.fit(1, 1e-3)
+        learn.fit(2, 1e-3, cbs=(cb := Copies()))
+    assert len(pd.read_csv(tmp_path/'history.csv')) == 2 and len(cb.copied.recorder.values) == 0
+
 @both
 def test_export_in_a_batch(make, kind, tmp_path):
     "The fit goes on with its batch, and its losses are all recorded"

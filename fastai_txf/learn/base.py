@@ -31,6 +31,7 @@ from ..train.heap import hand_back, ReuseMemory
 from ..train.optim import check_optimizer
 from ..train.precision import DeviceMixedPrecision
 from ..train.rates import all_running
+from ..train.state import staying_at_batch
 from ..train.step import StepLearner
 from ..train.targets import check_watched
 from ..train.token_metrics import by_token, TokenLoss
@@ -67,21 +68,6 @@ class _Unwinding(ContextManagers):
         except BaseException:
             self.stack.close()
             raise
-
-_of_batch = 'dl','n_iter','iter','xb','yb','pred','loss_grad','loss','training'
-
-@contextmanager
-def _put_back(learn, recs):
-    "The batch of `learn`, its model's mode, recorders and metrics are as before at the end."
-    parts = [*recs, *learn.metrics, *(o for cb in recs for o in (cb.loss, cb.smooth_loss))]
-    kept = [(o, {**vars(o)}) for o in parts]
-    batch = {k:o for k,o in vars(learn).items() if k in _of_batch}
-    modes = [(m, m.training) for m in learn.model.modules()]
-    try: yield
-    finally:
-        vars(learn).update(batch)
-        for o,attrs in kept: vars(o).update(attrs)
-        for m,mode in modes: m.training = mode
 
 @patch
 def __getstate__(self:CSVLogger):
@@ -217,8 +203,11 @@ class TransformerLearner(StepLearner):
         self.check_fit(cbs)
         if not reset_opt: check_optimizer(self)
         cbs = [*cbs, ReuseMemory(), *self.fit_callbacks()]
+        logger = self.logger
         try: super().fit(n_epoch, lr, wd, cbs, reset_opt, start_epoch)
-        finally: hand_back() # where a fit is broken off, too
+        finally: # a fit that is broken off keeps neither memory nor the logger
+            self.logger = logger
+            hand_back()
 
     def all_batches(self):
         "As in `Learner`; a loader that is left halfway keeps no iterator, which cannot be copied."
@@ -281,7 +270,7 @@ class TransformerLearner(StepLearner):
             own = [cb for cb in self.cbs.sorted('order') if cb in recs or cb not in cbs]
             for name in names:
                 for cb in own: cb(name)
-        with _put_back(self, recs):
+        with staying_at_batch(self, recs):
             tell('before_fit', 'before_epoch')
             try: yield
             finally: tell('after_epoch', 'after_fit')
