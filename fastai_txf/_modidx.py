@@ -139,6 +139,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'fastai_txf/base/ids.py'),
                                      'fastai_txf.base.ids.CheckedIds.whole': ('0_base/ids.html#checkedids.whole', 'fastai_txf/base/ids.py'),
                                      'fastai_txf.base.ids._header': ('0_base/ids.html#_header', 'fastai_txf/base/ids.py'),
+                                     'fastai_txf.base.ids._read': ('0_base/ids.html#_read', 'fastai_txf/base/ids.py'),
                                      'fastai_txf.base.ids._read_ends': ('0_base/ids.html#_read_ends', 'fastai_txf/base/ids.py'),
                                      'fastai_txf.base.ids._seal': ('0_base/ids.html#_seal', 'fastai_txf/base/ids.py'),
                                      'fastai_txf.base.ids._spilt': ('0_base/ids.html#_spilt', 'fastai_txf/base/ids.py'),
