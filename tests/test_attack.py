@@ -51,7 +51,11 @@ def _by_a_dictionary(m):
     m.parts = dict(a=m.a, b=m.b)
     m.forward = types.MethodType(lambda self, x: 2*self.parts['b'](self.parts['a'](x)), m)
 
-BY_HAND = [_wrapped, _bound, _by_a_global_name, _by_a_default, _by_a_keyword, _by_a_helper, _by_a_dictionary]
+def _bound_around(m):
+    old = m.forward
+    m.forward = types.MethodType(lambda self, x: 2*old(x), m)
+
+BY_HAND = [_wrapped, _bound, _bound_around, _by_a_global_name, _by_a_default, _by_a_keyword, _by_a_helper, _by_a_dictionary]
 
 @pytest.mark.parametrize('change', BY_HAND)
 @pytest.mark.parametrize('copy', [shadow, kept_shadow])

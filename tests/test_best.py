@@ -76,6 +76,8 @@ def test_labels_in_a_column_called_text(tmp_path):
     with learn.no_bar(): assert learn.get_preds(dl=learn.dls.test_dl(df, with_labels=True))[1].tolist() == [['cold','warm'].index(o) for o in df.text]
     learn.export(tmp_path/'l.pkl')
     assert load_learner(tmp_path/'l.pkl').predict(new)[2].equal(learn.predict(new)[2])
+    counted = quick(frame(60).rename(columns=dict(label='text_length')), label_col='text_length') # where the numbers of tokens stand
+    assert counted.predict(frame(60)[['text']])[2].equal(counted.predict(frame(60).text)[2]) and counted.dls.vocab[1] == ['cold','warm']
     number = quick(frame(60).rename(columns=dict(text=0, label=1)), text_col=0, label_col=1)
     assert number.predict('red gold')[2].numel() == 2
 
@@ -640,7 +642,8 @@ def test_card_of_a_report(tmp_path):
     pytest.importorskip('safetensors')
     import fastai_txf.share.publish
     learn = quick(frame(60))
-    def card(name): return (learn.publish(tmp_path/name)/'README.md').read_text().split('## Measured')[1].split('##')[0]
+    def card(name, **kw): return (learn.publish(tmp_path/name, **kw)/'README.md').read_text().split('## Measured')[1].split('##')[0]
+    assert 'Baselines on a validation set:' in card('c', baseline=pd.DataFrame([['counts', 0.5]], columns=['baseline','accuracy']))
     said = card('a')
     assert 'On training texts that were held out' in said and f'| accuracy, held out | {learn.report.measured()["accuracy, held out"]:.4f} |' in said
     assert 'epoch' not in said and 'validation set' not in said

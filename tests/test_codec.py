@@ -73,6 +73,7 @@ def test_decode_is_fastais(dls):
         if codec.tok.lossless: want = codec.tok.detokenize(toks)
         else: want = ' '.join(decode_spec_tokens(toks))
         assert codec.decode(ids) == codec.decode(ids.tolist()) == decode_ids(dls, ids) == want
+        assert decode_ids(dls, pd.Series(ids, index=range(7, 7+len(ids)))) == decode_ids(dls, iter(ids)) == want
 
 @pytest.mark.parametrize('tok', [CharTokenizer, lambda: BPETokenizer(300)])
 @settings(deadline=None, max_examples=60)

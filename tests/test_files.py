@@ -298,14 +298,15 @@ def test_no_space_for_temporary_ids(monkeypatch):
     with pytest.raises(OSError, match=f'no space is left .*{tempfile.gettempdir()}.*folder= of the loaders'): flat_ids([[5,6]], max_ram=1)
 
 @pytest.mark.parametrize('error', [FileNotFoundError(2, 'No such file or directory', 'texts.txt'), HTTPError('http://a', 404, 'Not Found', {}, None), gzip.BadGzipFile('Not a gzipped file'),
-    PermissionError(13, 'Permission denied', 'texts.txt')])
+    PermissionError(13, 'Permission denied', 'texts.txt'), OSError(28, 'No space left on device'), OSError(5, 'Input/output error')])
 def test_an_error_of_the_texts_is_none_of_the_file(tmp_path, error):
     "What a source of texts raises comes through as it is; the file is as it was"
     def texts():
         yield [1,2,3]
         raise error
-    with pytest.raises(type(error)) as e: flat_ids(texts(), file=tmp_path/'a.ids', max_ram=2)
-    assert e.value is error and left(tmp_path) == []
+    for file in (tmp_path/'a.ids', None):
+        with pytest.raises(type(error)) as e: flat_ids(texts(), file=file, max_ram=2)
+        assert e.value is error and left(tmp_path) == []
 
 class Bomb:
     "Pickled by others, to run code where it is read"

@@ -1394,6 +1394,27 @@ def test_validation_within_a_fit(make, kind, asks, df, tmp_path):
     for k,v in want[1].items(): assert torch.equal(v, ours[1][k]), k
     if asks.__code__.co_names[0] == 'validate': assert [*cb.told[-1]] == want[0][1][-1][1:]
 
+@pytest.mark.parametrize('asks', ['validate','get_preds'])
+@pytest.mark.parametrize('at', ['before_train','after_step','after_batch','before_validate','after_validate'])
+def test_validation_at_any_time_of_a_fit(make, df, at, asks):
+    "A step goes on with its batch, an epoch with its loader, in training, and the rows are of its own texts"
+    class AsksOnce(Callback):
+        asked = True
+        def __call__(self, event_name):
+            if event_name != at or self.asked: return
+            self.asked = True
+            with no_random(): getattr(self.learn, asks)(dl=self.dls.test_dl(df[:7], with_labels=True))
+    def fitted(cb):
+        set_seed(1)
+        learn = make('clf', dls=make_dls(df), metrics=accuracy)
+        learn.fit(2, 1e-2, cbs=cb)
+        return learn.recorder.values, len(learn.recorder.losses), weights(learn)
+    cb = AsksOnce()
+    want,cb.asked = fitted(cb), False
+    ours = fitted(cb)
+    assert cb.asked and ours[:2] == want[:2]
+    for k,v in want[2].items(): assert torch.equal(v, ours[2][k]), k
+
 @both
 def test_callbacks_of_a_validation_within_a_fit(make, kind):
     "They hear it begin and end, also if it is broken off"
@@ -1462,6 +1483,17 @@ def test_export_with_a_csv_logger(make, own, tmp_path):
         new.fit(3, 1e-3)
         assert rows() == (3 if own else 2)
         new.validate()
+
+def test_a_csv_logger_after_ctrl_c(make, tmp_path):
+    "Without a bar, too, the next fit writes its rows once, and is copied"
+    class Stops(Callback):
+        def after_step(self): raise KeyboardInterrupt
+    learn = make(cbs=CSVLogger())
+    with learn.no_bar():
+        with pytest.raises(KeyboardInterrupt): learn.fit(1, 1e-3, cbs=Stops())
+        learn.fit(1, 1e-3)
+        learn.fit(2, 1e-3, cbs=(cb := Copies()))
+    assert len(pd.read_csv(tmp_path/'history.csv')) == 2 and cb.copied.cbs.map(type) == learn.cbs.map(type)
 
 @both
 def test_export_in_a_batch(make, kind, tmp_path):

@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 from fastai.text.all import BaseTokenizer, Callback, Learner, set_seed, tokenize_texts
 from fastai_txf.model.config import fields_of, ROLES
 from fastai_txf.text.special import text_vocab
+from fastai_txf.text.codec import TextCodec
 from fastai_txf.text.target import Target
 from fastai_txf.text.loaders import TransformerDataLoaders
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
@@ -409,7 +410,8 @@ def test_pairs_are_learned_as_texts_are_cut(df):
     "From what the rules make of the texts, as `from_df` does"
     pytest.importorskip('tokenizers')
     tok = BPETokenizer(300)
-    recipes.read_loaders(df.assign(text=df.text.str.title()), 'text', 'label', None, df.is_valid.to_numpy(), 0, bs=4, seq_len=8, tok_tfm=tok, rules=[str.lower], num_workers=0)
+    both = recipes.read_loaders(df.assign(text=df.text.str.title()), 'text', 'label', None, df.is_valid.to_numpy(), 0, bs=4, seq_len=8, tok_tfm=tok, rules=iter([str.lower]), num_workers=0)
+    assert all(TextCodec(dls).rules == [str.lower] for dls in both)
     joined = [p for p in tok.pieces if len(p) > 1]
     assert 'warm' in ''.join(joined) and not any(re.search('[A-Z]', p) for p in joined)
 

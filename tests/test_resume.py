@@ -1,6 +1,7 @@
 "A training that was killed ends as if it had not been"
 import json, os, random, subprocess, sys, warnings
 from collections import Counter, defaultdict
+from copy import deepcopy
 from functools import partial
 import numpy as np, pandas as pd, pytest, torch
 from fastai.text.all import (Adam, Callback, CancelFitException, CSVLogger, CrossEntropyLossFlat, DataLoaders, EarlyStoppingCallback, FocalLossFlat, GradientAccumulation, Learner, MSELossFlat, Recorder, RegressionBlock, SaveModelCallback, accuracy,
@@ -280,6 +281,12 @@ def test_costs_nothing(new, whole):
     class Finder(LRFinder): "A search by another name"
     learn.fit(2, cbs=Finder(num_it=6))
     assert file.read_bytes() == before
+
+def test_copy_after_ctrl_c(new):
+    "The loader that is left halfway, inside the one that passes over batches, has no iterator any more"
+    learn = new('lm', 0)
+    with pytest.raises(KeyboardInterrupt): learn.fit(1, 1e-2, cbs=[ResumeCallback(), Kill(3)])
+    assert [len(dl) for dl in deepcopy(learn).dls] == [len(dl) for dl in learn.dls]
 
 def test_validation_within_a_fit(new, tmp_path):
     "It leaves the callback at work: a kill after it finds the epoch that it was in, and the end removes the file"

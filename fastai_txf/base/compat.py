@@ -301,6 +301,7 @@ CHANGES = {
     'Learner.top_losses': 'added: the texts with the largest losses',
     'Learner.plot_top_losses': 'added: the same as a table',
     'Learner.step_through': 'added: every tensor between a text and its answer',
+    'CSVLogger.__getstate__': 'replaced: a copy or a file of it is without its open file',
     'Interpretation.__getitem__':
         'replaced for classifiers of this library: each text beside its own loss',
     'tensorboard_log(TensorText, …)': 'added: `TensorBoardCallback` knows pictures alone',

@@ -41,7 +41,9 @@ _of_disk = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 def _of_writing(e, tmp):
     "The error of the file `tmp` or its disk that `e` tells of; None for another of the block."
-    if isinstance(e, OSError): return e if e.errno in _of_disk or e.filename == tmp else None
+    if isinstance(e, OSError):
+        own = e.errno in _of_disk and not hasattr(e, 'is_read')
+        return e if own or e.filename == tmp else None
     # torch's own writer does not say that the disk is full
     if isinstance(e, RuntimeError) and 'inline_container' in str(e):
         return OSError(errno.EIO, 'the disk is full, or cannot be written')

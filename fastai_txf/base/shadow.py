@@ -33,8 +33,9 @@ def _move(o, made):
     "`o`, with the copies that are `made` in place of the modules that it is bound to or holds."
     if id(o) in made: return made[id(o)]
     if isinstance(o, MethodType):
-        own = _move(o.__self__, made)
-        return o if own is o.__self__ else MethodType(o.__func__, own)
+        old = o.__func__, o.__self__
+        new = [_move(i, made) for i in old]
+        return o if all(map(is_, old, new)) else MethodType(*new)
     if isinstance(o, partial):
         old = [o.func], o.args, o.keywords
         new = [_move_all(i, made) for i in old]

@@ -8,7 +8,6 @@ __all__ = ['TransformerLearner']
 # %% ../../nbs/5_learn/04_base.ipynb #c2d17d62
 import inspect, pandas as pd, torch, torch.nn as nn, warnings
 from contextlib import contextmanager
-from copy import copy
 from functools import partial
 from pathlib import Path
 from fastai.callback.fp16 import AMPMode
@@ -32,6 +31,7 @@ from ..train.heap import hand_back, ReuseMemory
 from ..train.optim import check_optimizer
 from ..train.precision import DeviceMixedPrecision
 from ..train.rates import all_running
+from ..train.state import staying_at_batch
 from ..train.step import StepLearner
 from ..train.targets import check_watched
 from ..train.token_metrics import by_token, TokenLoss
@@ -203,13 +203,18 @@ class TransformerLearner(StepLearner):
         self.check_fit(cbs)
         if not reset_opt: check_optimizer(self)
         cbs = [*cbs, ReuseMemory(), *self.fit_callbacks()]
+        logger = self.logger
         try: super().fit(n_epoch, lr, wd, cbs, reset_opt, start_epoch)
-        finally: hand_back() # where a fit is broken off, too
+        finally: # a fit that is broken off keeps neither memory nor the logger
+            self.logger = logger
+            hand_back()
 
     def all_batches(self):
         "As in `Learner`; a loader that is left halfway keeps no iterator, which cannot be copied."
         try: super().all_batches()
-        finally: getattr(self.dl, '__dict__', {}).pop('it', None)
+        finally:
+            dl = getattr(self.dl, '__dict__', {})
+            for o in (dl, getattr(dl.get('dl'), '__dict__', {})): o.pop('it', None) # one around it
 
     def validate(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation
@@ -261,18 +266,14 @@ class TransformerLearner(StepLearner):
         """A validation within the fit of `cbs` begins and ends for its own callbacks, and for the
         recorder, which keeps its rows."""
         recs = [cb for cb in cbs if isinstance(cb, Recorder)]
-        kept = [{**vars(cb)} for cb in recs]
-        for cb in recs: vars(cb)['smooth_loss'] = copy(cb.smooth_loss)
         def tell(*names):
             own = [cb for cb in self.cbs.sorted('order') if cb in recs or cb not in cbs]
             for name in names:
                 for cb in own: cb(name)
-        try:
+        with staying_at_batch(self, recs):
             tell('before_fit', 'before_epoch')
             try: yield
             finally: tell('after_epoch', 'after_fit')
-        finally:
-            for cb,attrs in zip(recs, kept): vars(cb).update(attrs)
 
     def show_results(self,
         ds_idx:int=1, # loader to use if `dl` is None: 0 for training, 1 for validation

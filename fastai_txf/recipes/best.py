@@ -18,7 +18,7 @@ from ..base.checks import check_values
 from ..base.files import load_tensors, save_tensors
 from ..model.config import fields_of, make_config
 from ..text.special import text_vocab
-from ..text.frames import as_frame, one_column, valid_mask
+from ..text.frames import as_frame, column_names, one_column, valid_mask
 from ..text.target import labelled_ids
 from ..generate.sampling import DIVERGED
 from ..train.rates import width_lr
@@ -334,6 +334,12 @@ def _try_out(folder):
         raise type(e)(e.errno, f'cannot write to the folder {folder}: {e.strerror or e}. '
                                'Give another, or leave folder out') from e
 
+def _token_col(df, text_col, label_col):
+    "The column for the tokens: that of the texts, unless their number would be put over labels."
+    col,labels = text_col, column_names(df, label_col)
+    while f'{col}_length' in labels: col += '_'
+    return col
+
 def best_classifier(
     df:pd.DataFrame, # a row for each labelled text
     text_col='text', # name or position of the text column
@@ -365,7 +371,7 @@ def best_classifier(
     df = df.reset_index(drop=True)                      # behind the checks, which name its rows
     train = df[~valid].reset_index(drop=True)
     options = dict(text_col=text_col, label_col=label_col, label_delim=label_delim,
-                   tok_text_col=str(text_col))
+                   tok_text_col=_token_col(df, text_col, label_col))
     with no_random(seed):
         many = _many(unlabelled, train)
         text = choose_reading(train, options, seed, say, 60*minutes, many)

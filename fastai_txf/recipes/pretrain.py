@@ -22,6 +22,7 @@ from ..text.frames import as_frame, one_column, split_rows
 from ..text.labels import check_df
 from ..text.tokens import as_tokenizer
 from ..text.plain import kept
+from ..text.plain import kept
 from ..text.target import Target
 from ..text.loaders import check_loader_options, TransformerDataLoaders
 from ..text.frames import as_texts
@@ -133,7 +134,8 @@ def read_loaders(
     same tokenizer and the same vocabulary."""
     texts = _texts_to_read(df, text_col, unlabelled, valid, valid_texts)
     tok = kwargs['tok_tfm'] = as_tokenizer(kwargs.get('tok_tfm'))
-    tok.learn(texts, ifnone(kwargs.get('rules'), tok.rules))
+    kwargs['rules'] = kept(kwargs.get('rules'))
+    tok.learn(texts, ifnone(kwargs['rules'], tok.rules))
     if tok.vocab and not {*MASKS} & {*tok.vocab}:
         kwargs['text_vocab'] = [*tok.vocab, MASKS[0]]
     from_df = TransformerDataLoaders.from_df

@@ -53,7 +53,7 @@ class LabelledText:
         "The target block of all rows, for some of them may lack a label."
         t,label_cols = self.target, self.options['label_col']
         if t.is_number: return RegressionBlock(n_out=t.n_out)
-        if t.kind == 'category': return CategoryBlock(vocab=t.names)
+        if t.kind == 'category': return CategoryBlock(vocab=t.names, sort=False)
         encoded = label_kind(self.df, label_cols, self.options.get('label_delim')) == 'encoded'
         return MultiCategoryBlock(encoded=encoded, vocab=t.names)
 

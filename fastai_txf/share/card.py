@@ -59,7 +59,8 @@ def _about_scores(learn, baseline):
     if baseline is None: return text
     rows = [[f'{v:.4f}' if isinstance(v, float) else v for v in row]
             for row in baseline.itertuples(index=False)]
-    return f'{text}\n\nBaselines on the same validation set:\n\n{_table(rows, *baseline.columns)}'
+    which = 'the same' if 'valid_loss' in res else 'a'
+    return f'{text}\n\nBaselines on {which} validation set:\n\n{_table(rows, *baseline.columns)}'
 
 def _in_line(label):
     "A label as code, in one line of Markdown."

@@ -374,5 +374,6 @@ def decode_ids(
 ): # the text; a list of them for several
     "The text of token ids, without `xxbos`, `xxeos` and fillers. ValueError for an unknown id."
     codec = TextCodec(_loaders(dls), side=side)
+    ids = ids.tolist() if isinstance(ids, pd.Series) else kept(ids)
     if not len(ids) or np.ndim(ids[0]) == 0: return codec.decode(whole_ids(ids), decoder)
     return [codec.decode(whole_ids(o), decoder) for o in ids]

@@ -7,6 +7,7 @@ __all__ = []
 
 # %% ../../nbs/4_train/05_state.ipynb #497115c4
 import math, numpy as np, torch
+from contextlib import contextmanager
 from fastai.callback.progress import CSVLogger, ProgressCallback
 from fastai.optimizer import Optimizer
 from fastai.text.data import LMDataLoader
@@ -153,3 +154,22 @@ def set_fit_state(learn, others, state):
     if state['scaler']: learn.scaler.load_state_dict(state['scaler'])
     set_memory(learn, others, state)
     set_random_states(**state['random'])
+
+# %% ../../nbs/4_train/05_state.ipynb #5a7e0be2
+_of_batch = 'dl','n_iter','iter','xb','yb','pred','loss_grad','loss','training'
+
+@contextmanager
+def staying_at_batch(
+    learn, # a learner in a fit
+    recs, # its recorders
+):
+    "The batch of `learn`, its model's mode, recorders and metrics are as before at the end."
+    parts = [*recs, *learn.metrics, *(o for cb in recs for o in (cb.loss, cb.smooth_loss))]
+    kept = [(o, {**vars(o)}) for o in parts]
+    batch = {k:o for k,o in vars(learn).items() if k in _of_batch}
+    modes = [(m, m.training) for m in learn.model.modules()]
+    try: yield
+    finally:
+        vars(learn).update(batch)
+        for o,attrs in kept: vars(o).update(attrs)
+        for m,mode in modes: m.training = mode
