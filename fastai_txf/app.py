@@ -24,14 +24,28 @@ height:.8rem;display:inline-block} .word{border-radius:2px;padding:1px}
 '''
 _script = '''
 const form = document.querySelector('form'), out = document.querySelector('#out');
-form.addEventListener('submit', async e => {
-  e.preventDefault(); out.className = 'text';
+let newest = 0;
+async function write(mine) {
+  out.className = 'text'; delete out.dataset.done;
   out.textContent = [...form.querySelectorAll('textarea')].map(o => o.value).join(' ');
   const r = await fetch('/stream', {method: 'POST', body: new URLSearchParams(new FormData(form))});
-  if (!r.ok) { out.className = 'error'; out.textContent = await r.text(); return; }
+  if (mine !== newest) return r.body.cancel();
+  if (!r.ok) { out.className = 'error'; out.textContent = ''; }
   const reader = r.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let o = await reader.read(); !o.done; o = await reader.read()) out.textContent += o.value;
-  out.dataset.done = 'yes';
+  for (let o = await reader.read(); !o.done; o = await reader.read()) {
+    if (mine !== newest) return reader.cancel();
+    out.textContent += o.value;
+  }
+  if (mine === newest) out.dataset.done = 'yes';
+}
+form.addEventListener('submit', async e => {
+  e.preventDefault();
+  const mine = ++newest;
+  try { await write(mine); }
+  catch {
+    if (mine !== newest) return;
+    out.className = 'error'; out.textContent += ' … broken off: does the program still run?';
+  }
 });
 '''
 _hash = base64.b64encode(hashlib.sha256(_script.encode()).digest()).decode()
@@ -85,7 +99,7 @@ def make_page(
     script = [c.Script(NotStr(_script))] if kind == 'lm' else []
     head = c.Head(c.Meta(charset='utf-8'), c.Title(title), c.Style(NotStr(_css)))
     body = c.Body(c.H1(title), c.P(_what[kind]), form, out, *script)
-    return '<!doctype html>\n' + to_xml(c.Html(head, body, lang='en'), indent=False)
+    return to_xml(c.Html(head, body, lang='en'), indent=False)
 
 # %% ../nbs/9_roof/08_app.ipynb #03168277
 _rgb = {True:'33,102,172', False:'178,24,43'}
@@ -101,6 +115,8 @@ def _coloured(c, shares, about):
             'would change if the word were left out (point at a word for the number).')
     return c.P(*words), c.Small(note)
 
+MOST_WORDS = 400 # of a text that are left out, one after the other
+
 def classify_answer(
     p, # `LabelPredictor`
     text:str, # to classify
@@ -112,15 +128,20 @@ def classify_answer(
     i = int(out.argmax())
     label = p.name(probs)
     answer = ', '.join(map(str, label)) or 'none of the labels' if isinstance(label, list) \
-        else f'{label:.4g}' if kind == 'regression' else str(label)
+        else str(label)
+    if kind == 'regression': answer = ', '.join(f'{v:.4g}' for v in probs.tolist())
     rows = []
     if kind != 'regression':
         best = sorted(zip(probs.tolist(), p.labels['names']), key=lambda o: -o[0])[:20]
         rows = [c.Tr(c.Td(str(n)), c.Td(f'{v:.3f}'),
                      c.Td(c.Span(cls='bar', style=f'width:{10*v:.2f}rem'))) for v,n in best]
-    about = 'the number' if kind == 'regression' else f'the log-odds of {p.labels["names"][i]}'
-    shares = p.shares(text, i, partial(word_spans, tokenizer=p.codec.tok))
-    return [c.H2(answer), c.Table(*rows), *_coloured(c, shares, about)]
+    about = 'the number' if len(out) == 1 else f'number {i+1}'
+    if kind != 'regression': about = f'the log-odds of {p.labels["names"][i]}'
+    shares = p.shares(text, i, partial(word_spans, tokenizer=p.codec.tok), MOST_WORDS)
+    parts = [c.H2(answer), c.Table(*rows), *_coloured(c, shares, about)]
+    if len(shares) > MOST_WORDS:
+        parts.append(c.Small(f' The words after the first {MOST_WORDS} have no colour.'))
+    return parts
 
 def _fill_answer(p, text):
     c = _fasthtml()
@@ -145,8 +166,9 @@ def read_controls(
     res = {}
     for k,(make,default,why) in CONTROLS.items():
         v = given.get(k, '').strip()
+        number = 'whole number' if make is int else 'number'
         try: value = make(v) if v else None
-        except ValueError: raise ValueError(f'{k}={v!r} is no number: {why}') from None
+        except ValueError: raise ValueError(f'{k}={v!r} is no {number}: {why}') from None
         if value is not None: res[k] = value
     res.setdefault('n_words', 40)
     if not 1 <= res['n_words'] <= 1000: raise ValueError(f"n_words={res['n_words']}: 1 to 1000")

@@ -3,6 +3,7 @@ import base64, hashlib, json, os, re, shutil, socket, subprocess, threading, tim
 import pytest, torch
 from html import escape, unescape
 from pathlib import Path
+from fastai_txf import app
 from fastai_txf.app import HEADERS, main, make_app
 from fastai_txf.model.models import Seq2SeqTransformer, TransformerClassifier, TransformerLM, TransformerMLM
 from fastai_txf.share.predictor import GapPredictor, LabelPredictor, PairPredictor, TensorCodec, WritingPredictor
@@ -35,6 +36,7 @@ def test_nothing_from_elsewhere(kind):
     assert r.status_code == 200 and not re.search(r'src=|href=|url\(|https?:|@import|\son\w+=', r.text)
     assert r.headers['content-security-policy'] == HEADERS['Content-Security-Policy'] and 'set-cookie' not in r.headers
     assert r.text.count('<script') == (kind == 'lm') and '<b>title' not in r.text
+    assert r.text.lower().startswith('<!doctype html>') and r.text.lower().count('<!doctype') == 1
     if kind == 'lm':
         body = re.search(r'<script>(.*)</script>', r.text, re.S)[1]
         assert f"'sha256-{base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()}'" in HEADERS['Content-Security-Policy']
@@ -76,6 +78,53 @@ def test_other_answers():
     assert 'has no gap' in client('mlm').post('/', data=dict(text='a film')).text
     html = unescape(client('seq2seq').post('/', data=dict(text='a film')).text)
     assert predictor('seq2seq').predict('a film').strip() in html
+
+def test_several_numbers():
+    "Each is as short as one alone is, and the note says which of them the colours are about"
+    torch.manual_seed(0)
+    codec,labels = TensorCodec(VOCAB, CharTokenizer()), dict(kind='regression', names=None, threshold=0.5)
+    p = LabelPredictor(TransformerClassifier(**SMALL, n_out=3).eval(), [codec], labels, dict(kind='classifier'))
+    html = TestClient(make_app(p), base_url='http://127.0.0.1').post('/', data=dict(text='a film')).text
+    numbers = p.predict('a film')
+    assert f"<h2>{', '.join(f'{v:.4g}' for v in numbers)}</h2>" in html
+    assert f'blue words raise number {numbers.index(max(numbers))+1}, red' in html
+
+def test_words_beyond_the_coloured_ones(monkeypatch):
+    "A word that was not left out is not said to change nothing"
+    monkeypatch.setattr(app, 'MOST_WORDS', 2)
+    def note(text): return 'The words after the first 2 have no colour' in client('category').post('/', data=dict(text=text)).text
+    assert note('a warm film') and not note('a film')
+
+def test_what_is_no_whole_number():
+    r = client('lm').post('/stream', data=dict(text='a', n_words='2.5'))
+    assert r.status_code == 400 and "n_words='2.5' is no whole number" in r.text
+
+BEFORE = '''
+const box = {querySelectorAll: () => [{value:'a film'}], addEventListener: (_, f) => box.submit = () => f({preventDefault() {}})};
+const page = {form:box, '#out':{dataset:{}, textContent:''}}, streams = [];
+globalThis.document = {querySelector: o => page[o]};
+globalThis.FormData = class { *[Symbol.iterator]() { yield ['text', 'a film']; } };
+globalThis.fetch = async () => new Response(new ReadableStream({start: c => streams.push(c), cancel: () => streams.push('cancelled')}));
+'''
+AFTER = '''
+const tick = () => new Promise(f => setTimeout(f, 20)), say = (i, s) => streams[i].enqueue(new TextEncoder().encode(s));
+(async () => {
+  box.submit(); await tick(); say(0, ' one'); await tick();
+  box.submit(); await tick(); say(1, ' two'); say(0, ' three'); await tick(); say(1, ' four'); streams[1].close(); await tick();
+  console.log(JSON.stringify([out.textContent, out.dataset.done, streams[2]]));
+  globalThis.fetch = async () => { throw new TypeError('gone'); };
+  box.submit(); await tick();
+  console.log(JSON.stringify([out.textContent, out.className, out.dataset.done || 'open']));
+})();
+'''
+
+def test_script():
+    "A second text takes the place of one that is still written, and a server that is gone is told of"
+    if not shutil.which('node'): pytest.skip('there is no node here')
+    res = subprocess.run(['node','-e',BEFORE + app._script + AFTER], capture_output=True, encoding='utf-8', timeout=60)
+    first,second = map(json.loads, res.stdout.splitlines())
+    assert first == ['a film two four','yes','cancelled'], res.stderr
+    assert second[0].startswith('a film … broken off') and second[1:] == ['error','open']
 
 @pytest.mark.parametrize('kind', ['category','lm','seq2seq','mlm'])
 def test_odd_input(kind):

@@ -1,7 +1,7 @@
 "The workshop: checks know the mistakes, exercises come from the solutions, steps build on each other"
 import ast, copy, json, re, shutil, pytest, torch, torch.nn as nn, torch.nn.functional as F
 from collections import OrderedDict
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from fastai.torch_core import Module
 from fastai_txf import workshop
@@ -20,6 +20,7 @@ weights,scaled,Projections,SelfAttention = solved('04_heads', 'weights', 'scaled
 BlockParts,Block = solved('05_block', 'BlockParts', 'TransformerBlock')
 Embeddings,Stack,Classifier = solved('07_classifier', 'Embeddings', 'Stack', 'Classifier')
 hide_future,StackLM,LanguageModel = solved('08_language_model', 'mask_future', 'Stack', 'LanguageModel')
+solved_generate = solved('08_language_model', 'generate')
 Cross,DecoderBlock = solved('09_encoder_decoder', 'CrossAttention', 'DecoderBlock')
 
 # Wrong answers: for each check, what its message says and the code that earns it
@@ -42,7 +43,8 @@ wrong['check_dot_products'] = [
     ('wrong sign', lambda x: -(x @ x.mT)),
     ('3 times what it should be', lambda x: 3*(x @ x.mT)),
     ('larger by 1: what is added', lambda x: x @ x.mT + 1),
-    ('below the diagonal are missing', lambda x: (x @ x.mT).triu())]
+    ('below the diagonal are missing', lambda x: (x @ x.mT).triu()),
+    ('right numbers, but of the type torch.float64', lambda x: (x @ x.mT).double())]
 
 wrong['check_softmax'] = [
     ('columns sum to 1', lambda d: F.softmax(d, dim=1)),
@@ -60,7 +62,8 @@ wrong['check_softmax'] = [
     ('weights are transposed', lambda d: F.softmax(d, dim=2).mT),
     ('a softmax too many', lambda d: F.softmax(F.softmax(d, dim=2), dim=2)),
     ('powers of 2', lambda d: 2**d/(2**d).sum(2, keepdim=True)),
-    ('keepdim=True', lambda d: d.exp()/d.exp().sum(2))]
+    ('keepdim=True', lambda d: d.exp()/d.exp().sum(2)),
+    (r'shape \(2, 2, 5\), but', lambda d: torch.stack([F.softmax(d[:,i], dim=-1) for i in range(len(d))], 1))]
 
 wrong['check_self_attention'] = [
     ('still to be multiplied', lambda x: weights(x @ x.mT)),
@@ -129,6 +132,7 @@ wrong['check_dot_std'] = [
     (r'`k\*\*1/4` is', lambda k: k**1/4),
     ('not 2k', lambda k: (2*k)**0.5),
     ('logarithm', lambda k: torch.tensor(float(k)).log()),
+    (r'(?s)TypeError: pow.*take tensors: of a number, write k\*\*0.5.$', lambda k: torch.pow(k, 0.5)),
     ('2 times what it should be', lambda k: 2*k**0.5),
     ('None: is the `return` missing', lambda k: None)]
 
@@ -164,6 +168,8 @@ wrong['check_split_heads'] = [
     ('not swapped with the tokens', cut),
     ('each gets the whole vector', lambda x, h: x.repeat_interleave(h, 0)),
     ('averaged', lambda x, h: cut(x, h).mean(2)),
+    ('so one is k = hk//heads wide', lambda x, h: x.view(*x.shape[:2], h, x.shape[2]).transpose(1, 2)),
+    (r'shape \(6, 4, 5\), but should', lambda x, h: cut(x, 3).transpose(1, 2).flatten(0, 1)),
     ('swapped before the vector is cut', lambda x, h: x.mT.reshape(len(x)*h, x.shape[1], -1))]
 
 def apart(x, h): return x.view(len(x)//h, h, *x.shape[1:])                    # (b, h, t, k)
@@ -176,6 +182,7 @@ wrong['check_merge_heads'] = [
     ('added up', lambda x, h: apart(x, h).sum(1)),
     ('not joined', lambda x, h: apart(x, h).transpose(1, 2)),
     ('use `reshape`', lambda x, h: apart(x, h).transpose(1, 2).view(len(x)//h, x.shape[1], -1)),
+    ('so b = bh//heads', lambda x, h: x.view(len(x), h, *x.shape[1:])),
     ('invalid combination.*`hk//heads`', lambda x, h: x.view(len(x)/h, h, *x.shape[1:])),
     (r'reshape\(\) takes.*`hk//heads`', lambda x, h: x.reshape(len(x)/h, h, *x.shape[1:]))]
 
@@ -228,6 +235,7 @@ wrong['check_multi_head'] = [
     ('two softmaxes', softened(lambda q, k: weights(weights(scaled(q, k))))),
     ('x is added', type('Wrong', (SelfAttention,), dict(forward=lambda self, x: SelfAttention.forward(self, x) + x))),
     ('not united', attention(unite=False)),
+    ('another one each time.*training=self.training', softened(lambda q, k: F.dropout(weights(scaled(q, k)), 0.1))),
     ('`unifyheads` has no bias', attention(out=lambda k, h: nn.Linear(h*k, k, bias=False))),
     ('6 to 6: it should map 18 to 6', attention(out=lambda k, h: nn.Linear(k, k))),
     ('`self.unifyheads` is missing', Projections),
@@ -330,9 +338,9 @@ wrong['check_embeddings'] = [
     ('multiplied by √k', embeddings(lambda self, x: self.token_emb(x)*6**0.5 + pos(self, x, x.shape[1]))),
     ('`token_emb` holds 7 vectors of width 6: it should hold 11', embeddings(Embeddings.forward, lambda n, t: (t, n)))]
 
-def waves(t, k, i=lambda k: torch.arange(0, k, 2)/k, times=False):
+def waves(t, k, i=lambda k: torch.arange(0, k, 2)/k, times=False, by=lambda t, powers: t/powers):
     powers = 10_000**i(k)
-    a = torch.arange(t)[:,None]*powers if times else torch.arange(t)[:,None]/powers
+    a = torch.arange(t)[:,None]*powers if times else by(torch.arange(t)[:,None], powers)
     return a.sin(), a.cos()
 def weave(a, b): return torch.stack([a, b], -1).flatten(1)
 
@@ -347,6 +355,9 @@ wrong['check_sinusoids'] = [
     ('exponent is 4i/k', lambda t, k: weave(*waves(t, k, lambda k: 2*torch.arange(0, k, 2)/k))),
     ('not divided by k', lambda t, k: weave(*waves(t, k, lambda k: torch.arange(0., k, 2)))),
     ('count from 1', lambda t, k: weave(*[w[1:] for w in waves(t+1, k)])),
+    ('divided by the number of positions', lambda t, k: weave(*waves(t, k, lambda k: torch.arange(0, k, 2)/t))),
+    (r'`10_000\*\*a/k` is', lambda t, k: weave(*waves(t, k, lambda k: torch.arange(0, k, 2), by=lambda t, powers: t/(powers/k)))),
+    (r'`t / 10_000\*\*a/k` is', lambda t, k: weave(*waves(t, k, lambda k: torch.arange(0, k, 2), by=lambda t, powers: t/powers/k))),
     ('different wavelengths', lambda t, k: torch.stack([w[:,j] for j in range(k) for w in [waves(t, k, lambda k: torch.arange(k)/k)[j%2]]], 1))]
 
 def stack(blocks=lambda make, depth: nn.Sequential(*[make() for _ in range(depth)]), forward=Stack.forward,
@@ -382,6 +393,7 @@ wrong['check_stack'] = [
     ('runs twice', stack(forward=lambda self, x: self.tblocks(Stack.forward(self, x)))),
     ('last block is not run', stack(forward=lambda self, x: runs(self, emb(self, x), [0,1,2]))),
     ('first block is not run', stack(forward=lambda self, x: runs(self, emb(self, x), [1,2,3]))),
+    ('what each block reads is added', stack(forward=lambda self, x: reduce(lambda y, b: y + b(y), self.tblocks, emb(self, x)))),
     ('added once more', stack(forward=lambda self, x: Stack.forward(self, x) + emb(self, x))),
     ('positions are missing', stack(forward=lambda self, x: self.tblocks(self.token_emb(x)))),
     ('are not made with `block=`', stack())]
@@ -395,6 +407,7 @@ ends = [
     ('the sum over the tokens', lambda h, head: F.log_softmax(head(h.sum(1)), dim=1)),
     ('only the first token', lambda h, head: F.log_softmax(head(h[:,0]), dim=1)),
     ('only the last token', lambda h, head: F.log_softmax(head(h[:,-1]), dim=1)),
+    ('softmax before the log-softmax', lambda h, head: F.log_softmax(F.softmax(head(h.mean(1)), dim=1), dim=1)),
     ('log-softmax is taken of each token', lambda h, head: F.log_softmax(head(h), dim=-1).mean(1)),
     ('probabilities of the tokens are averaged', lambda h, head: F.softmax(head(h), dim=-1).mean(1).log()),
     ('this is a sigmoid', lambda h, head: F.logsigmoid(head(h.mean(1)))),
@@ -438,7 +451,9 @@ wrong['check_mask'] = [
     ('it should be −∞', hidden(value=float('inf'))),
     ('next token can still be seen', hidden(2)),
     ('begins below the diagonal', hidden(-1)),
-    ('softmax is taken already', lambda dots: hidden()(weights(dots))),
+    ('softmax is taken already: hide', lambda dots: hidden()(weights(dots))),
+    ('softmax of the result is taken already', lambda dots: weights(hidden()(dots))),
+    ('what is 0 is hidden', lambda dots: dots.tril().masked_fill(dots.tril() == 0, float('-inf'))),
     ('0·∞', lambda dots: dots * torch.ones(4, 4).triu(1) * float('-inf')),
     ('all but the diagonal', lambda dots: hidden()(hidden(flip=True)(dots))),
     (r'(?s)RuntimeError.*size of its own', lambda dots: dots.masked_fill(torch.ones(4, 4, dtype=torch.bool).triu(1), float('-inf'))),
@@ -455,7 +470,8 @@ wrong['check_may_see'] = [
     ('next token may not be seen', lambda i, j: j <= i+1),
     ('only the token itself', lambda i, j: i == j),
     ('all but the token itself', lambda i, j: i != j),
-    ('what is forbidden', lambda i, j: j > i)]
+    ('what is forbidden', lambda i, j: j > i),
+    ('RuntimeError: Boolean value', lambda i, j: torch.ones(4, 4).tril())]
 
 def causal(f): return type('Wrong', (SelfAttention,), dict(attention_weights=lambda self, q, k: f(q, k)))
 
@@ -486,6 +502,7 @@ class NoScores(Stack):
 wrong['check_language_model'] = [
     ('future can be seen', Seer),
     ('are averaged', language_model(lambda h, head: F.log_softmax(head(h.mean(1)), dim=-1))),
+    ('softmax before the log-softmax', language_model(lambda h, head: F.log_softmax(F.softmax(head(h), dim=-1), dim=-1))),
     ('these are logits', language_model(lambda h, head: head(h))),
     ('over the tokens of the text', language_model(lambda h, head: F.log_softmax(head(h), dim=1))),
     ('over the texts', language_model(lambda h, head: F.log_softmax(head(h), dim=0))),
@@ -505,6 +522,8 @@ wrong['check_bigram'] = [
     ('these are probabilities', bigram(lambda self, x: F.softmax(self.table(x), dim=-1))),
     ('over the tokens of the text', bigram(lambda self, x: F.log_softmax(self.table(x), dim=1))),
     ('over the texts', bigram(lambda self, x: F.log_softmax(self.table(x), dim=0))),
+    ('softmax before the log-softmax', bigram(lambda self, x: F.log_softmax(F.softmax(self.table(x), dim=-1), dim=-1))),
+    ('every weight is frozen', bigram(lambda self, x: F.log_softmax(self.table.requires_grad_(False)(x), dim=-1))),
     ('looks up columns', bigram(lambda self, x: F.log_softmax(self.table.weight.T[x], dim=-1))),
     ('a minus too many', bigram(lambda self, x: -F.log_softmax(self.table(x), dim=-1))),
     ('of width 64: it should hold 11 of width 11', bigram(lambda self, x: self.table(x), lambda n: 64)),
@@ -535,6 +554,7 @@ wrong['check_sample'] = [
     ('probabilities are divided', cold(lambda z, T: draw(F.softmax(F.softmax(z, dim=0)/T, dim=0)))),
     ('equally likely', cold(lambda z, T: torch.randint(len(z), (1,))[0])),
     ('same token comes always', lambda z, T: F.softmax(z/T, dim=0).argmax()),
+    ('the softmax comes before it', cold(lambda z, T: draw(z/T))),
     ('cannot be divided by a temperature', lambda z, T: draw(F.softmax(z/T, dim=0))),
     ('stops with AttributeError', lambda z, T: draw(F.softmax(z/T, dim=0)) if T else z.argmx()),
     ('another token than the likeliest', lambda z, T: draw(F.softmax(z/max(T, 1), dim=0))),
@@ -575,6 +595,7 @@ wrong['check_generate'] = [
     ('nothing was appended', lambda model, tokens, *args: tokens),
     ('show the model the last 3', writer(lambda tokens, length: tokens)),
     (r'a batch of one text is tokens\[None\]', writer(batch=False)),
+    ('give `sample` what the model says', writer(pick=lambda z: draw(F.softmax(z.exp(), dim=0)))),
     ('draw with `sample`', writer()),
     ('pass the temperature on', writer(pick=lambda z: draw(F.softmax(z, dim=0)))),
     ('divided by the temperature twice', lambda model, tokens, n, length, T: writer(pick=lambda z: z.argmax() if T == 0 else draw(F.softmax(z/T**2, dim=0)))(model, tokens, n, length, T))]
@@ -646,6 +667,11 @@ wrong['check_decoder_block'] = [
     ('reads z₁: it should read z₂', decoder(lambda self, x, c: self.norm3(self.ff(z := own(self, x)) + other(self, z, c)))),
     ('norm2 is used twice', decoder(lambda self, x, c: self.norm2(self.ff(z := other(self, own(self, x), c)) + z))),
     ('norm1 is used twice: after the second sum comes norm2$', decoder(lambda self, x, c: think(self, self.norm1(self.cross(z := own(self, x), c) + z)))),
+    ('norm3 is used twice', decoder(lambda self, x, c: think(self, self.norm3(self.cross(z := own(self, x), c) + z)))),
+    ('norm1 is used three times', decoder(lambda self, x, c: self.norm1(self.ff(y := self.norm1(self.cross(z := own(self, x), c) + z)) + y))),
+    ('norms are not used', decoder(lambda self, x, c: self.ff(y := self.cross(z := self.attention(x) + x, c) + z) + y)),
+    ('norm1 is missing', decoder(lambda self, x, c: think(self, other(self, self.attention(x) + x, c)))),
+    ('all residual sums', decoder(lambda self, x, c: self.norm3(self.ff(self.norm2(self.cross(self.norm1(self.attention(x)), c)))))),
     ('comes norm2, after the last norm3', decoder(lambda self, x, c: self.norm2(self.ff(y := self.norm1(self.cross(z := own(self, x), c) + z)) + y))),
     ('pre-norm', decoder(lambda self, x, c: (y := (z := x + self.attention(self.norm1(x))) + self.cross(self.norm2(z), c)) + self.ff(self.norm3(y)))),
     ('the context as it is', decoder(lambda self, x, c: think(self, other(self, x, own(self, c))))),
@@ -674,6 +700,8 @@ wrong['check_fastai_classifier'] = [
     ('the last tokens are kept', adapter(lambda x, n: compact(x, 2)[0][:,-n:])),
     ('one token less', adapter(lambda x, n: compact(x, 2)[0][:,:n-1])),
     ('longer than config.max_len', adapter(lambda x, n: compact(x, 2)[0])),
+    (r'(?s)tuple indices.*such as \[0\].$', adapter(lambda x, n: compact(x, 2)[:,:n])),
+    ('another one each time', adapter(lambda x, n: compact(x, 2)[0][:,torch.randperm(n)[:2]])),
     ('holds 3 blocks, but `depth` is 2', adapter(sizes=lambda c: (c.d_model, c.n_layers, c.n_heads, c.max_len, c.vocab_sz, c.n_out))),
     ('`token_emb` holds 4 vectors', adapter(sizes=lambda c: (c.d_model, c.n_heads, c.n_layers, c.vocab_sz, c.max_len, c.n_out))),
     ('`toprobs` maps width 6 to 30', adapter(sizes=lambda c: (c.d_model, c.n_heads, c.n_layers, c.max_len, c.vocab_sz, c.vocab_sz)))]
@@ -790,13 +818,14 @@ def test_right_in_other_ways():
             super().__init__(k, heads)
             self.drop,self.unused = nn.Dropout(0.5), nn.Linear(k, k)
         def forward(self, x): return self.drop(super().forward(x))
+    def evaluated(model, tokens, *args): return solved_generate(model.eval(), tokens.to(next(model.parameters()).device), *args)
     class Inplace(Block):
         def __init__(self, k, heads):
             super().__init__(k, heads)
             self.ff[1].inplace = True
     answers = [('dot_products', filled), ('softmax', shifted), ('attention', lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=1.)),
                ('embeddings', Positions), ('embeddings', Frozen), ('multi_head', More), ('block', Inplace),
-               ('shift', lambda x: [x[:,:-1], x[:,1:]]), ('log_probs', lambda h, head: head(h.sum(1)/h.shape[1]).log_softmax(1))]
+               ('generate', evaluated), ('shift', lambda x: [x[:,:-1], x[:,1:]]), ('log_probs', lambda h, head: head(h.sum(1)/h.shape[1]).log_softmax(1))]
     for name,answer in answers: getattr(workshop, f'check_{name}')(answer)
 
 @pytest.mark.parametrize('name', ['narrow','log_probs','classifier'])
@@ -804,6 +833,26 @@ def test_wrong_count(name):
     "A mean or a slice by another size that was the same by chance"
     answers = dict(narrow=lambda x, w: split_heads(x, w.shape[1]) @ w.mT, log_probs=ends[-2][1], classifier=classifier(ends[-2][1]))
     with pytest.raises(WrongAnswer): getattr(workshop, f'check_{name}')(answers[name])
+
+def test_advice_fits_the_error():
+    "An error gets no advice about something else, and one that torch calls not implemented is wrong, not unwritten"
+    def arange(self, x): return self.token_emb(x) + self.pos_emb(torch.arange(float(x.shape[1])))
+    def power(t, k): return torch.stack([torch.arange(t)/torch.pow(10_000, i/k) for i in range(k)], 1)
+    for name,answer in (('embeddings',embeddings(arange)), ('sinusoids',power), ('softmax',lambda d: F.sotfmax(d)), ('dot_products',lambda x: undefined)):
+        with pytest.raises(WrongAnswer, match='the code stops') as e: getattr(workshop, f'check_{name}')(answer)
+        assert not re.search('hk//heads|positions count|two dimensions', str(e.value))
+    for name,answer in (('softmax',lambda d: F.softmax(d.long(), dim=2)), ('block',BlockParts), ('fastai_classifier',adapter(lambda x, n: x))):
+        if name == 'fastai_classifier': answer.forward = lambda self, x: x
+        with pytest.raises(WrongAnswer, match='the code stops with NotImplementedError'): getattr(workshop, f'check_{name}')(answer)
+
+def test_buffer_among_the_weights():
+    "It is told where it is made, not at the step where the library finds it"
+    def positions(self, k, num_tokens, seq_length, persistent=True):
+        Embeddings.__init__(self, k, num_tokens, seq_length)
+        self.register_buffer('at', torch.arange(seq_length), persistent=persistent)
+    made = type('Mine', (Embeddings,), dict(__init__=positions))
+    with pytest.raises(WrongAnswer, match=r'`at` is saved with the weights.*persistent=False'): workshop.check_embeddings(made)
+    workshop.check_embeddings(partial(made, persistent=False))
 
 def test_minus_a_billion():
     "What leads to the same weights is as good as −∞, and changing the given tensor is allowed"
@@ -912,6 +961,14 @@ def test_never_overwrites(tmp_path, monkeypatch, capsys):
     assert main(['', '--source', str(solutions)]) == 0 and 'exercises in .: begin' in capsys.readouterr().out
     with pytest.raises(FileExistsError, match='holds the solutions'): write_exercises(solutions, solutions, overwrite=True)
 
+def test_broken_solution(tmp_path, capsys):
+    "What a teacher has broken is one line, which names the notebook"
+    for broken in ('{', json.dumps(dict(cells=[dict(cell_type='code', source=['### do this\n', 'x = 1\n'])]))):
+        (tmp_path/'01_mine.ipynb').write_text(broken)
+        assert main([str(tmp_path/'out'), '--source', str(tmp_path)]) == 1 and not (tmp_path/'out').exists()
+        err = capsys.readouterr().err
+        assert f'{tmp_path/"01_mine.ipynb"}: ' in err and err.count('\n') == 1 and ('do this' in err or 'line 1' in err)
+
 # Earlier steps
 
 def notebook(path, *cells):
@@ -924,6 +981,7 @@ def test_earlier(tmp_path):
     Quarter,half = earlier('02_b', 'Quarter', 'half', folder=tmp_path)
     assert Quarter()(8) == 2 and half(8) == 4
     with pytest.raises(ValueError, match=r"defines no quarter, only \['Quarter'\]"): earlier('02_b', 'quarter', folder=tmp_path)
+    with pytest.raises(ValueError, match=r"say what to fetch from .*02_b.ipynb, of \['Quarter'\]"): earlier('02_b', folder=tmp_path)
     with pytest.raises(FileNotFoundError, match=r"the notebooks there are \['01_a', '02_b'\]"): earlier('03_c', 'x', folder=tmp_path)
 
 def test_earlier_runs_plain_values(tmp_path):
@@ -936,6 +994,15 @@ def test_earlier_runs_plain_values(tmp_path):
     notebook(tmp_path/'01_a.ipynb', start, 'soft = nn.Softmax(2)', define)
     with pytest.raises(WrongAnswer, match='(?s)NameError.*`earlier` fetches imports, functions, classes and plain values: put `soft` into the function'):
         earlier('01_a', 'weights', folder=tmp_path)
+
+def test_earlier_beside_what_needs_more(tmp_path):
+    "A definition that needs a value which is not fetched stops only those who ask for it, and none before it stands in for it"
+    scratch = 'words = list("ab")\ndef show(x, rows=words): return x\ndef half(x): return x'
+    notebook(tmp_path/'01_a.ipynb', scratch, 'def half(x): return x/2', 'def third(x): return x', 'def third(x, by=words): return x/3')
+    notebook(tmp_path/'02_b.ipynb', 'from fastai_txf.workshop import *', "third = earlier('01_a', 'third')", 'def ninth(x, f=third): return f(f(x))')
+    assert earlier('01_a', 'half', folder=tmp_path)(8) == 4
+    for step,name in (('01_a','show'), ('01_a','third'), ('02_b','ninth')):
+        with pytest.raises(NameError, match=r"^name 'words' is not defined: `earlier` fetches[^`]*: put `words` into[^`]*$"): earlier(step, name, folder=tmp_path)
 
 magics = ['?torch.bmm', 'torch.bmm?', 'torch.bmm??', 'files = !ls', 'for i in range(2):\n    %timeit i', '%%time', 'if True:\n    !ls', 'def scratch(x']
 
@@ -1023,7 +1090,33 @@ def test_errors_of_a_check_are_short(tmp_path, monkeypatch):
     notebook(tmp_path/'11_more.ipynb', 'import torch\nfrom fastai_txf.workshop import *', wrong, wrong.replace('3', 'x'))
     (_,first),(_,stops),(_,named) = run_cells(tmp_path/'11_more.ipynb', shell())
     assert not first and 'WrongAnswer: the code stops with TypeError' in stops and 'this cell, line 2, in dot_products: return torch.bmm(x, 3)' in stops
+    for out in (stops,named): assert 'line' not in out.replace('this cell, line 2, in dot_products', '').replace('this cell, line 3, in <module>', '')
     assert 'WrongAnswer: this is x times x' in named and not [o for o in lines for out in (stops,named) if o in out]
+
+def test_errors_show_the_learners_lines_alone(tmp_path, monkeypatch):
+    "No line of fastai, of fastcore or of the library behind the workshop is called one of this cell"
+    pytest.importorskip('IPython')
+    monkeypatch.chdir(copied(tmp_path))
+    start = 'from fastai.torch_core import Module\nimport torch.nn as nn\nfrom fastai_txf.workshop import *'
+    wrong = 'class Maps(Module):\n    def __init__(self, k, heads=1): self.toqueries = nn.Linear(k, 1/0)\ncheck_projections(Maps)'
+    extra = "Block = earlier('05_block', 'TransformerBlock', folder='solutions')\nclass More(Block):\n    def __init__(self, *a):\n        super().__init__(*a)\n        self.more = nn.Linear(1, 1)\ncheck_block(More)"
+    notebook(tmp_path/'11_more.ipynb', start, wrong, extra)
+    (_,first),(_,maps),(_,more) = run_cells(tmp_path/'11_more.ipynb', shell())
+    assert not first and re.findall(r'this cell, line (\d+), in (\S+):', maps) == [('3','<module>'), ('2','__init__')]
+    assert 'names or sizes' in more and re.findall(r'this cell, line (\d+), in (\S+):', more) == [('6','<module>')]
+
+def test_errors_of_own_code_beside_solutions(tmp_path, monkeypatch):
+    "A solution that is fetched, too, does not lend its lines to the errors of the learner's own notebook"
+    pytest.importorskip('IPython')
+    monkeypatch.chdir(tmp_path)
+    for folder,f in (('.','return x/0'), ('solutions','return x/2')):
+        Path(folder).mkdir(exist_ok=True)
+        notebook(Path(folder)/'01_a.ipynb', f'def half(x):\n    {f}')
+        notebook(Path(folder)/'02_b.ipynb', 'from fastai_txf.workshop import *', "half = earlier('01_a', 'half')", 'def quarter(x): return half(half(x))')
+    cells = "from fastai_txf.workshop import *", "half = earlier('01_a', 'half')", "quarter = earlier('02_b', 'quarter', folder='solutions')", 'half(quarter(8))', 'quarter("8")'
+    notebook(tmp_path/'03_c.ipynb', *cells)
+    *_,mine,theirs = [out for _,out in run_cells(tmp_path/'03_c.ipynb', shell())]
+    assert 'return x/0' in mine and 'x/2' not in mine and 'solutions/01_a.ipynb, code cell 1' in theirs and 'return x/2' in theirs
 
 def test_errors_point_at_their_cell(tmp_path, monkeypatch):
     "Code that was fetched has the name, the line and the source of its own cell"

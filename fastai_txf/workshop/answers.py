@@ -73,8 +73,8 @@ def _difference(got, want):
         told = f'has the shape {tuple(got.shape)}, but should have {tuple(want.shape)}'
         return told + (f': {why}' if (why := _reshaped(got, want)) else '')
     if (new := got.isnan() & ~want.isnan()).any():
-        return (f'holds NaN in {int(new.sum())} of {got.numel()} places: 0·∞ and ∞−∞ are NaN, '
-                'and so is the softmax of −∞ alone')
+        return (f'holds NaN in {int(new.sum())} of {got.numel()} places: 0·∞, 0/0 and ∞−∞ are '
+                'NaN, and so is the softmax of −∞ alone')
     why = _moved(got, want) or _reshaped(got, want) or _changed(got, want)
     if not why and _same(got.flatten().sort()[0], want.flatten().sort()[0]):
         why = 'the right numbers stand in other places than expected'
@@ -90,8 +90,12 @@ def compare(got, want, mistakes={}, what='the result'):
     if got is None: raise WrongAnswer(f'{what} is None: is the `return` missing?')
     if not isinstance(got, torch.Tensor):
         raise WrongAnswer(f'{what} is a {type(got).__name__}: it should be a tensor')
+    types = got.dtype, want.dtype
     got,want = got.float(), want.float()
-    if _same(got, want): return
+    if _same(got, want):
+        if types[0] == types[1]: return
+        raise WrongAnswer(f'{what} has the right numbers, but of the type {types[0]}: '
+                          f'it should be {types[1]}')
     for sentence,wrong in mistakes.items():
         if _same(got, wrong.float()): raise WrongAnswer(sentence)
     raise WrongAnswer(f'{what} {_difference(got, want)}')
@@ -99,38 +103,68 @@ def compare(got, want, mistakes={}, what='the result'):
 # %% ../../nbs/9_roof/01_workshop_answers.ipynb #234b1e0a
 _use_floor = 'A whole number is wanted. `hk/heads` is a float: write `hk//heads`.'
 
+_use_power = 'torch.pow, torch.sqrt and their like take tensors: of a number, write k**0.5.'
+_use_reshape = '`view` needs a contiguous tensor: after a transpose use `reshape`.'
+_clear = 'must be Tensor|scalar type|has no attribute|not implemented for' # needs no advice
+_use_first = 'Several results came in one: take the one that is wanted, such as [0].'
+
 def _wants_whole(e):
     "Does the error `e` come of a float where torch or Python wants a whole number?"
     asked = r'\bints?\b[^.]*\bfloat|\(float, |float.* as an integer|reshape\(\) takes'
-    return isinstance(e, TypeError) and bool(re.search(asked, str(e), re.S))
+    got,_,known = str(e).partition('expected one of')
+    if known and not re.search(r'\bints?\b', known): return False
+    return isinstance(e, TypeError) and bool(re.search(asked, got, re.S))
+
+def _advice(e, hint):
+    "What to do about the error `e` of a learner's code: `hint`, if nothing fits it better."
+    told = str(e)
+    if _wants_whole(e): return _use_floor
+    if 'view size is not compatible' in told: return _use_reshape
+    if re.search(r"not (tuple|torch\.return_types)|^tuple ind|'tuple' object", told):
+        return _use_first
+    if isinstance(e, TypeError) and re.match(r'(pow|sqrt|exp|log|sin|cos)\(\)', told):
+        return _use_power
+    known = isinstance(e, NameError) or re.search(_clear, told)
+    return '' if known else hint
+
+def _is_open(e):
+    "Is the error `e` of code that is not written yet, and none of torch's?"
+    if not isinstance(e, NotImplementedError): return False
+    return not re.search('not implemented for|missing the required "forward"', str(e))
 
 def run_answer(f, *args, hint=''):
     """`f(*args)`; a `WrongAnswer` if that stops with an error, unless the code is not written yet,
     or if it changes a tensor that it is given."""
     given = [o.clone() if isinstance(o, torch.Tensor) else o for o in args]
     try: res = f(*given)
-    except (NotImplementedError, WrongAnswer): raise
+    except WrongAnswer: raise
     except Exception as e:
-        told = f'the code stops with {type(e).__name__}: {e}'
-        if _wants_whole(e): hint = _use_floor
+        if _is_open(e): raise
+        told,hint = f'the code stops with {type(e).__name__}: {e}', _advice(e, hint)
         raise WrongAnswer(f'{told}\n{hint}' if hint else told) from e
     if any(isinstance(o, torch.Tensor) and not o.equal(g) for o,g in zip(args, given)):
         raise WrongAnswer('the code changes its input: `x += y` and `x.exp_()` write into x, '
                           '`x = x + y` and `x.exp()` make a new tensor')
     return res
 
-_not_theirs = [str(Path(o).resolve()) for o in
-               (Path(__file__).parent if '__file__' in globals() else 'workshop',
+_not_theirs = [Path(o).resolve() for o in
+               (Path(__file__).parents[1] if '__file__' in globals() else 'fastai_txf',
                 Path(torch.__file__).parent, sysconfig.get_path('stdlib'))]
+
+def _is_theirs(path):
+    "Is the code of this file the learner's, and not this library's or another's?"
+    if {'site-packages','dist-packages'} & set(path.parts): return False
+    return not any(o in path.parents for o in _not_theirs)
 
 def _own_lines(e):
     "The learner's lines on the way to the error `e`, innermost last."
     tb,lines = e.__traceback__, []
     while tb:
         code,n = tb.tb_frame.f_code, tb.tb_lineno
-        if not str(Path(code.co_filename).resolve()).startswith(tuple(_not_theirs)):
+        if _is_theirs(path := Path(code.co_filename).resolve()):
             src = linecache.getline(code.co_filename, n).strip()
-            where = code.co_filename if '.ipynb' in code.co_filename else 'this cell'
+            named = '.ipynb' in code.co_filename or path.exists()
+            where = code.co_filename if named else 'this cell'
             lines.append(f'  {where}, line {n}, in {code.co_name}: {src}')
         tb = tb.tb_next
     return lines
@@ -194,6 +228,9 @@ def expect_gradients(f, *args):
     named = [('the input', o) for o in args if is_input(o)]
     for m in (f, *args):
         if isinstance(m, nn.Module): named += _learned(m)
+    if not named:
+        raise WrongAnswer('the result is right, but cannot be trained: every weight is frozen. '
+                          'from_pretrained does that, and requires_grad_(False)')
     names,tensors = zip(*named)
     with torch.enable_grad():
         grads = _gradients(run_answer(f, *args, hint=f'On the way to a gradient: {_cut}.'), tensors)
@@ -201,9 +238,31 @@ def expect_gradients(f, *args):
         raise WrongAnswer('the result is right, but cannot be trained: no gradient comes back to '
                           f'{", ".join(dict.fromkeys(lost))}: {_cut}')
 
+_wavers = ('the result is another one each time. If that comes of a dropout: it belongs in '
+           'training alone, F.dropout(…, training=self.training) or nn.Dropout')
+
+def compare_run(f, args, want, mistakes={}, what='the result', hint='', wavers=_wavers):
+    "`compare` for what `f(*args)` gives; `wavers` is the sentence if it gives that only once."
+    got = run_answer(f, *args, hint=hint)
+    try: compare(got, want, mistakes, what)
+    except WrongAnswer:
+        again = run_answer(f, *args)
+        both = all(isinstance(o, torch.Tensor) for o in (got, again))
+        if both and not _same(got.float(), again.float()):
+            raise WrongAnswer(wavers) from None
+        raise
+
+def _expect_weights_alone(m):
+    "A `WrongAnswer` if the module `m` saves what is no weight: the library would not know it."
+    known = dict(m.named_parameters(remove_duplicate=False))
+    if extra := [n for n in m.state_dict() if n not in known]:
+        raise WrongAnswer(f'`{extra[0]}` is saved with the weights, and is none: '
+                          'register_buffer(…, persistent=False) keeps it out')
+
 def compare_answer(f, args, want, mistakes={}, hint=''):
     "`compare` for what `f(*args)` gives; if it is right, a gradient has to come back, too."
-    compare(run_answer(f, *args, hint=hint), want, mistakes)
+    compare_run(f, args, want, mistakes, hint=hint)
+    if isinstance(f, nn.Module): _expect_weights_alone(f)
     expect_gradients(f, *args)
 
 # %% ../../nbs/9_roof/01_workshop_answers.ipynb #f23d2708

@@ -74,8 +74,9 @@ def check_softmax(
     fn, # from dot products `(b, t, t)` to weights of the same shape
 ):
     "Are these weights, all positive, that sum to 1 for each token that attends?"
-    dots = torch.randn(3, 3, 3)
-    compare_answer(fn, (dots,), dots.softmax(2), _softmax_mistakes(dots))
+    for dots in (torch.randn(3, 3, 3), torch.randn(2, 5, 5)):
+        known = _softmax_mistakes(dots) if len(dots) == 3 else {}
+        compare_answer(fn, (dots,), dots.softmax(2), known)
 
 @check
 def check_self_attention(
@@ -227,7 +228,8 @@ def _scaling_mistakes(q, k, dots):
 # %% ../../nbs/9_roof/02_workshop_attention.ipynb #cb7c2be5
 def _fold(x, h): return split_heads(x, h).flatten(0, 1)          # (b, t, h*k) to (b*h, t, k)
 def _unfold(x, h): return concat_heads(x.unflatten(0, (-1,h)))   # and back
-_use_reshape = '`view` needs a contiguous tensor: after a transpose use `reshape`'
+_width = 'The last dimension holds all heads, so one is k = hk//heads wide.'
+_length = 'The first dimension holds b·heads texts, so b = bh//heads.'
 
 @check
 def check_split_heads(
@@ -238,7 +240,7 @@ def check_split_heads(
     viewed = ('a view alone mixes tokens and heads: '
               'view as (b, t, heads, k), then swap tokens and heads, then fold')
     x = torch.randn(2, 3, 3*h)
-    compare_answer(fn, (x,h), _fold(x, h), hint=_use_reshape, mistakes={
+    compare_answer(fn, (x,h), _fold(x, h), hint=_width, mistakes={
         viewed: x.reshape(2*h, 3, 3),
         'tokens and features are swapped before the vector is cut: view as (b, t, heads, k) first':
             x.mT.reshape(2*h, 3, 3),
@@ -251,8 +253,8 @@ def check_split_heads(
         'the heads are cut off, but not swapped with the tokens': x.unflatten(-1, (h,3)),
         'the heads are not split: each gets the whole vector': x.repeat_interleave(h, 0),
         'the heads are averaged: each stays on its own': x.unflatten(-1, (h,3)).mean(2)})
-    x = torch.randn(2, 4, 5*h)
-    compare_answer(fn, (x,h), _fold(x, h), {viewed: x.reshape(2*h, 4, 5)})
+    x,h = torch.randn(2, 4, 15), 5
+    compare_answer(fn, (x,h), _fold(x, h), {viewed: x.reshape(2*h, 4, 3)}, _width)
 
 @check
 def check_merge_heads(
@@ -261,7 +263,7 @@ def check_merge_heads(
     "Are the heads side by side again?"
     h = 3
     x = torch.randn(2*h, 4, 5)
-    compare_answer(fn, (x,h), _unfold(x, h), hint=_use_reshape, mistakes={
+    compare_answer(fn, (x,h), _unfold(x, h), hint=_length, mistakes={
         'a reshape alone mixes tokens and heads: '
         'unfold to (b, heads, t, k), swap heads and tokens, then join':
             x.reshape(2, 4, h*5),

@@ -208,6 +208,13 @@ def _angle_mistakes(t, k):
             _waves(pos * 10_000**(2*i/k)),
         'the base is 1,000: it is 10,000': _waves(pos / 1000**(2*i/k)),
         'the base is 100,000: it is 10,000': _waves(pos / 100_000**(2*i/k)),
+        'the exponent is divided by the number of positions: k is the width':
+            _waves(pos / 10_000**(2*i/t)),
+        '`t / 10_000**a/k` is (t/10_000**a)/k, for powers come first, then division from the '
+        'left: write t / 10_000**(a/k)':
+            _waves(pos / 10_000**(2*i) / k),
+        '`10_000**a/k` is (10_000**a)/k, for powers come first: write 10_000**(a/k)':
+            _waves(pos / (10_000**(2*i) / k)),
         'the positions count from 1: the first is 0': _waves((pos+1) / 10_000**(2*i/k))}
 
 @check
@@ -215,7 +222,7 @@ def check_sinusoids(
     fn, # from the number of positions t and the width k to `(t, k)`
 ):
     "Are these sines and cosines of t, with wavelengths that grow by 10,000 over the width?"
-    t,k = 8, 6
+    t,k = 7, 6
     compare(run_answer(fn, t, k), sinusoids(torch.arange(t), k),
              {**_order_mistakes(t, k), **_angle_mistakes(t, k)})
 
@@ -248,8 +255,15 @@ def check_stack(
     head = {'toprobs.weight':torch.zeros(1, K), 'toprobs.bias':torch.zeros(1)}
     ref = library_model({**m.state_dict(), **head}, HEADS, lm=False).encoder
     tok = m.token_emb(x)
-    emb = tok + m.pos_emb.weight[:5]
-    compare_answer(m, (x,), ref(x), {
+    compare_answer(m, (x,), ref(x), _stack_mistakes(blocks, tok, tok + m.pos_emb.weight[:5]))
+    made = make_answer(functools.partial(cls, block=nn.Identity), K, HEADS, 1, SEQ_LENGTH, N_TOKENS)
+    if any(type(b) is not nn.Identity for b in made.tblocks):
+        raise WrongAnswer('the blocks are not made with `block=`: step 8 gives it blocks that hide '
+                          'the future')
+
+def _stack_mistakes(blocks, tok, emb):
+    "What a stack gives whose blocks do not run as they should, on these embeddings."
+    return {
         'the blocks are not run: these are the embeddings': emb,
         'only the first block is run': blocks[0](emb),
         'only the last block has an effect: each takes what the one before has returned':
@@ -262,23 +276,29 @@ def check_stack(
         'the last block is not run': blocks[:-1](emb),
         'the first block is not run': blocks[1:](emb),
         'the embeddings are added once more: the blocks have their own sums': blocks(emb) + emb,
-        'the positions are missing: use the embeddings of step 6': blocks(tok)})
-    made = make_answer(functools.partial(cls, block=nn.Identity), K, HEADS, 1, SEQ_LENGTH, N_TOKENS)
-    if any(type(b) is not nn.Identity for b in made.tblocks):
-        raise WrongAnswer('the blocks are not made with `block=`: step 8 gives it blocks that hide '
-                          'the future')
+        'what each block reads is added to what it returns: the blocks have their own sums':
+            functools.reduce(lambda y, b: y + b(y), blocks, emb),
+        'the positions are missing: use the embeddings of step 6': blocks(tok)}
+
+def _ending_mistakes(scores):
+    "What else than the log-softmax of the scores can be made of them."
+    return {
+        'these are logits: the log-softmax is missing': scores,
+        'these are probabilities: their logarithm is wanted, F.log_softmax': scores.softmax(-1),
+        'there is a softmax before the log-softmax, which takes the scores as they are':
+            scores.softmax(-1).log_softmax(-1),
+        'the log-softmax runs over the texts: '
+        'each text spreads its probability over the classes, dim=1': scores.log_softmax(0),
+        'this is a sigmoid, as for classes that do not exclude each other: F.log_softmax':
+            F.logsigmoid(scores),
+        'there is a minus too many: the loss takes care of the sign': -scores.log_softmax(-1)}
 
 def _log_probs_mistakes(h, head):
     "What a classifier gives that has its ending wrong."
-    mean = h.mean(1)
     return {
+        **_ending_mistakes(head(h.mean(1))),
         'the mean runs over the texts: it should run over the tokens, dimension 1':
             head(h.mean(0)).log_softmax(-1),
-        'these are logits: the log-softmax is missing': head(mean),
-        'these are probabilities: their logarithm is wanted, F.log_softmax': head(mean).softmax(-1),
-        'the log-softmax runs over the texts: '
-        'each text spreads its probability over the classes, dim=1':
-            head(mean).log_softmax(0),
         'this is the maximum over the tokens, not their mean': head(h.amax(1)).log_softmax(-1),
         'the sum over the tokens is divided by the number of texts: divide by that of the tokens':
             head(h.sum(1)/len(h)).log_softmax(-1),
@@ -289,9 +309,6 @@ def _log_probs_mistakes(h, head):
             head(h).log_softmax(-1).mean(1),
         'the probabilities of the tokens are averaged: take the mean of the vectors first':
             head(h).softmax(-1).mean(1).log(),
-        'this is a sigmoid, as for classes that do not exclude each other: F.log_softmax':
-            F.logsigmoid(head(mean)),
-        'there is a minus too many: the loss takes care of the sign': -head(mean).log_softmax(-1),
         'this is the minimum over the tokens, not their mean': head(h.amin(1)).log_softmax(-1),
         'each token is classified on its own: take the mean over the tokens first':
             head(h).log_softmax(-1)}

@@ -7,13 +7,14 @@ __all__ = ['check_mask', 'check_may_see', 'check_causal', 'check_language_model'
            'check_generate']
 
 # %% ../../nbs/9_roof/04_workshop_language.ipynb #47de0973
-import math
+import math, re
 import torch, torch.nn as nn
 import torch.nn.functional as F
+from fastai.torch_core import Module
 from ..model.attention import causal_mask
 from .answers import (
-    check, compare, compare_answer, expect_embedding, expect_gradients, expect_linear,
-    make_answer, part_of, run_answer, WrongAnswer)
+    check, compare, compare_answer, compare_run, expect_embedding, expect_gradients,
+    expect_linear, make_answer, part_of, run_answer, WrongAnswer)
 from .attention import (
     attention_mistakes, by_hand, expect_heads, library_attention, united)
 from .blocks import expect_blocks, HEADS, K, library_model, N_TOKENS, SEQ_LENGTH
@@ -25,10 +26,13 @@ def check_mask(
 ):
     "Is exactly the future hidden, after the softmax?"
     dots = torch.randn(2, 4, 4)
+    dots[0,2,1] = 0.
     above = ~causal_mask(4)
     want = dots.masked_fill(above, -math.inf)
     got = run_answer(lambda: fn(dots.clone()))
     if not isinstance(got, torch.Tensor) or got.shape != dots.shape: compare(got, want)
+    if torch.allclose(got.float(), want.softmax(-1), atol=1e-5):
+        raise WrongAnswer('the softmax of the result is taken already: it is not wanted here')
     future = got[:,above]
     if future.isfinite().all() and future.max() == future.min() and future.max() > -50:
         raise WrongAnswer(f'the future is {future.max():.4g} before the softmax, '
@@ -55,6 +59,8 @@ def _mask_mistakes(dots, above):
     def weights(hidden): return dots.masked_fill(hidden, -math.inf).softmax(-1)
     return {
         'nothing is hidden': dots.softmax(-1),
+        'what is 0 is hidden, too: the places decide what is hidden, and not the numbers':
+            weights(above | (dots == 0)),
         'the diagonal is hidden too: a token may see itself, '
         'so the triangle begins at offset 1 (the first row has nothing left, hence NaN)':
             weights(above | same),
@@ -78,7 +84,7 @@ def check_may_see(
     "May the token at i see the one at j?"
     answers = [[run_answer(fn, i, j) for j in range(4)] for i in range(4)]
     if all(o is None for row in answers for o in row): compare(None, None, what='every answer')
-    table = torch.tensor([[bool(o) for o in row] for row in answers])
+    table = torch.tensor([[run_answer(bool, o) for o in row] for row in answers])
     want,same = causal_mask(4), torch.eye(4, dtype=torch.bool)
     compare(table, want, {
         'it is turned round: this sees the future and not the past': want.T,
@@ -132,6 +138,8 @@ def check_language_model(
         'the tokens are averaged, as in the classifier: every token predicts its own successor':
             lm.head(lm.hidden(x).mean(1)).log_softmax(-1),
         'these are logits: the log-softmax is missing': lm(x),
+        'there is a softmax before the log-softmax, which takes the scores as they are':
+            lm(x).softmax(-1).log_softmax(-1),
         'the log-softmax runs over the tokens of the text: '
         'it should run over the vocabulary, the last dimension':
             lm(x).log_softmax(1),
@@ -154,6 +162,8 @@ def check_bigram(
     scores,w = m.table(x), m.table.weight
     compare_answer(m, (x,), scores.log_softmax(-1), {
         'these are scores: the log-softmax is missing': scores,
+        'there is a softmax before the log-softmax, which takes the scores as they are':
+            scores.softmax(-1).log_softmax(-1),
         'these are probabilities: their logarithm is wanted, F.log_softmax': scores.softmax(-1),
         'the log-softmax runs over the tokens of the text: '
         'it should run over the vocabulary, the last dimension': scores.log_softmax(1),
@@ -222,9 +232,10 @@ def _token_id(o):
                           'the number of the token is wanted')
     return o.item()
 
-def _frequencies(fn, logits, temperature, n=3000):
+def _frequencies(fn, logits, temperature, n=3000, hint=''):
     "How often each token was drawn."
-    drawn = torch.tensor([_token_id(run_answer(fn, logits, temperature)) for _ in range(n)])
+    def draw(): return _token_id(run_answer(fn, logits, temperature, hint=hint))
+    drawn = torch.tensor([draw() for _ in range(n)])
     if drawn.min() < 0 or drawn.max() >= len(logits):
         raise WrongAnswer(f'the token {drawn.max().item()} was drawn of a vocabulary of '
                           f'{len(logits)}')
@@ -242,11 +253,13 @@ def check_sample(
     dists = {right: (logits/2).softmax(0),
         'the logits are multiplied by the temperature: divide, so that a high one flattens':
             (logits*2).softmax(0),
-        'the temperature changes nothing': logits.softmax(0),
+        'the temperature changes nothing: the logits are divided by it, before the softmax':
+            logits.softmax(0),
         'the probabilities are divided by the temperature: divide the logits':
             (logits.softmax(0)/2).softmax(0),
         'all tokens are equally likely: draw with the probabilities': torch.full((4,), 0.25)}
-    freq = _frequencies(fn, logits, 2.)
+    freq = _frequencies(fn, logits, 2., hint='torch.multinomial draws with probabilities: '
+                                             'the softmax comes before it.')
     if freq.max() == 1: raise WrongAnswer('the same token comes always: draw from the distribution')
     _expect_frequencies(freq, logits, dists)
     _check_cold(fn, logits)
@@ -264,11 +277,16 @@ def _check_cold(fn, logits):
     "A `WrongAnswer` unless temperature 0 gives the likeliest token."
     try: cold = _frequencies(fn, logits, 0., 50)
     except WrongAnswer as e:
-        divided = isinstance(e.__cause__, ZeroDivisionError) or 'probability tensor' in str(e)
-        if not divided: raise
+        divided = isinstance(e.__cause__, ZeroDivisionError)
+        if not divided and not re.search(r'probability tensor|\bnan\b', str(e), re.I): raise
         raise WrongAnswer('logits cannot be divided by a temperature of 0: '
                           'return the likeliest token there') from e
     if cold[1] < 1: raise WrongAnswer('at temperature 0 another token than the likeliest was drawn')
+
+class _Model(Module):
+    "A model that answers as `f` does. It has a weight, for code that asks for its device."
+    def __init__(self, f): self.f,self.weight = f, nn.Parameter(torch.zeros(1))
+    def forward(self, x): return self.f(x)
 
 def _add_up(x, seq_length=3):
     "A language model of ten tokens that is sure of the next one, for which all that it sees count."
@@ -315,8 +333,10 @@ def check_generate(
 ):
     "Is each drawn token appended, and the end of the text shown to the model?"
     start,want = torch.tensor([3, 7]), _written(5)
-    compare(run_answer(fn, _add_up, start, 5, 3, 1.), want, _writing_mistakes(want))
-    flat = lambda x: torch.zeros(*x.shape, 10)
+    compare_run(fn, (_Model(_add_up), start, 5, 3, 1.), want, _writing_mistakes(want), wavers=(
+        'the model is sure of each next token, and the text is another each time: '
+        'give `sample` what the model says of the last token, `(num_tokens,)`, as it is'))
+    flat = _Model(lambda x: torch.zeros(*x.shape, 10))
     def texts(T): return {tuple(run_answer(fn, flat, start, 5, 3, T).tolist()) for _ in range(5)}
     if len(texts(1.)) == 1:
         raise WrongAnswer('at temperature 1 a model to which all tokens are equally likely '
@@ -325,7 +345,8 @@ def check_generate(
         raise WrongAnswer('at temperature 0 the text is another each time: '
                           'pass the temperature on to `sample`')
     logits = torch.tensor([0., 3., 1., -1.])
-    drawn = run_answer(fn, lambda x: logits.expand(*x.shape, 4), start, 1000, 3, 2.)[2:]
+    model = _Model(lambda x: logits.expand(*x.shape, 4))
+    drawn = run_answer(fn, model, start, 1000, 3, 2.)[2:]
     _expect_frequencies(torch.bincount(drawn, minlength=4)/1000, logits, {
         '': (logits/2).softmax(0),
         'the logits are divided by the temperature twice: `sample` does it':

@@ -13,8 +13,8 @@ from ..model.layers import FeedForward, PostNorm, TransformerBlock
 from ..model.windows import compact
 from ..model.config import TransformerConfig
 from .answers import (
-    check, compare, compare_answer, expect_embedding, expect_gradients, expect_linear,
-    make_answer, part_of, PROJECTIONS, run_answer)
+    check, compare_answer, compare_run, expect_embedding, expect_gradients, expect_linear,
+    make_answer, part_of, PROJECTIONS)
 from .attention import (
     attention_mistakes, by_hand, expect_heads, library_attention, united)
 from .blocks import (
@@ -98,7 +98,7 @@ def check_decoder_block(
         'the residual sum around cross-attention is missing': f(m.norm2(m.cross(a(x), context))),
         'the residual sum around the feed-forward is missing': m.norm3(m.ff(cross(a(x)))),
         **_decoder_mistakes(m, a(x), x, context), **_norm_mistakes(m, a(x), context),
-        **_order_mistakes(m, x, context)})
+        **_bare_mistakes(m, x, context), **_order_mistakes(m, x, context)})
 
 def _decoder_mistakes(m, z1, x, context):
     "What a decoder's block gives whose sums and norms are mixed up."
@@ -132,11 +132,26 @@ def _norm_mistakes(m, z1, context):
     ff = m.ff
     y = m.cross(z1, context) + z1
     z,z2 = m.norm1(y), m.norm2(y)
+    z3 = m.norm3(y)
     return {
         'norm2 is used twice: after the last sum comes norm3': m.norm2(ff(z2) + z2),
         'norm1 is used twice: after the second sum comes norm2': m.norm3(ff(z) + z),
+        'norm3 is used twice: after the second sum comes norm2': m.norm3(ff(z3) + z3),
+        'norm1 is used three times: after the second sum comes norm2, after the last norm3':
+            m.norm1(ff(z) + z),
         'norm1 is used twice: after the second sum comes norm2, after the last norm3':
             m.norm2(ff(z) + z)}
+
+def _bare_mistakes(m, x, context):
+    "What a decoder's block gives that lacks norms or sums."
+    own,cross = m.attention, m.cross
+    ff,n2 = m.ff, m.norm2
+    z1 = own(x) + x
+    z2 = cross(z1, context) + z1
+    return {
+        'the norms are not used': ff(z2) + z2,
+        'norm1 is missing: it comes after the first sum': m.norm3(ff(z := n2(z2)) + z),
+        'all residual sums are missing': m.norm3(ff(n2(cross(m.norm1(own(x)), context))))}
 
 def _order_mistakes(m, x, context):
     "What a decoder's block gives whose parts or inputs have changed places."
@@ -206,8 +221,8 @@ def check_fastai_classifier(
     ref = library_model(m.state_dict(), c.n_heads, lm=False)
     def answer(ids): return ref(ids).log_softmax(-1)
     want = answer(compact(x, c.pad_idx)[0][:,:4])
-    got = run_answer(m, x, hint='A batch may be longer than config.max_len: '
-                          'cut it to as many positions as there are.')
-    compare(got.log_softmax(-1) if isinstance(got, torch.Tensor) else got, want,
-            _cut_mistakes(answer, x, c.pad_idx), 'the log-softmax of the result')
+    def logs(x): return res.log_softmax(-1) if isinstance(res := m(x), torch.Tensor) else res
+    compare_run(logs, (x,), want, _cut_mistakes(answer, x, c.pad_idx),
+                'the log-softmax of the result', hint='A batch may be longer than '
+                'config.max_len: cut it to as many positions as there are.')
     expect_gradients(m, x)

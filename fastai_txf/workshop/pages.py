@@ -111,7 +111,9 @@ def write_exercises(
         raise NotADirectoryError(f'{folder} is a file: give the name of a folder')
     inside = source.resolve() in folder.resolve().parents
     link,drawings = ('..','../../drawings') if inside else ('solutions','drawings')
-    def exercise(o): return _dumped(exercise_notebook(json.loads(_read(o)), f'{link}/{o.name}'))
+    def exercise(o):
+        try: return _dumped(exercise_notebook(json.loads(_read(o)), f'{link}/{o.name}'))
+        except ValueError as e: raise ValueError(f'{o}: {e}') from e
     texts = {folder/o.name:_linked(exercise(o), drawings) for o in found}
     _write_new(texts if inside else texts | _copies(source, folder), overwrite)
     return list(texts)
@@ -130,7 +132,7 @@ def main(
                         help='replace notebooks that are there and differ')
     a = parser.parse_args(args)
     try: files = write_exercises(a.folder, a.source, a.overwrite)
-    except OSError as e:
+    except (OSError,ValueError) as e:
         print(e, file=sys.stderr)
         return 1
     print(f'{len(files)} exercises in {files[0].parent}: begin with {files[0]}')

@@ -15,12 +15,13 @@ from .answers import without_source, WrongAnswer
 # %% ../../nbs/9_roof/06_workshop_steps.ipynb #910cf261
 _defines = ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef
 
-def _code(nb):
-    "Name and source of each code cell of the notebook file `nb`; errors find it by this name."
-    cells = json.loads(Path(nb).read_text(encoding='utf-8'))['cells']
+def _code(nb, shown):
+    """Name and source of each code cell of the notebook file `nb`, which is called `shown`;
+    errors find it by this name."""
+    cells = json.loads(nb.read_text(encoding='utf-8'))['cells']
     code = [''.join(c['source']) for c in cells if c['cell_type']=='code']
     for i,src in enumerate(code, 1):
-        name = f'{nb}, code cell {i}'
+        name = f'{shown}, code cell {i}'
         linecache.cache[name] = len(src), None, src.splitlines(keepends=True), name
         yield name, src
 
@@ -66,39 +67,49 @@ def _recheck(path, ns, checks):
             told += remedy
             raise type(e)(told).with_traceback(e.__traceback__) from e.__cause__
 
-def _defined(path, seen):
+def _defined(path, shown, seen):
     """The names that the notebook defines, its statements, and source and error of what is
-    no Python; nothing else of it is run."""
+    no Python or asks for what is not fetched; nothing else of it is run."""
     cells,broken = [],[]
-    for name,src in _code(path):
+    for name,src in _code(path, shown):
         try: cells.append((name, _statements(src, name)))
         except SyntaxError as e:
             if 'import ' in src: raise
             broken.append((src, e))
     ns = vars(ModuleType(path.stem))
-    def nested(step, *names, folder='.'): return _fetch(Path(folder)/f'{step}.ipynb', names, seen)
+    def nested(step, *names, folder='.'):
+        return _fetch(Path(folder)/f'{step}.ipynb', names, seen, shown.parent)
     for name,nodes in cells:
         for o in filter(_is_definition, nodes):
             ns['earlier'] = nested
             try: exec(compile(ast.Module([o], []), name, 'exec'), ns)
-            except NameError as e: raise NameError(f'{e}: {_unfetched(e)}', name=e.name) from e
+            except NameError as e:
+                if isinstance(e.__cause__, NameError): raise # it is told already
+                ns.pop(getattr(o, 'name', None), None)
+                told = NameError(f'{e}: {_unfetched(e)}', name=e.name)
+                told.__cause__ = e
+                broken.append((ast.unparse(o), told))
     return ns, [o for _,nodes in cells for o in nodes], broken
 
-def _fetch(path, names, seen):
-    "`names` of the notebook file `path`, checked unless they are in `seen`."
+def _known(nodes): return sorted(n.name for n in nodes if isinstance(n, _defines[2:]))
+
+def _fetch(path, names, seen, at=Path()):
+    """`names` of the notebook file `path`, checked unless they are in `seen`;
+    `at` is the way from where the learner is to where we are."""
+    shown = at/path
     if not path.exists():
         there = sorted(o.stem for o in path.parent.glob('*.ipynb'))
-        raise FileNotFoundError(f'there is no {path}: the notebooks there are {there}, '
+        raise FileNotFoundError(f'there is no {shown}: the notebooks there are {there}, '
                                 'and folder= names another place')
     with chdir(path.parent):
-        ns,nodes,broken = _defined(Path(path.name), seen)
+        ns,nodes,broken = _defined(Path(path.name), shown, seen)
         if missing := [n for n in names if n not in ns]:
             for src,e in broken:
                 if any(n in src for n in missing): raise e
-            known = sorted(n.name for n in nodes if isinstance(n, _defines[2:]))
-            raise ValueError(f'{path} defines no {", ".join(missing)}, only {known}')
+            raise ValueError(f'{shown} defines no {", ".join(missing)}, only {_known(nodes)}')
+        if not names: raise ValueError(f'say what to fetch from {shown}, of {_known(nodes)}')
         new = [n for n in names if (Path(path.name).resolve(), n) not in seen]
-        _recheck(path, ns, [o for o in map(_checked, nodes) if o and o[0] in ns and o[1] in new])
+        _recheck(shown, ns, [o for o in map(_checked, nodes) if o and o[0] in ns and o[1] in new])
         seen.update((Path(path.name).resolve(), n) for n in new)
     return ns[names[0]] if len(names) == 1 else [ns[n] for n in names]
 
