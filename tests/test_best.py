@@ -52,6 +52,15 @@ def test_rows_are_called_by_the_frames_index():
     learn = quick(df, valid_col=pd.Series(df.index % 4 == 0, index=df.index))
     assert len(learn.dls.valid_ds) == 15
 
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('ask', [best_classifier, self_pretrain])
+def test_few_words_to_read(ask):
+    "Copies of eight words, and a sentence without spaces: there was not one batch for a language model, and `best_classifier` has no `val_bs`"
+    df = pd.DataFrame(dict(text=words[:8]*20, label=[*'xxxxyyyy']*20))
+    for df in (df, df.assign(text=df.text.map(dict(zip(words, ['看','听','说','好','坏','大','小','来']))))):
+        res = ask(df[:40], unlabelled=df.text[40:], minutes=0.02, verbose=False)
+        assert getattr(res, 'learn', res).predict(df.text[0])[0] in ('x','y')
+
 @pytest.mark.parametrize('ask', [best_classifier, self_pretrain])
 def test_whole_numbers_as_floats(ask):
     "The remedy is one that these calls have: they take no `y_block`"

@@ -271,6 +271,28 @@ def test_valid_col_of_two_dimensions():
     with pytest.raises(ValueError, match=r"valid_col has the shape \(20, 1\): give one value for each row, or the name of a column"): check(df, valid=df[['is_valid']])
 
 
+def test_numbers_that_are_names_and_positions():
+    "Columns of a file without a header, one left out: 2 was the third column, where pandas calls another one 2; the remedy works"
+    d = frame()
+    df = pd.DataFrame({0:'id', 2:d.text, 3:d.label, 4:'more'})
+    with pytest.raises(ValueError, match="3 is the name of one column and the position of another, '4'.*'3' or '4'"):
+        TransformerDataLoaders.from_df(df, text_col=2, label_col=3, **FAST)
+    for cols in (dict(text_col='2', label_col='3'), dict(text_col=1, label_col='3')):
+        dls = TransformerDataLoaders.from_df(df, seed=1, **cols, **FAST)
+        assert list(dls.vocab[1]) == ['neg','pos'] and 'film' in dls.vocab[0]
+    dls = TransformerDataLoaders.from_df(df[[2,3]].set_axis([0,1], axis=1), text_col=0, label_col=1, **FAST)
+    assert list(dls.vocab[1]) == ['neg','pos']
+
+
+@pytest.mark.parametrize('valid', [False,True])
+def test_infinite_target_of_fastais_loaders(valid):
+    "It was a model that has diverged, or a loss without end"
+    df = frame(stars=[1.5,2.5]*10)
+    df.loc[4 if valid else 5, 'stars'] = np.inf
+    dls = TextDataLoaders.from_df(df, label_col='stars', y_block=RegressionBlock(), valid_col='is_valid', **FAST)
+    with pytest.raises(ValueError, match=f'label inf in 1 of .* {"validation" if valid else "training"} rows .* is no target'): check_dls(dls)
+
+
 def test_label_in_validation_only():
     df = frame()
     df.loc[[4, 9], 'label'] = 'neutral'
@@ -287,6 +309,7 @@ def test_label_in_validation_only():
 
 def test_bad_labels():
     with pytest.raises(ValueError, match="'stars' has an infinite target in 1 of 20 rows"): check(frame(stars=[1.]*19+[np.inf]), label='stars')
+    with pytest.raises(ValueError, match=r"'stars' has 1e\+39, which is infinite in float32, in 1 of 20 rows"): check(frame(stars=[1.5]*19+[1e39]), label='stars')
     with pytest.raises(ValueError, match="'num' holds 3 .*label_delim=';' splits strings"): check(frame(num=3), label='num', label_delim=';')
     with pytest.raises(ValueError, match=r"label_col=\['num', 'label'\] must all hold 0/1"): check(frame(num=3), label=['num', 'label'])
 
@@ -336,6 +359,13 @@ def test_empty_label_among_others(tags, kw):
     dls = TransformerDataLoaders.from_df(df, label_col='tags', valid_col='is_valid', **kw, **FAST)
     assert list(dls.vocab[1]) == ['neg','pos']
     check(df.assign(tags=''  if kw else [[] for _ in range(20)]), label='tags', valid=None, **kw)
+
+
+def test_empty_label_among_others_of_a_block():
+    "`MultiCategoryBlock` makes a class of it, too"
+    df = frame(tags=['pos;neg;','pos']*10)
+    with pytest.raises(ValueError, match="'tags' has an empty label among others, as in 'pos;neg;', in 10 of 20"):
+        TransformerDataLoaders.from_df(df, label_col='tags', label_delim=';', y_block=MultiCategoryBlock, valid_col='is_valid', **FAST)
 
 
 def test_empty_label_in_one_of_several_columns():

@@ -848,7 +848,7 @@ def test_tokenizer_of_many_texts(df):
 @pytest.mark.parametrize('other', ['pos ', 'Pos'])
 def test_labels_in_two_spellings_are_warned_of(df, other):
     odd = df.assign(label=['pos','neg',other]*(len(df)//3) + ['pos']*(len(df)%3))
-    with pytest.warns(UserWarning, match='written in several ways.*pos'): TransformerDataLoaders.from_df(odd, **OWN)
+    with pytest.warns(UserWarning, match='1 label is written in several ways.*pos'): TransformerDataLoaders.from_df(odd, **OWN)
 
 def test_labels_in_two_spellings_within_a_row(df):
     odd = df.assign(label=['a, b','b,a']*(len(df)//2) + ['a,b']*(len(df)%2))

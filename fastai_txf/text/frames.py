@@ -49,9 +49,22 @@ def read_csv(path, csv_fname, encoding='utf8', **options):
         e.reason += "encoding='latin1'"
         raise
 
+def _check_position(df, c):
+    "`c` is not the place of one column and the name of another, as 2 is in 0, 2, 3"
+    names = [*map(str, df.columns)]
+    if not isinstance(c, Integral) or str(c) not in names or c >= len(names): return
+    if names[c] == str(c): return
+    raise ValueError(f'{c} is the name of one column and the position of another, {names[c]!r}: '
+                     f'name the one that you mean as a string, {str(c)!r} or {names[c]!r}')
+
 def column_names(df, cols):
     "The names of the columns `cols`: names or positions, one, or several in a list or an array"
     if isinstance(cols, (pd.Index,pd.Series,np.ndarray)): cols = cols.tolist()
+    for c in L(cols): _check_position(df, c)
+    return known_columns(df, cols)
+
+def known_columns(df, cols):
+    "As `column_names`, for names and positions that loaders have already read"
     positions = range(-df.shape[1], df.shape[1])
     res = [df.columns[c] if isinstance(c, Integral) and c in positions else c for c in L(cols)]
     for c in res:
@@ -174,7 +187,7 @@ def read_columns(tls):
 
 def check_columns(df, tls):
     "`df` has the columns that `tls` read"
-    column_names(df, read_columns(tls))
+    known_columns(df, read_columns(tls))
 
 # %% ../../nbs/2_text/02_frames.ipynb #b2a20004
 def given_frame(item, cols):

@@ -174,8 +174,8 @@ def _check_labels(df, label_col, valid, label_delim, unseen_ok, block_ok):
     if kind in ('category','multi'):
         for c in labels: _check_one_kind(df, c, label_delim)
     if kind=='category' and not unseen_ok: _check_blank(df, labels[0])
-    if kind=='multi' and not unseen_ok:
-        if in_lists: _check_tags(df, labels[0])
+    if kind=='multi' and in_lists and not unseen_ok: _check_tags(df, labels[0])
+    if kind=='multi' and (label_delim is not None or not unseen_ok):
         _check_blank_parts(df, labels, label_delim)
     if kind=='regression':
         _check_finite(df, labels)
@@ -251,9 +251,12 @@ def _check_whole(df, cols, block_ok):
                      f'for numbers, {fix}')
 
 def _check_finite(df, cols):
-    "No infinite target in `cols`"
+    "No target in `cols` that is infinite, or would be in float32"
     for c in cols:
-        bad = np.isinf(df[c].to_numpy(dtype=float))
-        if bad.any():
-            raise ValueError(f'column {c!r} has an infinite target in {shown_rows(df, bad)}: '
-                             'leave them out or clip them')
+        y = df[c].to_numpy(dtype=float)
+        bad = np.abs(y) > np.finfo(np.float32).max
+        if not bad.any(): continue
+        what = ('an infinite target' if np.isinf(y[bad]).all() else
+                f'{y[bad][np.isfinite(y[bad])][0]:g}, which is infinite in float32,')
+        raise ValueError(f'column {c!r} has {what} in {shown_rows(df, bad)}: '
+                         'leave them out or clip them')

@@ -324,5 +324,6 @@ def twins_said(
         parts = rf"r'\s*{re.escape(label_delim)}\s*', {label_delim!r}"
         fix = f'.str.replace({parts}, regex=True){fix}'
     fix = 'write each in one way' if in_lists else f'use {fix} on the column'
-    return (f'{len(twins)} labels are written in several ways, which differ in case, spaces or '
+    what = '1 label is' if len(twins) == 1 else f'{len(twins)} labels are'
+    return (f'{what} written in several ways, which differ in case, spaces or '
             f'their form in Unicode alone: {twins[0]}: if they mean the same, {fix}')

@@ -20,7 +20,7 @@ from ..base.ids import evenly_drawn
 from ..base.shadow import is_ours
 from .frames import (
     check_columns, check_missing, check_types, column_names,
-    dense_column, given_frame, holds_several, read_columns, shown_rows)
+    dense_column, given_frame, holds_several, known_columns, read_columns, shown_rows)
 from .labels import check_lists, check_written, each_label
 
 # %% ../../nbs/2_text/06_target.ipynb #f7ff243f
@@ -296,7 +296,8 @@ def _odd_labels(rows, cat):
                              'lists of labels')
     labels = each_label(rows)
     if isinstance(cat, RegressionSetup):
-        return labels[labels.isna()], 'is no target: leave such rows out'
+        bad = labels.isna() | labels.isin([np.inf,-np.inf])
+        return labels[bad], 'is no target: leave such rows out'
     if several: _check_one_hot(labels)
     vocab = list(cat.vocab)
     why = (f'is not in the vocabulary of labels {vocab[:10]}, made from the training rows: '
@@ -331,7 +332,7 @@ def check_frame_labels(items, tls):
         fs,cat = tl.tfms.fs, _numbers_labels(tl)
         reader = None if cat is None else _column_reader(fs[:fs.index(cat)])
         if reader is None: continue
-        cols,delim = column_names(df, reader.cols), reader.label_delim
+        cols,delim = known_columns(df, reader.cols), reader.label_delim
         vocab = None if isinstance(cat, RegressionSetup) else list(cat.vocab)
         in_lists = isinstance(cat, MultiCategorize) and len(cols) == 1 and delim is None
         check_known(df, cols, vocab, delim, in_lists and _stand_alone(df[cols[0]]).any())
