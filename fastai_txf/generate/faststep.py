@@ -260,7 +260,8 @@ class _PackedLinear(nn.Module):
 
     def forward(self, x): return onednn_linear(x, self.packed, self.bias)
 
-_few,_large,_small = 4, 2**17, 2**15 # rows; weights that are packed; weights that stay
+_few = 4                     # rows
+_small,_large = 2**15, 2**17 # weights of matrices that stay as they are, and of those packed
 
 def _lay_out(linear, rows, misses, packs):
     "`linear` with weights that `rows` rows are multiplied with faster, or None."
