@@ -153,7 +153,8 @@ def _text_block(tok, vocab, is_lm, seq_len, min_freq, max_vocab, **kwargs):
     vocab = ifnone(vocab, tok.tok.vocab)
     if vocab is not None: vocab = list(vocab)
     res = TextBlock(tok, vocab, is_lm, seq_len, **kwargs)
-    least = ifnone(min_freq, tok.tok.min_freq if is_lm else None)
+    own = tok.tok.min_freq if is_lm or tok.tok.lossless else None
+    least = ifnone(min_freq, own)
     res.type_tfms[1] = _Numericalize(vocab, least, max_vocab)
     if vocab is not None: res.type_tfms[1].o2i = TokenIds(vocab)
     if tok.starts: res.type_tfms = L(tok, TextStart(), *res.type_tfms[1:])
