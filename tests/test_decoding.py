@@ -10,7 +10,7 @@ from fastai_txf.model.attention import causal_mask, concat_heads, SelfAttention,
 from fastai_txf.generate.cache import KVCache
 from fastai_txf.text.codec import text_list, tokenize_like
 from fastai_txf.all import *
-from fastai_txf.generate import decode, faststep
+from fastai_txf.generate import decode
 from fastai_txf.generate.readers import begin_step, CachedReader, make_reader, Reader
 from fastai_txf.model.layers import FeedForward, TransformerBlock
 from fastai_txf.model.config import make_config, PRESETS
@@ -1016,23 +1016,6 @@ def test_layout(monkeypatch):
     generate(model, x[:2], 70, n_samples=2); assert columns()
     next(stream_tokens(model, x, 70)); assert not columns()                 # who holds a stream may train
     assert before == [(p.data_ptr(), p.stride()) for p in model.parameters()]
-
-@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason='a torch without oneDNN')
-@pytest.mark.parametrize('dtype,rows,layout', [(torch.float32, 1, 'columns'), (torch.float32, 3, 'columns'), (torch.float32, 4, 'packed'), (torch.float32, 32, 'packed'),
-                                               (torch.bfloat16, 1, 'packed'), (torch.bfloat16, 4, 'packed'), (torch.float64, 4, 'columns')])
-def test_layout_where_mkl_misses_avx512(monkeypatch, dtype, rows, layout):
-    "One text gains, too; packed where that is faster still; the same logits; the model's weights stay"
-    monkeypatch.setattr(faststep, 'mkl_misses_avx512', lambda: True)
-    model = TransformerLM(vocab_sz=600, d_model=256, n_heads=4, n_layers=1, tie=False).to(dtype).eval()
-    before = [(p.data_ptr(), p.stride()) for p in model.parameters()]
-    own = lambda n=70, **kw: faststep.faster(model, rows, n, alone=True, **kw)[0]
-    kind = lambda m: 'packed' if isinstance(m.head, faststep._PackedLinear) else 'columns' if m.head.weight.stride() == (1,600) else 'rows'
-    assert kind(own()) == layout and kind(own(9)) == 'rows' and kind(own(9, compile=True)) != 'packed'
-    x = torch.randint(0, 600, (rows,5))
-    with torch.inference_mode(): torch.testing.assert_close(own()(x), model(x), **(dict(atol=0.05, rtol=0.05) if dtype == torch.bfloat16 else {}))
-    with torch.autocast('cpu'): assert kind(own()) != 'packed'
-    with torch.backends.mkldnn.flags(enabled=False): assert kind(own()) == ('columns' if rows >= 4 else 'rows')
-    assert generate(model, x, 70).shape == (rows,75) and before == [(p.data_ptr(), p.stride()) for p in model.parameters()]
 
 @pytest.mark.parametrize('form', [lambda x: x.to(torch.uint8), lambda x: x.to(torch.int16), lambda x: x.to(torch.uint16), torch.Tensor.tolist, torch.Tensor.numpy])
 def test_next_logits_of_ids_in_any_form(form):

@@ -185,6 +185,23 @@ def test_without_faststep_nothing_compiles(monkeypatch):
     assert generate(model, x, 20, temperature=0).shape == (1,23)
     with pytest.raises(ValueError, match='needs fastai_txf.generate.faststep'): generate(model, x, 3, compile=True)
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason='a torch without oneDNN')
+@pytest.mark.parametrize('dtype,rows,layout', [(torch.float32, 1, 'columns'), (torch.float32, 3, 'columns'), (torch.float32, 4, 'packed'), (torch.float32, 32, 'packed'),
+                                               (torch.bfloat16, 1, 'packed'), (torch.bfloat16, 4, 'packed'), (torch.float64, 4, 'columns')])
+def test_layout_where_mkl_misses_avx512(monkeypatch, dtype, rows, layout):
+    "One text gains, too; packed where that is faster still; the same logits; the model's weights stay"
+    monkeypatch.setattr(faststep, 'mkl_misses_avx512', lambda: True)
+    model = TransformerLM(vocab_sz=600, d_model=256, n_heads=4, n_layers=1, tie=False).to(dtype).eval()
+    before = [(p.data_ptr(), p.stride()) for p in model.parameters()]
+    own = lambda n=70, **kw: faststep.faster(model, rows, n, alone=True, **kw)[0]
+    kind = lambda m: 'packed' if isinstance(m.head, faststep._PackedLinear) else 'columns' if m.head.weight.stride() == (1,600) else 'rows'
+    assert kind(own()) == layout and kind(own(9)) == 'rows' and kind(own(9, compile=True)) != 'packed'
+    x = torch.randint(0, 600, (rows,5))
+    with torch.inference_mode(): torch.testing.assert_close(own()(x), model(x), **(dict(atol=0.05, rtol=0.05) if dtype == torch.bfloat16 else {}))
+    with torch.autocast('cpu'): assert kind(own()) != 'packed'
+    with torch.backends.mkldnn.flags(enabled=False): assert kind(own()) == ('columns' if rows >= 4 else 'rows')
+    assert generate(model, x, 70).shape == (rows,75) and before == [(p.data_ptr(), p.stride()) for p in model.parameters()]
+
 @pytest.mark.parametrize('kwargs', [dict(), dict(ff='gelu_tanh'), dict(config='llama'), dict(positions='alibi', n_kv_heads=2)], ids=str)
 def test_faster_is_the_same(kwargs):
     "Recorded steps against plain ones, to 1e-6 of the logits' size, one text and several"
