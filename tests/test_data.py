@@ -1255,6 +1255,18 @@ def test_rare_words(monkeypatch, tmp_path):
     monkeypatch.setattr('fastai_txf.text.loaders._few_tokens', 30)
     assert words() == {'one','two'}
 
+def test_mostly_rare_words():
+    "Clauses that come once, among marks that come often, are kept and warned of; characters are not"
+    df = texts_df()
+    df['text'] = [f'{"".join(t.split())}{i} , {i}{"".join(t.split())}' for i,t in enumerate(df.text)]
+    make = lambda **kw: TransformerDataLoaders.from_df(df, **{**ROWS, 'n_workers':0, **kw})
+    with pytest.warns(UserWarning, match=r'\d\d% of the words come once or twice in the training texts.*BPETokenizer'): dls = make(tok_tfm=BaseTokenizer())
+    assert len(dls.vocab[0]) > len(df)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        make(tok_tfm=CharTokenizer())
+    assert not [w for w in said if 'once or twice' in str(w.message)]
+
 def test_few_english_texts_are_not_warned_of():
     "Of 48 docstrings a third or more is rarer than `min_freq=3`"
     for words in (12, 40):

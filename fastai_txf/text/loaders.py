@@ -69,11 +69,24 @@ def _some_ids(ds, n=100, most=1000):
     tl = getattr(ds, 'tls', [ds])[0]
     return [tl[i][:most].tolist() for i in evenly_drawn(len(tl), n)]
 
+def _rare_cause(ds):
+    "As `unknown_cause`, where rare words have been kept."
+    steps = getattr(getattr(getattr(ds, 'tls', [ds])[0], 'tfms', None), 'fs', ())
+    rare = max((getattr(f, 'rare', 0) for f in steps), default=0)
+    if 2*rare <= 1: return
+    return (f'{rare:.0%} of the words come once or twice in the training texts, as in text '
+            'without spaces, so texts look alike: cut smaller pieces, '
+            'tok_tfm=BPETokenizer(2000) or CharTokenizer()')
+
 def unknown_texts(dls):
     "The `unknown_cause` of a sample of the texts of `dls`; None where few tokens are unknown"
     if getattr(dls, 'vocab', None) is None: return               # loaders of given batches
-    sets,vocab = dict(training=dls.train_ds, validation=dls.valid_ds), text_vocab(dls)
-    return first((unknown_cause(_some_ids(ds), vocab, k) for k,ds in sets.items()), bool)
+    vocab = text_vocab(dls)
+    def causes():
+        yield unknown_cause(_some_ids(dls.train_ds), vocab, 'training')
+        yield _rare_cause(dls.train_ds)
+        yield unknown_cause(_some_ids(dls.valid_ds), vocab, 'validation')
+    return first(causes(), bool)
 
 # %% ../../nbs/2_text/08_loaders.ipynb #96007cee
 def check_dls(
@@ -126,21 +139,25 @@ def _y_block(df, label_col, label_delim, valid):
 # %% ../../nbs/2_text/08_loaders.ipynb #b89b371a
 _rare,_few_tokens = 3, 1_000_000
 
+def _rare_share(count):
+    "The share of the words that come once or twice."
+    special = special_tokens()
+    words = [n for t,n in count.items() if t not in special]
+    return sum(n for n in words if n < _rare)/max(1, sum(words))
+
 def default_min_freq(
     count:Counter, # how often each token occurs in the labelled training texts
 )->int:
     """How often a token must occur for the vocabulary: once in up to a million tokens, where rare
-    words tell labels apart; thrice in more of them, and where most tokens are rarer: no words."""
-    special = special_tokens()
-    words = [n for t,n in count.items() if t not in special]
-    rare = sum(n for n in words if n < _rare)
-    return 1 if sum(words) <= _few_tokens and 2*rare <= sum(words) else _rare
+    words tell labels apart; thrice in more of them, and where nine of ten are rarer: no words."""
+    return 1 if count.total() <= _few_tokens and _rare_share(count) <= 0.9 else _rare
 
 class _Numericalize(Numericalize):
     "fastai's, with integers for an empty text, too; `min_freq=None` is `default_min_freq`."
     def setups(self, dsets):
         if self.vocab is not None or self.min_freq is not None: return super().setups(dsets)
         count = Counter(t for o in dsets for t in o)   # of the training texts alone
+        self.rare = _rare_share(count)
         self.vocab = make_vocab(count, default_min_freq(count), self.max_vocab)
         self.o2i = TokenIds(self.vocab)
 
