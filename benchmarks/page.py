@@ -387,14 +387,16 @@ def step_span(candidate):
 
 CLOCKS = dict(wall='by the clock', processor="by the processor's seconds")
 
+def threads(row): return int(re.search(r'(\d+) threads', row['machine'])[1])
+
 def how(row):
     "The options of a measurement."
-    return f"--threads {re.search(r'([0-9]+) threads', row['machine'])[1]} --clock {row['clock']}"
+    return f"--threads {threads(row)} --clock {row['clock']}"
 
 def step_how():
     "How the steps of the table were measured."
     r = step_row('nano')
-    n = int(re.search(r'(\d+) threads', r['machine'])[1])
+    n = threads(r)
     return f"on {in_words(n)} thread{'s'*(n > 1)}, {CLOCKS[r['clock']]}; the figure is the median of the ratios of {in_words(r['rounds'])} rounds"
 
 def step():

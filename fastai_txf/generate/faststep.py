@@ -263,7 +263,7 @@ class _PackedLinear(nn.Module):
 _few = 4                     # rows
 _small,_large = 2**15, 2**17 # weights of matrices that stay as they are, and of those packed
 
-def _lay_out(linear, rows, misses, packs):
+def _lay_out(linear, rows, packs):
     "`linear` with weights that `rows` rows are multiplied with faster, or None."
     w = linear.weight.detach()
     if not w.is_cpu: return None
@@ -271,15 +271,16 @@ def _lay_out(linear, rows, misses, packs):
     if packs and w.numel() >= _large and (half or rows >= _few and w.dtype == torch.float32):
         return _PackedLinear(linear, rows)
     if linear.out_features <= linear.in_features: return None
-    if rows < _few and not (misses and w.numel() >= _small): return None
+    if rows < _few and w.numel() < _small: return None
     linear.weight = nn.Parameter(w.t().contiguous().t(), requires_grad=False)
     return linear
 
 def _for_rows_of(model, rows, compile):
-    "A shadow of `model` whose linear maps are laid out for so many rows."
+    "A shadow of `model` whose linear maps are laid out for so many rows; itself if none gains."
     misses = mkl_misses_avx512() and torch.backends.mkldnn.enabled
+    if rows < _few and not misses: return model
     packs = misses and not compile and not torch.is_autocast_enabled('cpu')
-    return swap_linears(shadow(model), lambda m: _lay_out(m, rows, misses, packs))
+    return swap_linears(shadow(model), lambda m: _lay_out(m, rows, packs))
 
 # %% ../../nbs/3_generate/02_faststep.ipynb #5e0c7c17
 def faster(

@@ -22,7 +22,6 @@ from ..text.frames import as_frame, one_column, split_rows
 from ..text.labels import check_df
 from ..text.tokens import as_tokenizer
 from ..text.plain import kept
-from ..text.plain import kept
 from ..text.target import Target
 from ..text.loaders import check_loader_options, TransformerDataLoaders
 from ..text.frames import as_texts
@@ -117,9 +116,9 @@ def _beside(dls, target, score):
                       'more minutes or more text, or take that one', stacklevel=3)
     return _row(target, its, (0., simple.seconds/60))
 
-def _rows(texts, n, most):
-    "The rows of a batch: `most`, or fewer where `n` of the `texts` may have fewer words."
-    return max(1, min(most, sum(sorted(len(t.split()) for t in texts)[:n])))
+def _rows(words, n, most):
+    "The rows of a batch: `most`, or fewer where the `n` shortest texts have fewer `words`."
+    return max(1, min(most, sum(words[:n])))
 
 def read_loaders(
     df, # a row for each labelled text
@@ -146,9 +145,10 @@ def read_loaders(
     rows = pd.DataFrame({text_col:texts})
     valid_pct = min(0.5, max(0.05, 1.5/len(texts)))
     n,n_valid = len(texts), int(valid_pct*len(texts))
-    options = dict(val_bs=_rows(texts, n_valid, bs//4), starts=False) | kwargs
+    words = sorted(len(t.split()) for t in texts)
+    options = dict(val_bs=_rows(words, n_valid, bs//4), starts=False) | kwargs
     lm = from_df(rows, text_col=text_col, is_lm=True, valid_pct=valid_pct, seed=seed,
-                 bs=_rows(texts, n-n_valid, bs), seq_len=seq_len, **options)
+                 bs=_rows(words, n-n_valid, bs), seq_len=seq_len, **options)
     kwargs = {**kwargs, 'text_vocab':text_vocab(lm)}
     return lm, from_df(df, text_col=text_col, label_col=label_col, label_delim=label_delim,
                        valid_col=valid, bs=bs, **kwargs)

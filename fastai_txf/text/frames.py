@@ -51,9 +51,9 @@ def read_csv(path, csv_fname, encoding='utf8', **options):
 
 def _check_position(df, c):
     "`c` is not the place of one column and the name of another, as 2 is in 0, 2, 3"
+    if not isinstance(c, Integral): return
     names = [*map(str, df.columns)]
-    if not isinstance(c, Integral) or str(c) not in names or c >= len(names): return
-    if names[c] == str(c): return
+    if str(c) not in names or c >= len(names) or names[c] == str(c): return
     raise ValueError(f'{c} is the name of one column and the position of another, {names[c]!r}: '
                      f'name the one that you mean as a string, {str(c)!r} or {names[c]!r}')
 
