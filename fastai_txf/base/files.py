@@ -37,12 +37,27 @@ def replacing(
         if why := _of_writing(e, tmp): raise _cannot(why, 'write', path) from e
         raise
 
+def from_source(
+    items, # that are read while a file is written
+): # the same
+    "An error of the system that `items` raise is none of the file: `is_of_source` knows it."
+    try: yield from items
+    except OSError as e:
+        e.of_source = True
+        raise
+
+def is_of_source(
+    e, # an error
+)->bool:
+    "Whether `e` came through `from_source`."
+    return getattr(e, 'of_source', False)
+
 _of_disk = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 def _of_writing(e, tmp):
     "The error of the file `tmp` or its disk that `e` tells of; None for another of the block."
     if isinstance(e, OSError):
-        own = e.errno in _of_disk and not hasattr(e, 'is_read')
+        own = e.errno in _of_disk and not is_of_source(e)
         return e if own or e.filename == tmp else None
     # torch's own writer does not say that the disk is full
     if isinstance(e, RuntimeError) and 'inline_container' in str(e):

@@ -13,7 +13,7 @@ from contextlib import contextmanager, ExitStack
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from pathlib import Path
 from zlib import crc32
-from .files import naming, replacing
+from .files import from_source, is_of_source, naming, replacing
 
 # %% ../../nbs/0_base/05_ids.ipynb #1d50e0a6
 FlatIds = namedtuple('FlatIds', 'ids ends')
@@ -72,23 +72,16 @@ def _temporary():
     try:
         with tempfile.TemporaryFile() as f: yield f
     except OSError as e:
-        if e.errno != errno.ENOSPC or hasattr(e, 'is_read'): raise
+        if e.errno != errno.ENOSPC or is_of_source(e): raise
         raise OSError(e.errno, 'no space is left for a temporary file of ids in '
                                f'{tempfile.gettempdir()}: name another place, with file= of '
                                '`flat_ids` or folder= of the loaders') from e
-
-def _read(lists):
-    "`lists`; an error of a disk that they raise tells that it is none of the file of ids."
-    try: yield from lists
-    except OSError as e:
-        e.is_read = True
-        raise
 
 def _spilt(lists, open_file, max_ram):
     "Ids and ends, in memory as long as that is enough (then the file is None)."
     ends,new = array('q'), array('i')
     out,n = None, 0
-    for ids in _read(lists):
+    for ids in from_source(lists):
         new.extend(ids)
         ends.append(n + len(new))
         if len(new) <= max_ram: continue
