@@ -31,7 +31,7 @@ def scale(ax, rs): bars(ax, {r['candidate']:r['mb'] for r in rs if r['candidate'
 
 def memory(ax, rs):
     for r in rs:
-        if 'mb' in r and 'bf16' not in r['candidate']: ax.plot([int(n) for n in r['mb']], list(r['mb'].values()), 'o-', label=label(r['candidate']), lw=2.5 if mine(r['candidate']) else 1)
+        if 'mb' in r and 'bf16' not in r['candidate']: ax.plot([int(n) for n in r['mb']], list(r['mb'].values()), 'o--' if r['candidate'].startswith('learner') else 'o-', label=label(r['candidate']), lw=2.5 if mine(r['candidate']) else 1)
     ax.set(title='memory of a training step, one text', xlabel='tokens', ylabel='MB above the imports', xscale='log', yscale='log')
     for axis,ticks in ((ax.xaxis,[512,1024,2048,4096]), (ax.yaxis,[200,500,1000,2000,5000,10000])): axis.set_ticks(ticks, [f'{o:,}' for o in ticks])
     ax.set_ylim(top=40_000); ax.minorticks_off(); ax.legend(fontsize=7, ncols=2, loc='upper left')
