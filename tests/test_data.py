@@ -8,14 +8,15 @@ import numpy as np, pandas as pd, pytest, torch
 from torch import nn
 from fastai.text.all import (BOS, PAD, SGD, UNK, BaseTokenizer, BCEWithLogitsLossFlat, CategoryBlock, ClassificationInterpretation, ColReader, ColSplitter,
     DataBlock, DataLoaders, L, Learner, Module, MSELossFlat, MultiCategoryBlock, Path, RandomSplitter, RegressionBlock, SortedDL,
-    Numericalize, Pipeline, TensorCategory, TensorMultiCategory, TensorText, TextBlock, TextDataLoaders, Tokenizer, TransformBlock, get_text_files, ifnone, load_learner)
+    ItemTransform, Numericalize, Pad_Chunk, Pipeline, TensorCategory, TensorMultiCategory, TensorText, TextBlock, TextDataLoaders, Tokenizer,
+    TransformBlock, get_text_files, ifnone, load_learner, set_seed)
 
 from fastcore.basics import defaults
 from fastai_txf.all import *
 from fixtures import SMALL, make_dls, quiet, texts_df
 from fastai_txf.text import folders
 from fastai_txf.text.corpus import _clean, _name_pattern
-from fastai_txf.text.loaders import _some_ids
+from fastai_txf.text.loaders import _some_ids, PadTexts
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
 from fastai_txf.recipes.pretrain import self_pretrain
 from fastai_txf.text.stream import LMDataLoaders
@@ -1520,3 +1521,60 @@ def test_one_column_of_0_and_1_is_one_label(loaders):
         dls = loaders.from_df(df, text_col='text', label_col=['good'], valid_col='is_valid', y_block=MultiCategoryBlock(encoded=True, vocab=['good']), tok_tfm=BaseTokenizer(), bs=4, num_workers=0)
         transformer_classifier_learner(dls, **SMALL)
     assert TransformerDataLoaders.from_df(df, label_col=['good'], valid_col='is_valid', **FAST).c == 2
+
+class TestMadeOnce:
+    "Loaders that keep the numbers of their texts"
+    def dls(self, n=40, **kw): return TransformerDataLoaders.from_df(frame(n), text_col='text', label_col='label', valid_col='is_valid', **{**FAST, **kw})
+
+    @pytest.mark.parametrize('df,kw', [(frame(), {}), (frame(stars=[i/7 for i in range(20)]), dict(label_col='stars')), (
+        frame(tags=['a;b' if i%3 else 'b' for i in range(20)]), dict(label_col='tags', label_delim=';'))], ids=['label', 'number', 'labels'])
+    def test_same_batches(self, df, kw):
+        "Kept texts come as fastai makes them, in the second epoch, too"
+        kw = dict(dict(text_col='text', label_col='label', valid_col='is_valid', **FAST), **kw)
+        kept,anew = (TransformerDataLoaders.from_df(df, **kw, keep=o, num_workers=0) for o in (True, False))
+        for _ in range(2):
+            for a,b in zip(kept.loaders, anew.loaders):
+                set_seed(0); batches = list(a)
+                set_seed(0)
+                for (x,y),(x2,y2) in zip(batches, b, strict=True):
+                    assert x.equal(x2) and y.equal(y2) and (type(x),type(y)) == (type(x2),type(y2)) and x.dtype == x2.dtype and y.dtype == y2.dtype
+        assert kept.train.made and not anew.train.made
+
+    def test_made_once(self, monkeypatch):
+        "The second epoch makes nothing; new texts are not kept"
+        dls = self.dls()
+        list(dls.train), list(dls.valid)
+        monkeypatch.setattr(type(dls.train_ds), '__getitem__', None)
+        assert sum(len(y) for _,y in dls.train) == 32 and sum(len(y) for _,y in dls.valid) == 8
+        monkeypatch.undo()
+        assert not dls.test_dl(['a good film']).keep
+
+    def test_written_into(self):
+        "What a transform writes into a text is gone in the next epoch"
+        dl = self.dls(bs=2).train.new(keep=True, after_item=Blank())
+        for x,y in [b for _ in range(2) for b in dl]: assert not x.eq(text_vocab(dl).index('film')).any()
+        assert all(dl.create_item(i)[0].equal(dl.dataset[i][0]) for i in dl.made)
+
+    def test_when(self, monkeypatch):
+        "Unless workers or anew are asked for, or there are very many texts"
+        def has(**kw): dl = self.dls(**kw).train; return dl.keep,dl.fake_l.num_workers
+        assert has() == has(num_workers=None) == has(keep=True) == (True,0)
+        if sys.platform == 'linux': assert has(num_workers=1) == (False,1)
+        assert has(keep=False, num_workers=0) == (False,0)
+        monkeypatch.setattr('fastai_txf.text.loaders._most_kept', 39)
+        assert not has()[0] and has(keep=True) == (True,0)
+
+    @pytest.mark.parametrize('lens', [[5], [0,3], [150,1,72,73], [71,72,144,145,0], [216]])
+    @pytest.mark.parametrize('first', [True, False])
+    def test_padding(self, lens, first):
+        "As fastai's, a text at a time"
+        items = [(TensorText(torch.arange(9, 9+n)), TensorCategory(n)) for n in lens]
+        ours,theirs = (f(pad_idx=4, pad_first=first, seq_len=72)(items) for f in (PadTexts, Pad_Chunk))
+        for (x,y),(x2,y2) in zip(ours, theirs, strict=True):
+            assert x.equal(x2) and y.equal(y2) and (type(x),type(y)) == (type(x2),type(y2))
+
+class Blank(ItemTransform):
+    "Writes into the text"
+    def encodes(self, o):
+        o[0][o[0] > 8] = 1
+        return o

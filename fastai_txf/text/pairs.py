@@ -13,7 +13,7 @@ from numbers import Integral
 from fastai.data.all import (
     ColReader, DataBlock, DataLoaders, IndexSplitter, ItemTransform, L, Transform, TransformBlock)
 from fastai.text.core import BOS, defaults, EOS, PAD
-from fastai.text.data import make_vocab, Numericalize, SortedDL, TensorText
+from fastai.text.data import make_vocab, Numericalize, TensorText
 from fastai.torch_core import display_df
 from fastcore.basics import ifnone, patch
 from fastcore.imports import IN_NOTEBOOK
@@ -27,7 +27,7 @@ from .frames import (
     as_frame, as_texts, column_names, given_frame, read_columns, read_csv, split_rows)
 from .labels import check_df
 from .codec import TextTokenizer
-from .loaders import check_batches, check_loader_options
+from .loaders import check_batches, check_loader_options, TextDL
 
 # %% ../../nbs/2_text/09_pairs.ipynb #a9573532
 class TextEnds(Transform):
@@ -52,23 +52,8 @@ class PadEnd(ItemTransform):
         return [t[t != self.pad_idx] if isinstance(t, TensorText) else t for t in sample]
 
 # %% ../../nbs/2_text/09_pairs.ipynb #039967d8
-@delegates(SortedDL)
-class PairDL(SortedDL):
-    "A `SortedDL` of sources and targets."
-    def __init__(self,
-        dataset, # pairs of texts
-        keep:bool=False, # keep the numbers of each pair for the next epoch (without workers)
-        **kwargs
-    ):
-        self.keep,self.made = keep,{}
-        super().__init__(dataset, **kwargs)
-
-    def create_item(self, s):
-        "The pair number `s`, for this call alone: a transform may write into it."
-        if s is None or not self.keep: return super().create_item(s)
-        if s not in self.made: self.made[s] = super().create_item(s)
-        return tuple(o.clone() if isinstance(o, torch.Tensor) else o for o in self.made[s])
-
+class PairDL(TextDL):
+    "A `TextDL` of sources and targets."
     def show_batch(self,
         b=None, # batch to show; default: the first
         max_n:int=9, # pairs to show
