@@ -1322,6 +1322,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                          'fastai_txf.model.models.TransformerMLM.hidden': ( '1_model/models.html#transformermlm.hidden',
                                                                                             'fastai_txf/model/models.py'),
                                          'fastai_txf.model.models._bounds': ('1_model/models.html#_bounds', 'fastai_txf/model/models.py'),
+                                         'fastai_txf.model.models._drawn': ('1_model/models.html#_drawn', 'fastai_txf/model/models.py'),
                                          'fastai_txf.model.models._make_range': ( '1_model/models.html#_make_range',
                                                                                   'fastai_txf/model/models.py'),
                                          'fastai_txf.model.models._read_range': ( '1_model/models.html#_read_range',

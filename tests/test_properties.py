@@ -342,6 +342,23 @@ def test_errors(error, kwargs, words):
     with pytest.raises(error) as e: TransformerClassifier(**{**small, **kwargs})
     assert all(o in str(e.value) for o in words), str(e.value)
 
+@pytest.mark.parametrize('p', [0.05, 0.2, 0.5])
+def test_words_that_are_left_out(p):
+    "A part `p` of the vocabulary, another one for each text, all its occurrences, the first token never; two words are independent"
+    torch.manual_seed(0)
+    n,words = 20_000, 12
+    model = TransformerClassifier(vocab_sz=40_000, n_out=2, d_model=8, n_heads=2, n_layers=1, pad_idx=1, word_p=p).train()
+    ids = torch.tensor([2,3,9,10,11,12,500,501,9_999,20_000,30_000,39_999])
+    kept = model._leave_out(torch.cat([torch.tensor([8]), ids, ids]).expand(n, -1))
+    assert (kept[:,0] == 8).all()
+    gone = kept[:,1:words+1] == 1
+    assert gone.equal(kept[:,words+1:] == 1)                                      # all of a text's occurrences
+    assert (gone.float().mean(0)-p).abs().max() < 5*(p*(1-p)/n)**0.5
+    both = gone.float().T @ gone.float()/n
+    off = ~torch.eye(words, dtype=torch.bool)
+    assert (both[off]-p*p).abs().max() < 5*(p*p*(1-p*p)/n)**0.5
+    assert (gone[1:] != gone[:-1]).any(1).float().mean() > 1-((1-p)**2+p*p)**words-0.05 # texts differ
+
 @pytest.mark.parametrize('field', ['p','attn_p','ff_p','emb_p','head_p','token_p'])
 @pytest.mark.parametrize('value', [-0.1,1.,1.5,math.nan])
 def test_probabilities(field, value):

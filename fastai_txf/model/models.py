@@ -13,7 +13,7 @@ from ..base.plain import ifnone
 from ..base.products import Linear
 from .layers import FEED_FORWARDS, NORMS, TransformerBlock
 from .windows import compact, masked_max, POOLS
-from .wide import WidePath
+from .wide import hash_ids, WidePath
 from .config import INITS, make_config
 from .stack import TransformerDecoder, TransformerEncoder
 
@@ -158,6 +158,13 @@ def _make_range(bounds, scaled, n_out):
     if bounds is not None: return SigmoidRange(*bounds)
     return LinearRange(n_out) if scaled else nn.Identity()
 
+_fine = 2**20 # steps of a share
+
+def _drawn(x, p):
+    "Which tokens are of the part `p` of the vocabulary that is drawn for each text."
+    draw = torch.randint(2**62, (len(x), 1), device=x.device)
+    return (hash_ids(x, draw) >> 20).remainder(_fine) < p*_fine
+
 class TransformerClassifier(Module):
     "Whole texts to logits: one label, many labels or regression."
     def __init__(self,
@@ -193,9 +200,7 @@ class TransformerClassifier(Module):
         c = self.config
         x,_ = compact(x, c.pad_idx)
         gone = torch.rand(x.shape, device=x.device) < c.token_p
-        if c.word_p:
-            words = torch.rand(len(x), c.vocab_sz, device=x.device) < c.word_p
-            gone |= words.gather(1, x)
+        if c.word_p: gone |= _drawn(x, c.word_p)
         gone[:,0] = False
         return x.masked_fill(gone, c.pad_idx)
 
