@@ -84,9 +84,9 @@ def few(df, n):
     "So many rows, drawn at random, or all."
     return df if n is None or len(df) <= n else df.sample(n, random_state=0).reset_index(drop=True)
 
-def loaders(train, seed):
-    "fastai's loaders of the training rows, a tenth of them for validation."
-    return TextDataLoaders.from_df(train, text_col='text', label_col='label', valid_pct=0.1, seed=seed, bs=64)
+def loaders(train, seed, cls=TextDataLoaders):
+    "fastai's loaders of the training rows, a tenth of them for validation; or this library's."
+    return cls.from_df(train, text_col='text', label_col='label', valid_pct=0.1, seed=seed, bs=64)
 
 def scored(learn, test):
     "The share of the test rows that are right."
@@ -110,8 +110,8 @@ def counted(train, test, seed, pieces=False, letters=True, C=1., power=1.):
     learn.count_wide(C, (0.,1.), power)
     return scored(learn, test)
 
-def default(train, test, seed):
-    learn = transformer_classifier_learner(loaders(train, seed), metrics=accuracy)
+def default(train, test, seed, **kwargs):
+    learn = transformer_classifier_learner(loaders(train, seed, **kwargs), metrics=accuracy)
     with learn.no_bar(), learn.no_logging(): learn.fit_minutes(MINUTES)
     return scored(learn, test)
 
@@ -134,11 +134,13 @@ def best(train, test, seed, unlabelled=None):
     return scored(learn, test)
 
 CANDIDATES = dict(bigrams=bigrams, words=partial(counted, letters=False), letters=counted, pieces=partial(counted, pieces=True, letters=False),
-                  both=partial(counted, pieces=True), runs=partial(counted, pieces=True, letters=5), rare=partial(counted, pieces=True, C=100., power=None), default=default, deep=deep, awd=awd, best=best)
+                  both=partial(counted, pieces=True), runs=partial(counted, pieces=True, letters=5), rare=partial(counted, pieces=True, C=100., power=None), default=default,
+                  known=partial(default, cls=TransformerDataLoaders), deep=deep, awd=awd, best=best)
 BESIDE = 'deep','awd' # these get the processor time of the plain call
 NAMES = dict(bigrams='linear: NB-weighted words and pairs', default=f'`transformer_classifier_learner(dls).fit_minutes({MINUTES})`',
+             known='the same of `TransformerDataLoaders`, which keep rare words',
              words='a wide path alone: words and pairs', letters='and runs of four letters', pieces='wide path alone: pieces, words of them, pairs',
-             both='and runs of four letters', runs='and runs of three to five letters', rare='these weighted by rarity, in vectors of length 1', deep='its transformer alone, in the same processor time',
+             both='and runs of four letters', runs='and runs of three to five letters', rare='these weighted by rarity, in vectors of length 1', deep='the transformer of the plain call alone, in the same processor time',
              awd='`text_classifier_learner(AWD_LSTM, pretrained=False)`, likewise',
              best='`best_classifier(df, minutes=10)`')
 

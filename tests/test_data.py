@@ -801,13 +801,14 @@ def test_refresh_tokens(tmp_path):
 
 
 def test_folder_is_fastais(tmp_path):
-    "The same ids, labels and vocabulary as fastai's `from_folder`; the second time without cutting"
+    "The same ids and labels as fastai's `from_folder`, and of a language model the same vocabulary; the second time without cutting"
     path = text_folder(tmp_path/'texts')
     for f in get_text_files(path): f.write_text(f.read_text()*3 + ' A "Film" & more\n\n  x')
     kws = dict(), dict(valid_pct=0.5, seed=1), dict(is_lm=True, seq_len=4), dict(vocab=['pos','neg'], backwards=True)
     for kw in kws*2:
-        ours = TransformerDataLoaders.from_folder(path, bs=2, **kw)
         fastais = TextDataLoaders.from_folder(path, bs=2, **kw)
+        same = {} if 'is_lm' in kw else dict(text_vocab=[*fastais.vocab[0]])  # labelled, ours keeps rare words
+        ours = TransformerDataLoaders.from_folder(path, bs=2, **kw, **same)
         for a,b in zip((ours.train_ds, ours.valid_ds), (fastais.train_ds, fastais.valid_ds)):
             assert list(a.items) == list(b.items)
             assert [o.tolist() for o in a.tls[0]] == [o.tolist() for o in b.tls[0]]
@@ -1241,6 +1242,31 @@ def test_unknown_texts_are_warned_of(kind):
     assert unknown_said(lambda: make(joined_df()))
     assert not unknown_said(lambda: make(texts_df()))
     for tok in (BPETokenizer(2000), CharTokenizer()): assert not unknown_said(lambda: make(joined_df(), tok_tfm=tok))
+
+def test_rare_words(monkeypatch, tmp_path):
+    "Of little labelled text all words of the training rows are known; of a language model's, of much, and on request, what comes thrice"
+    df = pd.DataFrame(dict(text=['one two', 'one two']*8 + ['seldom one', 'later one'], label=['a','b']*9, v=[False]*17 + [True]))
+    kw = dict(text_col='text', valid_col='v', tok_tfm=BaseTokenizer(), bs=2, n_workers=0)
+    words = lambda df=df, **opts: {*TransformerDataLoaders.from_df(df, **{**kw, 'label_col':'label', **opts}).vocab[0]} & {'one','two','seldom','later'}
+    assert words() == {'one','two','seldom'} and words(min_freq=3) == {'one','two'}
+    assert {*TransformerDataLoaders.from_df(df, is_lm=True, seq_len=4, **kw).vocab}.isdisjoint({'seldom','later'})
+    path = text_folder(tmp_path/'texts')
+    (path/'train'/'pos'/'new.txt').write_text('pos text '*20 + 'seldom')
+    assert 'seldom' in TransformerDataLoaders.from_folder(path, bs=2).vocab[0]
+    monkeypatch.setattr('fastai_txf.text.loaders._few_tokens', 30)
+    assert words() == {'one','two'}
+
+def test_mostly_rare_words():
+    "Clauses that come once, among marks that come often, are kept and warned of; characters are not"
+    df = texts_df()
+    df['text'] = [f'{"".join(t.split())}{i} , {i}{"".join(t.split())}' for i,t in enumerate(df.text)]
+    make = lambda **kw: TransformerDataLoaders.from_df(df, **{**ROWS, 'n_workers':0, **kw})
+    with pytest.warns(UserWarning, match=r'\d\d% of the words come once or twice in the training texts.*BPETokenizer'): dls = make(tok_tfm=BaseTokenizer())
+    assert len(dls.vocab[0]) > len(df)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        make(tok_tfm=CharTokenizer())
+    assert not [w for w in said if 'once or twice' in str(w.message)]
 
 def test_few_english_texts_are_not_warned_of():
     "Of 48 docstrings a third or more is rarer than `min_freq=3`"

@@ -109,7 +109,7 @@ def test_fastais_loaders():
     df = texts_df(40)
     kw = dict(text_col='text', label_col='label', valid_col='is_valid', bs=4)
     fastais = TextDataLoaders.from_df(df, **kw)
-    for dls in (TextDataLoaders.from_df(df, tok_tfm=FastSpacyTokenizer(), **kw), TransformerDataLoaders.from_df(df, tok_tfm=FastSpacyTokenizer(), **kw)):
+    for dls in (TextDataLoaders.from_df(df, tok_tfm=FastSpacyTokenizer(), **kw), TransformerDataLoaders.from_df(df, tok_tfm=FastSpacyTokenizer(), min_freq=3, **kw)):
         assert dls.vocab[0] == fastais.vocab[0] and list(dls.vocab[1]) == list(fastais.vocab[1])
         for (x,y),(x2,y2) in zip(dls.valid_ds, fastais.valid_ds): assert x.equal(x2) and y == y2
 

@@ -1,6 +1,7 @@
 "The wide path: hashed words and pairs beside the transformer, counted, joined, explained; and what is chosen where nothing is asked"
 import dataclasses, json, math, numpy as np, pandas as pd, pickle, pytest, torch
 from functools import partial
+from fastai.callback.core import Callback
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 from fastai.data.transforms import Categorize
@@ -22,12 +23,13 @@ from fastai_txf.text.target import check_range, labelled_ids, Target
 from fastai_txf.train.counting import best_strength, count_features, fit_linear, fitting_scale, idf_weights, linear_outputs, loss_weights, nb_weights, STRENGTHS, usual_shares
 from fastai_txf.train.targets import without_outliers
 from fastai_txf.learn.classifier import transformer_classifier_learner
-from fastai_txf.learn.counted import auto_fields
+from fastai_txf.learn.counted import auto_fields, UnseenWords
 from fastai_txf.learn.lm import transformer_lm_learner
 from fastai_txf.share.bundle import load_published
 from fastai_txf.share.tables import feature_rows
 from fastai_txf.share.publish import learner_from
 import fastai_txf.explain.attribution
+from fixtures import SMALL
 from scipy.sparse import csr_matrix
 from hypothesis import given, settings, strategies as st
 
@@ -774,3 +776,73 @@ def test_a_weight_of_nothing():
     x,y = np.eye(4)[[0,1,0,1,2,3]], np.array([0,1,0,1,2,2])
     w,b = fit_linear(csr_matrix(x), y, 3, weight=np.array([1.,1.,0.]))
     assert (x@w + b)[:,2].max() < -5 and ((x@w + b).argmax(1) == y)[:4].all()
+
+
+class Seen(Callback):
+    "What the model is given"
+    order = 10
+    def before_fit(self): self.batches = dict(train=[], valid=[])
+    def before_batch(self): self.batches['train' if self.training else 'valid'].append(self.x.as_subclass(torch.Tensor).clone())
+
+
+class TestUnseenWords:
+    "Words that come once are unknown now and then in training, and nowhere else"
+    df = pd.DataFrame(dict(text=[f'{"good" if i%2 else "bad"} film once{i} twice{i//2}' for i in range(80)], label=['pos' if i%2 else 'neg' for i in range(80)],
+                           is_valid=[i >= 64 for i in range(80)]))
+
+    def dls(self, cls=TransformerDataLoaders, **kw):
+        return cls.from_df(self.df, **{**dict(text_col='text', label_col='label', valid_col='is_valid', tok_tfm=BaseTokenizer(), bs=16), **kw})
+
+    def fit(self, dls, n=4, encoder=None, **kw):
+        learn,seen = transformer_classifier_learner(dls, **{**SMALL, **kw}), Seen()
+        if encoder is not None: learn.load_encoder(encoder)
+        with learn.no_bar(), learn.no_logging(): learn.fit(n, 1e-3, cbs=seen)
+        return learn, {k:torch.cat([b.flatten() for b in v]) for k,v in seen.batches.items()}
+
+    def shares(self, vocab, ids):
+        "How often each kind of word was read: of 64 texts in each epoch"
+        once = torch.tensor([t.startswith('once') for t in vocab])
+        twice = torch.tensor([t.startswith('twice') for t in vocab])
+        return [m[ids].sum().item() for m in (once, twice)] + [(ids == vocab.index('xxunk')).sum().item()]
+
+    def test_half(self):
+        "About half of those that come once, others in each batch; in validation what is known is read"
+        dls = self.dls()
+        learn,ids = self.fit(dls, 20)
+        vocab = dls.vocab[0]
+        once,twice,unknown = self.shares(vocab, ids['train'])
+        assert twice == once+unknown == 20*64 and abs(once-10*64) < 5*(20*64/4)**0.5
+        assert {i for i in ids['train'].tolist() if vocab[i].startswith('once')} == {i for i,t in enumerate(vocab) if t.startswith('once')}
+        assert self.shares(vocab, ids['valid'])[2] == 20*16*2                          # 'once' and 'twice' are new there
+        cb = next(o for o in learn.cbs if isinstance(o, UnseenWords))
+        assert cb.once is None
+        one,two = learn.get_preds(ds_idx=0)[0],learn.get_preds(ds_idx=0)[0]
+        assert one.equal(two)
+
+    def test_whose_words(self):
+        "Not where an encoder has read other texts, not in a vocabulary that was given or counted by fastai, and not without the callback"
+        dls = self.dls(min_freq=1)
+        assert self.shares(dls.vocab[0], self.fit(dls)[1]['train'])[2] > 0
+        first,_ = self.fit(dls, 1)
+        for given,kw in ((self.dls(text_vocab=dls.vocab[0]), {}), (dls, dict(encoder=first))):
+            assert self.shares(dls.vocab[0], self.fit(given, **kw)[1]['train']) == [4*64, 4*64, 0]
+        thrice = self.dls(min_freq=2)
+        got = self.shares(thrice.vocab[0], self.fit(thrice)[1]['train'])
+        assert got == [0, 4*64, 4*64]
+        learn = transformer_classifier_learner(dls, **SMALL)
+        learn.remove_cb(UnseenWords)
+        seen = Seen()
+        with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-3, cbs=seen)
+        assert self.shares(dls.vocab[0], torch.cat([b.flatten() for b in seen.batches['train']])) == [64, 64, 0]
+
+    def test_exported(self, tmp_path):
+        "A learner that comes back trains on with the same words"
+        dls = self.dls()
+        learn,_ = self.fit(dls)
+        learn.export(tmp_path/'l.pkl')
+        again = load_learner(tmp_path/'l.pkl')
+        assert again.predict('a good film')[2].allclose(learn.predict('a good film')[2])
+        again.dls = dls
+        seen = Seen()
+        with again.no_bar(), again.no_logging(): again.fit(1, 1e-3, cbs=seen)
+        assert self.shares(dls.vocab[0], torch.cat([b.flatten() for b in seen.batches['train']]))[2] > 0

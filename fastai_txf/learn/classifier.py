@@ -43,7 +43,8 @@ from .scoring import text_outputs
 from .base import TransformerLearner
 from .factory import (
     check_kind, check_training_texts, HIDDEN, make_learner, split_options, start_config)
-from .counted import auto_fields, CountWords, read_vocab, wide_path
+from .counted import (
+    auto_fields, CountWords, read_vocab, UnseenWords, wide_path)
 
 # %% ../../nbs/5_learn/08_classifier.ipynb #5b1e7a05
 # fields that an encoder's weights, or what they mean, depend on
@@ -305,7 +306,7 @@ def transformer_classifier_learner(
     learn.free_fields = _free_fields(automatic, asked, own=own, block=block)
     _set_up_wide(wide_path(learn.model), dls, asked)
     if scaled: learn.add_cb(InSpreads(not learner_kw.get('loss_func')))
-    return learn.add_cbs([OneClass(), CountWords()])
+    return learn.add_cbs([OneClass(), CountWords(), UnseenWords()])
 
 # %% ../../nbs/5_learn/08_classifier.ipynb #3b40418b
 @dispatch

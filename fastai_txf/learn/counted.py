@@ -14,6 +14,7 @@ from ..base.ids import evenly_drawn
 from ..model.config import PRESETS
 from ..model.wide import run_lengths, token_letters
 from ..text.special import text_vocab, UNK
+from ..text.codec import text_list
 from ..text.target import Target
 from ..train.counting import deep_outputs, fitting_scale
 from .factory import check_training_texts
@@ -115,3 +116,31 @@ class CountWords(Callback):
         wide.say.copy_(torch.tensor([scale,1+more]))
 
     def after_cancel_train(self): self.after_train()
+
+# %% ../../nbs/5_learn/07_counted.ipynb #7c4e7194
+class UnseenWords(Callback):
+    """Some of the words that come once in the training texts are unknown, others in each batch:
+    new texts have words that are (Dyer et al. 2015)."""
+    order = -49 # after the words are counted
+    def __init__(self,
+        p:float=0.5, # share of their occurrences
+    ): self.p,self.once = p,None
+
+    def before_fit(self):
+        self.once,vocab = None,text_vocab(self.dls)
+        if not is_fit(self.learn) or UNK not in vocab: return
+        if getattr(self.learn, 'has_read', False): return
+        steps = getattr(getattr(text_list(self.dls), 'tfms', None), 'fs', ())
+        ids = [i for f in steps for i in getattr(f, 'once', ())]
+        if not ids: return
+        self.unk,self.once = vocab.index(UNK), torch.zeros(len(vocab), dtype=torch.bool)
+        self.once[ids] = True
+
+    def before_batch(self):
+        if not self.training or self.once is None: return
+        x = self.x.as_subclass(torch.Tensor)
+        self.once = self.once.to(x.device)
+        gone = self.once[x] & (torch.rand(x.shape, device=x.device) < self.p)
+        self.learn.xb = (self.x.masked_fill(gone, self.unk), *self.xb[1:])
+
+    def after_fit(self): self.once = None
