@@ -122,8 +122,9 @@ def test_certain_guesses_train_as_labels_do(df, tmp_path):
     df = df.assign(text=[f'{t} {i}' for i,t in enumerate(df.text)])
     kw = dict(text_col='text', label_col='label', valid_col='is_valid', tok_tfm=BaseTokenizer(), bs=8, min_freq=1)
     train = df[~df.is_valid]
-    dls = TransformerDataLoaders.from_df(df, **kw)
-    few = TransformerDataLoaders.from_df(pd.concat([train[:32], df[df.is_valid]]), text_vocab=dls.vocab[0], **kw)
+    vocab = TransformerDataLoaders.from_df(df, **kw).vocab[0]
+    dls = TransformerDataLoaders.from_df(df, text_vocab=vocab, **kw)
+    few = TransformerDataLoaders.from_df(pd.concat([train[:32], df[df.is_valid]]), text_vocab=vocab, **kw)
     both = add_pseudo_labels(few, train[32:], F.one_hot(torch.tensor([dls.vocab[1].o2i[o] for o in train.label[32:]]), 2))
     def fit(dls):
         set_seed(0)

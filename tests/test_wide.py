@@ -25,6 +25,7 @@ from fastai_txf.train.targets import without_outliers
 from fastai_txf.learn.classifier import transformer_classifier_learner
 from fastai_txf.learn.counted import auto_fields, UnseenWords
 from fastai_txf.learn.lm import transformer_lm_learner
+from fastai_txf.recipes.selftrain import add_pseudo_labels
 from fastai_txf.share.bundle import load_published
 from fastai_txf.share.tables import feature_rows
 from fastai_txf.share.publish import learner_from
@@ -826,6 +827,8 @@ class TestUnseenWords:
         first,_ = self.fit(dls, 1)
         for given,kw in ((self.dls(text_vocab=dls.vocab[0]), {}), (dls, dict(encoder=first))):
             assert self.shares(dls.vocab[0], self.fit(given, **kw)[1]['train']) == [4*64, 4*64, 0]
+        more = add_pseudo_labels(dls, ['a once3 film'], [[0.5,0.5]])
+        assert self.shares(dls.vocab[0], self.fit(more)[1]['train'])[2] == 0 and more.train.keep
         thrice = self.dls(min_freq=2)
         got = self.shares(thrice.vocab[0], self.fit(thrice)[1]['train'])
         assert got == [0, 4*64, 4*64]

@@ -14,7 +14,6 @@ from ..base.ids import evenly_drawn
 from ..model.config import PRESETS
 from ..model.wide import run_lengths, token_letters
 from ..text.special import text_vocab, UNK
-from ..text.codec import text_list
 from ..text.target import Target
 from ..train.counting import deep_outputs, fitting_scale
 from .factory import check_training_texts
@@ -118,6 +117,13 @@ class CountWords(Callback):
     def after_cancel_train(self): self.after_train()
 
 # %% ../../nbs/5_learn/07_counted.ipynb #7c4e7194
+def words_once(
+    dls, # `DataLoaders` of texts
+): # ids
+    "The words that come once in the training texts, if these alone made the vocabulary."
+    if type(dls.train_ds) is not Datasets: return []         # more texts may have been added
+    return [i for f in dls.train_ds.tls[0].tfms.fs for i in getattr(f, 'once', ())]
+
 class UnseenWords(Callback):
     """Some of the words that come once in the training texts are unknown, others in each batch:
     new texts have words that are (Dyer et al. 2015)."""
@@ -127,12 +133,9 @@ class UnseenWords(Callback):
     ): self.p,self.once = p,None
 
     def before_fit(self):
-        self.once,vocab = None,text_vocab(self.dls)
-        if not is_fit(self.learn) or UNK not in vocab: return
-        if getattr(self.learn, 'has_read', False): return
-        steps = getattr(getattr(text_list(self.dls), 'tfms', None), 'fs', ())
-        ids = [i for f in steps for i in getattr(f, 'once', ())]
-        if not ids: return
+        ids,self.once = words_once(self.dls),None
+        if not ids or not is_fit(self.learn) or self.learn.has_read: return
+        vocab = text_vocab(self.dls)
         self.unk,self.once = vocab.index(UNK), torch.zeros(len(vocab), dtype=torch.bool)
         self.once[ids] = True
 

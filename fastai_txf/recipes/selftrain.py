@@ -17,7 +17,7 @@ from ..base.checks import check_values
 from ..text.plain import kept
 from ..text.codec import TextCodec
 from ..text.target import Target
-from ..text.loaders import check_dls
+from ..text.loaders import check_dls, TextDL
 from ..train.losses import SoftCrossEntropy
 from ..learn.factory import check_kind, check_training_texts
 from ..learn.classifier import TransformerClassifierLearner
@@ -176,6 +176,7 @@ def with_guesses(
     _check_targets(targets, shape, target.kind)
     lens = {}
     if isinstance(train, SortedDL): lens = dict(val_res=[*train.res, *map(len, ids)])
+    if isinstance(train, TextDL): lens['keep'] = train.keep
     new = train.new(_PseudoLabelled(dls.train_ds, ids, targets, target), **lens)
     return type(dls)(new, dls.valid, path=dls.path, device=dls.device)
 
