@@ -1415,6 +1415,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'fastai_txf/model/stack.py'),
                                         'fastai_txf.model.stack.TransformerStack.__init__': ( '1_model/stack.html#transformerstack.__init__',
                                                                                               'fastai_txf/model/stack.py'),
+                                        'fastai_txf.model.stack.TransformerStack._check_cache': ( '1_model/stack.html#transformerstack._check_cache',
+                                                                                                  'fastai_txf/model/stack.py'),
                                         'fastai_txf.model.stack.TransformerStack._embed': ( '1_model/stack.html#transformerstack._embed',
                                                                                             'fastai_txf/model/stack.py'),
                                         'fastai_txf.model.stack.TransformerStack._mask': ( '1_model/stack.html#transformerstack._mask',

@@ -411,3 +411,12 @@ def test_wrong_numbers(kw):
     (field,value), = kw.items()
     with pytest.raises(ValueError, match=f'{field}={value!r}'): TransformerConfig(**kw)
     TransformerConfig(d_model=np.int64(16), p=np.float32(.1), d_ff=None)    # numbers from numpy are numbers
+
+# Nothing
+
+@pytest.mark.parametrize('shape', [(0,5),(0,20),(2,0)], ids=str)
+def test_nothing_to_read(shape):
+    "No texts, or texts without a token: outputs for as many"
+    x,make = torch.zeros(shape, dtype=torch.long), dict(vocab_sz=vocab_sz, d_model=8, n_heads=2, max_len=8)
+    assert TransformerClassifier(**make)(x).shape==(shape[0],2) and TransformerMLM(**make)(x).shape==(shape[0],max(1, shape[1]),vocab_sz)
+    assert Seq2SeqTransformer(**make)(x, x).shape==TransformerLM(**make)(x).shape==(*shape,vocab_sz)

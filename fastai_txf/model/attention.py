@@ -80,6 +80,7 @@ def _fused(q, k, v, mask, causal, scale, bias, p):
     seen = mask
     grouped = bool(q.shape[1] != k.shape[1])            # a tensor under `torch.jit.trace`
     if bias is not None: mask = bias if mask is None else torch.where(mask, bias, -math.inf)
+    if mask is not None: mask = torch.atleast_2d(mask)
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=p, is_causal=causal, scale=scale,
         enable_gqa=grouped)
@@ -122,7 +123,7 @@ def split_heads(
     if x.shape[-1] % n_heads:
         raise ValueError(f'a width of {x.shape[-1]} cannot be split into {n_heads=}: '
                          'choose a divisor')
-    return x.view(*x.shape[:2], n_heads, -1).transpose(1, 2)
+    return x.unflatten(-1, (n_heads,-1)).transpose(1, 2)
 
 # %% ../../nbs/1_model/00_attention.ipynb #37b79f92
 def concat_heads(
