@@ -399,6 +399,10 @@ def test_own_positions(monkeypatch):
 def test_above_zero(field, value):
     with pytest.raises(ValueError, match=f'{field}={value!r}'): make_config(**{field:value})
 
+def test_wrong_mode():
+    "A name like the others, though no table has it"
+    with pytest.raises(ValueError, match="mode='fat'"): make_config(mode='fat')
+
 def test_frozen():
     "A configuration is changed by making another"
     c = make_config('gpt2')

@@ -133,6 +133,8 @@ def concat_heads(
     return x.transpose(1, 2).flatten(-2)
 
 # %% ../../nbs/1_model/00_attention.ipynb #1d8248c6
+MODES = 'standard', 'wide', 'narrow'
+
 def head_width(d_model, n_heads, d_head, mode='standard'):
     "`d_head`, or where it is None `d_model/n_heads`, in wide mode `d_model`."
     if mode == 'wide': d_head = ifnone(d_head, d_model)
@@ -265,8 +267,6 @@ class NoPositions(Module):
         return self
 
 # %% ../../nbs/1_model/00_attention.ipynb #7e0fb17d
-_modes = 'standard', 'wide', 'narrow'
-
 _last = nn.Identity, nn.LayerNorm, nn.RMSNorm, RMSNorm # the last dimension alone
 
 def _normed(norm, x):
@@ -291,7 +291,7 @@ class SelfAttention(_Heads):
         positions=None, # position scheme; default `NoPositions()`
         qk_norm=None, # makes the norms of queries and keys from the width of a head; default: none
     ):
-        if mode not in _modes: raise ValueError(f'{mode=} is not one of {_modes}')
+        if mode not in MODES: raise ValueError(f'{mode=} is not one of {MODES}')
         if mode == 'narrow' and (n_kv_heads or d_head):
             raise ValueError("mode='narrow' has one key head per slice of the vector: "
                              f'leave out {n_kv_heads=} and {d_head=}')
