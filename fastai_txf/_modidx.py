@@ -928,6 +928,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                  'fastai_txf/learn/lm.py'),
                                      'fastai_txf.learn.lm.TransformerLMLearner.get_preds': ( '5_learn/lm.html#transformerlmlearner.get_preds',
                                                                                              'fastai_txf/learn/lm.py'),
+                                     'fastai_txf.learn.lm._refuse_sight': ('5_learn/lm.html#_refuse_sight', 'fastai_txf/learn/lm.py'),
                                      'fastai_txf.learn.lm.transformer_lm_learner': ( '5_learn/lm.html#transformer_lm_learner',
                                                                                      'fastai_txf/learn/lm.py')},
             'fastai_txf.learn.mlm': { 'fastai_txf.learn.mlm.MaskTokens': ('5_learn/mlm.html#masktokens', 'fastai_txf/learn/mlm.py'),
