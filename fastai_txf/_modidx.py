@@ -826,6 +826,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                                         'fastai_txf/learn/classifier.py'),
                                              'fastai_txf.learn.classifier._check_each': ( '5_learn/classifier.html#_check_each',
                                                                                           'fastai_txf/learn/classifier.py'),
+                                             'fastai_txf.learn.classifier._check_made': ( '5_learn/classifier.html#_check_made',
+                                                                                          'fastai_txf/learn/classifier.py'),
                                              'fastai_txf.learn.classifier._free_fields': ( '5_learn/classifier.html#_free_fields',
                                                                                            'fastai_txf/learn/classifier.py'),
                                              'fastai_txf.learn.classifier._is_automatic': ( '5_learn/classifier.html#_is_automatic',
