@@ -416,6 +416,16 @@ def test_wrong_numbers(kw):
     with pytest.raises(ValueError, match=f'{field}={value!r}'): TransformerConfig(**kw)
     TransformerConfig(d_model=np.int64(16), p=np.float32(.1), d_ff=None)    # numbers from numpy are numbers
 
+@pytest.mark.parametrize('half', [torch.bfloat16,torch.float16])
+@pytest.mark.parametrize('y_range', [(1900,2030), (0,200_000)])
+def test_range_in_half_precision(half, y_range):
+    "Years were multiples of 8 in bfloat16, and prices above 65,504 infinite in float16"
+    clf,x = build(TransformerClassifier, make_config(**{**small, 'n_out':1})), mixed()
+    clf.range = TransformerClassifier(**small, y_range=y_range).range
+    with torch.no_grad(), torch.autocast('cpu', half): got = clf(x)
+    low,high = y_range
+    assert (got-clf(x)).abs().max() < 0.01*(high-low)
+
 # Nothing
 
 @pytest.mark.parametrize('shape', [(0,5),(0,20),(2,0)], ids=str)
