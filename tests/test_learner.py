@@ -96,6 +96,14 @@ def test_wrong_pool_and_long(make):
     with pytest.raises(ValueError, match="pool='men'"): make(pool='men')
     with pytest.raises(ValueError, match="long='tial'"): make(long='tial')
 
+def test_first_of_a_causal_model(make):
+    "It has seen one token, the same in all texts; a language model of the preset `bert` begins a classifier so"
+    lm = make('lm', config='bert')
+    lm.model.vocab = text_vocab(lm.dls)
+    for kw in (dict(pretrained=lm.model), dict(causal=True, pool='first')):
+        with pytest.raises(ValueError, match="pool='last'"): make(**kw)
+    assert make(causal=True, pool='last').model.config.causal and make(pool='first').model.config.pool=='first'
+
 def test_the_other_kind_of_loaders(dls, dls_lm):
     with pytest.raises(ValueError, match='is_lm=True'): transformer_lm_learner(dls)
     with pytest.raises(ValueError, match='transformer_lm_learner'): transformer_classifier_learner(dls_lm)

@@ -9,6 +9,7 @@ from fastai_txf.learn.writing import predict, text_logprobs
 from fastai_txf.text.stream import LMDataLoaders
 from fastai_txf.text.tokens import CharTokenizer
 from fastai_txf.learn import writing
+from fastai_txf.model.models import TransformerMLM
 from fastai_txf.learn.writing import SampleText
 from fixtures import *
 
@@ -196,3 +197,12 @@ def test_backwards(df, tmp_path):
 @pytest.mark.parametrize('k', ['temperature','n_samples','num_beams','length_penalty'])
 def test_no_option_is_none(make, k):
     with pytest.raises(ValueError, match=f'{k}=None'): make('lm').predict('the film', **{k:None})
+
+@pytest.mark.parametrize('asked', ['field','config','pretrained'])
+def test_no_model_sees_what_it_predicts(dls_lm, asked):
+    "A masked model's configuration shows the next token: the loss fell to nothing"
+    masked = TransformerMLM(vocab_sz=len(dls_lm.vocab), d_model=16, n_heads=2, n_layers=1)
+    masked.vocab = dls_lm.vocab
+    kw = dict(field=dict(d_model=16, causal=False), config=dict(config=masked.config), pretrained=dict(pretrained=masked))[asked]
+    with pytest.raises(ValueError, match='give causal=True'): transformer_lm_learner(dls_lm, **kw)
+    assert transformer_lm_learner(dls_lm, **{**kw, 'causal':True}).model.config.causal

@@ -358,6 +358,13 @@ def test_int8_linear():
             assert own(x).shape == want.shape and off < 0.02
     assert 'in_features=96' in repr(own)
 
+def test_int8_gradients():
+    "What a map reads counts for as much as before: torch's map of eight bits gives no gradient, and does not say so"
+    torch.manual_seed(0)
+    linear,x = nn.Linear(96, 130), torch.randn(2, 5, 96, requires_grad=True)
+    (a,),(b,) = [torch.autograd.grad(m(x).square().sum(), x) for m in (linear, Int8Linear(linear))]
+    assert (a-b).norm()/a.norm() < 0.03
+
 @pytest.mark.parametrize('cls', [TransformerLM,TransformerMLM,TransformerClassifier,Seq2SeqTransformer])
 def test_int8_models(cls):
     "Every model answers nearly the same, and is itself as it was"

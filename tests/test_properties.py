@@ -416,6 +416,10 @@ def test_own_positions(monkeypatch):
 def test_above_zero(field, value):
     with pytest.raises(ValueError, match=f'{field}={value!r}'): make_config(**{field:value})
 
+def test_wrong_mode():
+    "A name like the others, though no table has it"
+    with pytest.raises(ValueError, match="mode='fat'"): make_config(mode='fat')
+
 def test_frozen():
     "A configuration is changed by making another"
     c = make_config('gpt2')
@@ -428,3 +432,22 @@ def test_wrong_numbers(kw):
     (field,value), = kw.items()
     with pytest.raises(ValueError, match=f'{field}={value!r}'): TransformerConfig(**kw)
     TransformerConfig(d_model=np.int64(16), p=np.float32(.1), d_ff=None)    # numbers from numpy are numbers
+
+@pytest.mark.parametrize('half', [torch.bfloat16,torch.float16])
+@pytest.mark.parametrize('y_range', [(1900,2030), (0,200_000)])
+def test_range_in_half_precision(half, y_range):
+    "Years were multiples of 8 in bfloat16, and prices above 65,504 infinite in float16"
+    clf,x = build(TransformerClassifier, make_config(**{**small, 'n_out':1})), mixed()
+    clf.range = TransformerClassifier(**small, y_range=y_range).range
+    with torch.no_grad(), torch.autocast('cpu', half): got = clf(x)
+    low,high = y_range
+    assert (got-clf(x)).abs().max() < 0.01*(high-low)
+
+# Nothing
+
+@pytest.mark.parametrize('shape', [(0,5),(0,20),(2,0)], ids=str)
+def test_nothing_to_read(shape):
+    "No texts, or texts without a token: outputs for as many"
+    x,make = torch.zeros(shape, dtype=torch.long), dict(vocab_sz=vocab_sz, d_model=8, n_heads=2, max_len=8)
+    assert TransformerClassifier(**make)(x).shape==(shape[0],2) and TransformerMLM(**make)(x).shape==(shape[0],max(1, shape[1]),vocab_sz)
+    assert Seq2SeqTransformer(**make)(x, x).shape==TransformerLM(**make)(x).shape==(*shape,vocab_sz)

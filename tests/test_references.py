@@ -60,6 +60,13 @@ def test_fused(n_kv_heads, masked, causal, biased, scale):
     kw = dict(mask=mask, causal=causal, bias=bias, scale=scale)
     same(lambda: attend(q, k, v, **kw), lambda: attend(q, k, v, **kw, need_weights=True)[0], *leaves)
 
+@pytest.mark.parametrize('shape', [(5,),(1,),()], ids=str)
+def test_fused_mask_of_few_dimensions(shape):
+    "What broadcasts need not have a dimension for queries"
+    q,k,v = torch.randn(2,4,3,6), torch.randn(2,2,5,6), torch.randn(2,2,5,3)
+    for kw in (dict(mask=torch.ones(shape, dtype=torch.bool)), dict(mask=torch.zeros(shape, dtype=torch.bool)), dict(bias=torch.randn(shape))):
+        close(attend(q, k, v, **kw), attend(q, k, v, **kw, need_weights=True)[0])
+
 @pytest.mark.parametrize('q_len,k_len', [(3,5),(5,5),(1,4)])
 def test_attend_loop(q_len, k_len):
     "`attend` against sums over single keys, the queries being the last ones"

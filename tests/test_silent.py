@@ -723,6 +723,19 @@ def test_position_beyond_the_last_in_a_cache():
     model(x[:,:6], cache)
     with pytest.raises(ValueError, match='max_len=8'): model(x[:,6:], cache)
 
+@pytest.mark.parametrize('kw', [dict(positions='conv'), dict(causal=False)], ids=str)
+def test_cache_of_what_looks_at_other_tokens(kw):
+    "A convolution began anew at each piece, and what is not causal took the future for hidden"
+    model,x,cache = TransformerLM(vocab_sz=20, d_model=16, **kw).eval(), torch.arange(2, 9)[None], KVCache()
+    close(model(x, cache), model(x))                                # one piece is the text
+    with pytest.raises(ValueError, match='without one'): model(x, cache)
+
+def test_bigrams_of_int32():
+    "The number of a pair is larger than int32 holds"
+    lm,x = TransformerLM(vocab_sz=30_000, d_model=4, n_heads=1, bigrams=200_000).eval(), torch.arange(29_000, 29_009)[None]
+    nn.init.normal_(lm.encoder.bigrams.table.weight)
+    assert lm(x.int()).equal(lm(x))
+
 # Means over tokens
 
 @pytest.fixture(scope='module')

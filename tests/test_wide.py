@@ -659,6 +659,18 @@ def test_unknown_words_are_no_features():
     torch.testing.assert_close(shares.sum(1), wide(x)[0])
     assert not shares[:,x[0] == 0].any()
 
+def test_words_with_unknown_pieces_are_no_features():
+    "Nor are pairs with one of them; the known pieces of such a word are"
+    wide = WidePath(2**20, 2, 20, words=True)
+    wide.known[0],wide.starts[10:] = False, False
+    wide.table.normal_()
+    x = torch.tensor([[5,10,0,11,6,7,0]])                             # five words, of which the second and the last are unknown
+    rows,counts = wide.features(x)
+    assert counts.sum() == 5+3 + 3+1                                  # tokens and pairs, words and their pair
+    assert rows[counts].tolist() == feature_rows(x.tolist(), 2**20, True, [*range(10, 20)], unknown=[0])[0].tolist()
+    torch.testing.assert_close(wide.token_shares(x, torch.eye(2)).sum(1), wide(x)[0])
+    assert wide.features(torch.tensor([[0,0,11]]))[1].sum() == 1      # the last piece
+
 def test_learners_do_not_count_unknown_words():
     "Words that a vocabulary leaves out, in training and later"
     df = pd.DataFrame(dict(text=['good film', 'bad film', 'good rare', 'bad odd']*8, label=['a','b']*16))

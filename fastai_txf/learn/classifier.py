@@ -258,6 +258,16 @@ class TransformerClassifierLearner(TransformerLearner):
         show_pairs(dict(text=texts, prediction=guess))
 
 # %% ../../nbs/5_learn/08_classifier.ipynb #ce0c9a01
+def _check_made(learn):
+    "An error for what a learner's model, metrics or weights of classes cannot do."
+    check_metrics(learn)
+    check_weights(learn)
+    model = learn.model
+    if not isinstance(model, TransformerClassifier) or model.config.pool != 'first': return
+    if not model.config.causal: return
+    raise ValueError("pool='first' of a causal model is the vector of the first token, which sees "
+                     "no other: give another pool, such as pool='last'")
+
 def _set_up_wide(wide, dls, asked):
     "Let a wide path know its tokens; a ValueError for features that are `asked` of none."
     if wide is not None: return read_vocab(wide, text_vocab(dls))
@@ -300,8 +310,7 @@ def transformer_classifier_learner(
                          pretrained, drop_mult, compile,
                          dict(block=block, y_range=y_range, scaled=scaled or None),
                          {**fields, 'n_out':n_out}, learner_kw)
-    check_metrics(learn)
-    check_weights(learn)
+    _check_made(learn)
     if own is None: start_numbers(learn, keep=has_head(pretrained, learn.model))
     learn.free_fields = _free_fields(automatic, asked, own=own, block=block)
     _set_up_wide(wide_path(learn.model), dls, asked)

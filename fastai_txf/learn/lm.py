@@ -56,6 +56,12 @@ class TransformerLMLearner(TokenLearner):
         return tuple(res + [-res[int(with_input)].mean(1)]*with_loss)
 
 # %% ../../nbs/5_learn/09_lm.ipynb #995436b3
+def _refuse_sight(model):
+    "A ValueError for a language model that sees what it is to predict."
+    if not isinstance(model, TransformerLM) or model.config.causal: return
+    raise ValueError('causal=False, as in a masked language model: one that predicts the next '
+                     'token must not see it; give causal=True')
+
 @delegates(Learner.__init__, but=['model'])
 @delegates(TransformerConfig, keep=True, but=HIDDEN['lm'])
 def transformer_lm_learner(
@@ -70,7 +76,8 @@ def transformer_lm_learner(
 ): # `TransformerLMLearner`
     """A learner that predicts the next token;
     `kwargs` are fields of the configuration and arguments of `Learner`.
-    A TypeError for an unknown option, a ValueError for loaders of another task."""
+    A TypeError for an unknown option, a ValueError for loaders of another task and for a model
+    that is not causal."""
     check_dls(dls)
     check_kind(dls, is_lm=True)
     config = start_config(config, pretrained, arch)
@@ -83,6 +90,7 @@ def transformer_lm_learner(
     learner_kw = {'loss_func':CrossEntropyLossFlat(), 'opt_func':opt_func, **learner_kw}
     learn = make_learner(TransformerLMLearner, dls, config, arch, lm_splitter, pretrained,
                          drop_mult, compile, dict(block=block), config_kw, learner_kw, tied=True)
+    _refuse_sight(learn.model)
     if learn.opt_func is muon_or_adamw and 'lr' not in learner_kw:
         learn.lr = width_lr(learn.model.config.d_model, 'muon')
     return learn

@@ -80,6 +80,7 @@ def _fused(q, k, v, mask, causal, scale, bias, p):
     seen = mask
     grouped = bool(q.shape[1] != k.shape[1])            # a tensor under `torch.jit.trace`
     if bias is not None: mask = bias if mask is None else torch.where(mask, bias, -math.inf)
+    if mask is not None: mask = torch.atleast_2d(mask)
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=p, is_causal=causal, scale=scale,
         enable_gqa=grouped)
@@ -122,7 +123,7 @@ def split_heads(
     if x.shape[-1] % n_heads:
         raise ValueError(f'a width of {x.shape[-1]} cannot be split into {n_heads=}: '
                          'choose a divisor')
-    return x.view(*x.shape[:2], n_heads, -1).transpose(1, 2)
+    return x.unflatten(-1, (n_heads,-1)).transpose(1, 2)
 
 # %% ../../nbs/1_model/00_attention.ipynb #37b79f92
 def concat_heads(
@@ -132,6 +133,8 @@ def concat_heads(
     return x.transpose(1, 2).flatten(-2)
 
 # %% ../../nbs/1_model/00_attention.ipynb #1d8248c6
+MODES = 'standard', 'wide', 'narrow'
+
 def head_width(d_model, n_heads, d_head, mode='standard'):
     "`d_head`, or where it is None `d_model/n_heads`, in wide mode `d_model`."
     if mode == 'wide': d_head = ifnone(d_head, d_model)
@@ -264,8 +267,6 @@ class NoPositions(Module):
         return self
 
 # %% ../../nbs/1_model/00_attention.ipynb #7e0fb17d
-_modes = 'standard', 'wide', 'narrow'
-
 _last = nn.Identity, nn.LayerNorm, nn.RMSNorm, RMSNorm # the last dimension alone
 
 def _normed(norm, x):
@@ -290,7 +291,7 @@ class SelfAttention(_Heads):
         positions=None, # position scheme; default `NoPositions()`
         qk_norm=None, # makes the norms of queries and keys from the width of a head; default: none
     ):
-        if mode not in _modes: raise ValueError(f'{mode=} is not one of {_modes}')
+        if mode not in MODES: raise ValueError(f'{mode=} is not one of {MODES}')
         if mode == 'narrow' and (n_kv_heads or d_head):
             raise ValueError("mode='narrow' has one key head per slice of the vector: "
                              f'leave out {n_kv_heads=} and {d_head=}')

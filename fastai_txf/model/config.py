@@ -13,7 +13,7 @@ from functools import partial
 from numbers import Integral, Real
 from ..base.plain import ifnone
 from ..base.checks import check_named, refuse_unknown
-from .attention import PerHeadLinear
+from .attention import MODES, PerHeadLinear
 from .positions import POSITIONS
 from .layers import FEED_FORWARDS, NORMS, WIRINGS
 from .windows import POOLS
@@ -108,8 +108,9 @@ class TransformerConfig:
     long:str='window'      # reading past `max_len` tokens: 'window', 'head', 'tail' or 'head+tail'
 
     def __post_init__(self):
-        tables = dict(positions=POSITIONS, ff=FEED_FORWARDS, norm=NORMS, wiring=WIRINGS, init=INITS,
-                      pool=[*POOLS,'max_logits'], pooler=[False,True,'relu'], long=LONG)
+        tables = dict(mode=MODES, positions=POSITIONS, ff=FEED_FORWARDS, norm=NORMS, init=INITS,
+                      wiring=WIRINGS, pool=[*POOLS,'max_logits'], pooler=[False,True,'relu'],
+                      long=LONG)
         for f,table in tables.items(): check_named(getattr(self, f), table, f)
         for f in dataclasses.fields(self):
             v = getattr(self, f.name)

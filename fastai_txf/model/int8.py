@@ -19,6 +19,18 @@ def row_scales(
     return (weight.abs().amax(1)/127).clamp(min=torch.finfo(torch.float32).tiny)
 
 # %% ../../nbs/1_model/08_int8.ipynb #fe9b9299
+class _Int8Map(torch.autograd.Function):
+    "The map, with the gradient of one whose weights are those of eight bits."
+    @staticmethod
+    def forward(ctx, x, packed, reduced):
+        ctx.packed = packed
+        return torch.ops.quantized.linear_dynamic(x, packed, reduced)
+
+    @staticmethod
+    def backward(ctx, g):
+        w,_ = torch.ops.quantized.linear_unpack(ctx.packed)
+        return g @ w.dequantize(), None, None
+
 class Int8Linear(Module):
     "A linear map with weights of eight bits, for reading only, on a CPU."
     def __init__(self,
@@ -38,6 +50,8 @@ class Int8Linear(Module):
         x, # `(…, in_features)`, fp32
     ): # `(…, out_features)`
         "The map."
+        if x.requires_grad and torch.is_grad_enabled():
+            return _Int8Map.apply(x, self.packed, self.reduced)
         return torch.ops.quantized.linear_dynamic(x, self.packed, self.reduced)
 
     def extra_repr(self):

@@ -102,7 +102,9 @@ class TransformerMLM(Module):
 class SigmoidRange(Module):
     "A sigmoid between `low` and `high`."
     def __init__(self, low, high): self.low,self.high = low,high
-    def forward(self, x): return torch.sigmoid(x)*(self.high-self.low) + self.low
+    def forward(self, x):
+        x = x.to(torch.promote_types(x.dtype, torch.float32))  # half precision has few years
+        return torch.sigmoid(x)*(self.high-self.low) + self.low
     def inverse(self, y):
         "What becomes `y`, or what is nearest to it a hundredth of the way from the ends."
         return ((y-self.low)/(self.high-self.low)).clamp(0.01, 0.99).logit()

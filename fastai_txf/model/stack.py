@@ -65,6 +65,7 @@ class BigramEmbedding(Module):
         before, # the token before each, `(bs, sl)`, -1 where there is none
     ): # `(bs, sl, d_model)`
         "The rows of the pairs."
+        before = before.long()                              # the numbers of pairs are large
         return self.table(((before+1)*self.step + x) % self.table.num_embeddings)
 
 # %% ../../nbs/1_model/06_stack.ipynb #8cdb5065
@@ -112,18 +113,26 @@ class TransformerStack(Module):
         before = F.pad(x[:,:-1], (1,0), value=-1) if cache is None else cache.before(x)
         return h + self.bigrams(x, before.masked_fill(before == c.pad_idx, -1))
 
+    def _check_pieces(self):
+        "A ValueError where a text cannot be read piece by piece."
+        c = self.config
+        if c.causal and self.positions.per_token: return
+        raise ValueError(f'{c.causal=}, {c.positions=}: a cache goes with causal stacks whose '
+                         'positions look at each token alone; read the whole text without one')
+
     def forward(self,
         x, # token ids, `(bs, sl)`
         mask=None, # who may attend to whom, boolean, `(bs, 1, sl, sl)` or less; default: see above
         cache=None, # `KVCache` of the tokens before `x`, which makes positions and mask itself
         **kwargs # more for each block
     ): # `(bs, sl, d_model)`
-        "Embed, add positions, run the blocks."
+        "Embed, add positions, run the blocks. A ValueError for pieces that are not the text."
         x = plain_tensor(x)
         if cache is None:
             pos,end = torch.arange(x.shape[1], device=x.device), x.shape[1]
             if mask is None: mask = self._mask(x)
         else:
+            if cache.n: self._check_pieces()
             pos,mask = cache.open(x)
             end,kwargs['cache'] = cache.n, cache        # a user's block need not know of caches
         self.positions.check(pos, end)

@@ -158,8 +158,10 @@ class WidePath(Module):
         masks = [known, known[:,:-1] & known[:,1:]]
         if self.words:
             word,is_word = hash_words(x, real, self.starts)
+            nth,_ = number_words(x, real, self.starts)
+            is_word &= torch.zeros_like(x).scatter_add(1, nth, (real & ~known).long()) == 0
             hashes += [word, hash_ids(word[:,:-1], word[:,1:])]
-            masks += [is_word, is_word[:,1:]]
+            masks += [is_word, is_word[:,:-1] & is_word[:,1:]]
         if self.letters is not None:
             runs,are_runs = zip(*hash_letters(x, real, self.letters, self.runs))
             hashes,masks = [*hashes, *runs], [*masks, *are_runs]

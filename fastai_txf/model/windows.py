@@ -54,7 +54,7 @@ def window_index(
     width = (lens+n-1).div(n, rounding_mode='floor')                        # their width
     row = torch.arange(len(lens), device=lens.device).repeat_interleave(n)
     start = (torch.arange(len(row), device=lens.device) - (n.cumsum(0)-n)[row])*width[row]
-    col = start[:,None] + torch.arange(max(1, int(width.max())), device=lens.device)
+    col = start[:,None] + torch.arange(max([1, *width.tolist()]), device=lens.device)
     return row, col, col < torch.minimum(start+width[row], lens[row])[:,None]
 
 # %% ../../nbs/1_model/03_windows.ipynb #46c16396

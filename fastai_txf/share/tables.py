@@ -53,15 +53,15 @@ def _hash(a, b=None):
     h = (a+1)*_odd[0] if b is None else (a*_odd[0] + b)*_odd[1]
     return (h ^ (h >> 29))*_odd[1]
 
-def _words(ids, inside):
-    "A number for each word, from its pieces."
+def _words(ids, inside, known):
+    "A number for each word, from its pieces, and whether all of them are known."
     starts = ~np.isin(ids, inside)
     starts[:1] = True
     word,first = starts.cumsum()-1, np.flatnonzero(starts)
     nth = np.minimum(np.arange(len(ids))-first[word], len(_powers)-1)
     res = np.zeros(len(first), np.int64)
     np.add.at(res, word, (ids+1)*_powers[nth])
-    return _hash(-res)
+    return _hash(-res), ~np.isin(np.arange(len(first)), word[~known])
 
 def _runs(letters, lengths):
     "For each length a number for each run of letters in a word."
@@ -89,8 +89,8 @@ def feature_rows(
         one,known = _hash(ids), ~np.isin(ids, unknown)
         found = [one[known], _hash(one[:-1], one[1:])[known[:-1] & known[1:]]]
         if words:
-            word = _words(ids, inside)
-            found += [word, _hash(word[:-1], word[1:])]
+            word,whole = _words(ids, inside, known)
+            found += [word[whole], _hash(word[:-1], word[1:])[whole[:-1] & whole[1:]]]
         if letters is not None:
             found += _runs([c for i in ids for c in letters[i]], runs)
         res.append(np.unique((np.concatenate(found) >> 20) % n_rows).tolist())
