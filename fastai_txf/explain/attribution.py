@@ -9,6 +9,7 @@ __all__ = ['BASELINES', 'log_odds', 'integrated_gradients', 'Explanation', 'Dele
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, torch, warnings
 from contextlib import suppress
 from dataclasses import dataclass
+from numbers import Real
 from operator import index
 from fastai.learner import Learner
 from fastcore.basics import ifnone, patch
@@ -204,8 +205,11 @@ def explained_target(
 # %% ../../nbs/6_explain/04_attribution.ipynb #4cfbecb0
 def _choose_output(target, names, n):
     "The number of the output `target`, given by name or number."
-    names = [*map(str, ifnone(names, ()))]
+    labels = [*ifnone(names, ())]
+    names = [*map(str, labels)]
     if str(target) in names: return names.index(str(target))
+    is_number = isinstance(target, Real) and not isinstance(target, bool)
+    if is_number and target in labels: return labels.index(target)          # 2 of 1.0, 2.0, 3.0
     with suppress(TypeError):                                              # what is no whole number
         if not isinstance(target, bool) and -n <= index(target) < n: return index(target) % n
     if not names: raise ValueError(f'{target=}: the outputs are numbered from 0 to {n-1}')
