@@ -363,6 +363,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                     'fastai_txf/explain/attribution.py'),
                                                 'fastai_txf.explain.attribution._scaled': ( '6_explain/attribution.html#_scaled',
                                                                                             'fastai_txf/explain/attribution.py'),
+                                                'fastai_txf.explain.attribution._spans': ( '6_explain/attribution.html#_spans',
+                                                                                           'fastai_txf/explain/attribution.py'),
                                                 'fastai_txf.explain.attribution._warn_of_one_word': ( '6_explain/attribution.html#_warn_of_one_word',
                                                                                                       'fastai_txf/explain/attribution.py'),
                                                 'fastai_txf.explain.attribution._without': ( '6_explain/attribution.html#_without',

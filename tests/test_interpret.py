@@ -560,6 +560,17 @@ def test_split_words(df, make_tok):
     assert [w for w,_,_ in e.spans if not w.startswith('xx')] == ['music','warm','film'] and len(e.tokens) > 5
     assert abs(sum(e.values) - float(e.attributions.sum())) < 1e-5
 
+@pytest.mark.parametrize('tok', [None,CharTokenizer()], ids=['words','characters'])
+def test_words_of_a_text_that_was_turned_around(df, tok):
+    "Marks go with the word behind them, and characters join as they stood in the text; numbers of columns stand before `xxfld`"
+    dls = TransformerDataLoaders.from_df(df.assign(title='warm'), text_col=['title','text'] if tok is None else 'text', label_col='label', valid_col='is_valid', tok_tfm=tok, num_workers=0, bs=8, backwards=True)
+    learn = quiet(transformer_classifier_learner(dls, **SMALL))
+    text = dict(title='It FILM', text='wwww warm') if tok is None else 'It FILM wwww warm'
+    e = learn.explain(text)
+    assert [i for _,a,b in e.spans for i in range(a, b)] == [*range(len(e.tokens))]
+    assert [e.spans[i][0] for i in attribution._words(e, True)] == ['warm','wwww','FILM','It']
+    assert len(deletion_curve(learn, [text], n_points=3, n_draws=1).shares) == 3
+
 def test_no_tokens(letters):
     "A text that `predict` answers, but of which there is nothing to see"
     letters.predict('')

@@ -227,6 +227,12 @@ def _converged(model, ids, score, base, steps, tol):
                   'give more steps, or another baseline')
     return res
 
+def _spans(codec, tokens):
+    "`word_spans` in the order of `tokens`, which may be those of a text that was turned around."
+    if not codec.backwards: return word_spans(tokens, codec.tok)
+    n,spans = len(tokens), word_spans(tokens[::-1], codec.tok)
+    return [(w, n-b, n-a) for w,a,b in spans[::-1]]
+
 @patch
 def explain(self:Learner,
     text, # one text, or a row of a frame or a dictionary with it
@@ -255,7 +261,7 @@ def explain(self:Learner,
     shares,read,low,high = _converged(model, ids, score, base, steps, tol)
     codec = codec_of(self)
     tokens = read_tokens(codec, text, read, model.encoder.config.long)
-    spans = word_spans(tokens, codec.tok)
+    spans = _spans(codec, tokens)
     name = f'output {i}' if asked.is_number else str(asked.names[i])
     return Explanation(tokens, read.cpu(), shares.cpu(), spans, name, i, high, low,
                        asked.is_number)
@@ -318,9 +324,10 @@ def _without(model, ids, spans, orders, counts, prob, pad_idx, max_tokens=16384)
     out = torch.cat([prob(model(b)) for b in x.split(bs)])
     return out.view(len(orders), len(counts)).float().cpu().numpy()
 
-def _words(e):
+def _words(e, backwards=False):
     "The numbers of the words of an `Explanation` that are no special tokens."
-    special = special_places(e.tokens)
+    way = -1 if backwards else 1
+    special = special_places(e.tokens[::way])[::way]
     return np.array([i for i,(_,a,_) in enumerate(e.spans) if not special[a]], dtype=int)
 
 def _warn_of_one_word(counts):
@@ -350,12 +357,12 @@ def deletion_curve(
         raise ValueError(f'{n_points=}, {n_draws=}: at least 2 points and 1 draw')
     rng,sizes = np.random.default_rng(seed), []
     shares = np.linspace(0, 1, n_points)
-    model,curves = kept_shadow(learn.model), []
-    pad_idx = model.encoder.config.pad_idx
-    for text in codec_of(learn).texts(texts, text_col):
+    model,codec = kept_shadow(learn.model), codec_of(learn)
+    pad_idx,curves = model.encoder.config.pad_idx, []
+    for text in codec.texts(texts, text_col):
         e = learn.explain(text, **kwargs)
         def prob(o): return target_score(o, e.idx, asked.kind).sigmoid()
-        words = _words(e)
+        words = _words(e, codec.backwards)
         if not len(words): raise ValueError(f'{text!r:.200} has no word to remove: leave it out')
         sizes.append(len(words))
         best = words[np.argsort(-np.array(e.values)[words], kind='stable')]
