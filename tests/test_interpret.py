@@ -368,6 +368,13 @@ def test_gradient_by_differences():
     close(got, want, 1e-5)
     assert read.tolist() == [3,5,7] and abs(low-float(m.of(base.expand_as(e)))) < 1e-9 and abs(high-float(m(ids))) < 1e-9
 
+def test_one_baseline_for_all_members():
+    "A vector that is not given for each stands for all of them"
+    model = TransformerClassifier(vocab_sz=9, d_model=8, n_heads=2, n_layers=1, n_out=2, members=3).eval()
+    ids,base = torch.tensor([[3,5,7]]), torch.randn(8)
+    a,b = (integrated_gradients(model, ids, lambda o: o[:,0], o, steps=4) for o in (base, [base]*3))
+    assert a[0].equal(b[0]) and a[2:] == b[2:]
+
 class Asked(torch.autograd.Function):
     "`F.linear`, which notes whether the gradient of its weights is asked for"
     @staticmethod

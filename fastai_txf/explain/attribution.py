@@ -99,13 +99,14 @@ def integrated_gradients(
     model, # a `TransformerClassifier`, or any model with an `encoder` of that kind
     ids, # token ids of one text, `(1, sl)`
     score, # from the model's outputs `(bs, n_out)` to a number for each row
-    base, # the embedding that says nothing, `(d_model,)`; one for each of several members
+    base, # the embedding that says nothing, `(d_model,)`; or a list, one for each member
     steps:int=64, # points on the way
     max_tokens:int=8192, # tokens in a batch at most
 ): # shares `(n_tokens,)` of the tokens that are read, their ids, the scores of baseline and text
     "Shares of the tokens in the score (Sundararajan et al. 2017, eq. 1)."
     model = shadow(model, frozen=True)                   # its embeddings are scaled, nobody else's
-    bases,base = (base, base[0]) if isinstance(base, list) else ([base], base)
+    bases = base if isinstance(base, list) else [base]*len(_members(model))
+    base = bases[0]
     rule = np.polynomial.legendre.leggauss(steps)
     x,w = (torch.tensor(o, dtype=base.dtype, device=base.device)/2 for o in rule)
     bs,res = max(1, max_tokens//max(1, ids.shape[1])), 0.
