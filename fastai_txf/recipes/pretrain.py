@@ -252,7 +252,7 @@ def self_pretrain(
     valid_col=None, # column that is true for validation rows
     valid_pct:float=0.2, # share of validation rows, drawn at random, if there is no `valid_col`
     objective:str='lm', # 'lm' predicts the next token, 'mlm' hidden ones, 'counts' only counts
-    config=None, # a preset or a `TransformerConfig`; default: 'default', 'counts' chooses by the texts
+    config=None, # a preset or a `TransformerConfig`; default: 'default', 'counts' goes by the texts
     share:float=0.6, # part of the minutes for pretraining; not used with 'counts'
     compare:bool=True, # train a classifier without pretraining, too, for as many minutes
     valid_texts:bool=False, # pretrain on the texts (never the labels) of the validation rows, too
