@@ -44,6 +44,14 @@ def test_validation_rows_stay_out():
     assert learn.report.results.candidate.iloc[-1] == 'returned, validation rows'
     assert len(learn.dls.valid_ds) == df.valid.sum() and 'onlyhere' not in str(learn.codec.vocab)
 
+def test_validation_rows_are_not_read():
+    "Neither they nor copies in another case, where `unlabelled` holds them"
+    df = frame(80).assign(valid=lambda d: np.arange(len(d)) % 4 == 0)
+    df.loc[df.valid, 'text'] += ' onlyhere'
+    learn = quick(df, valid_col='valid', unlabelled=[*df.text, *df.text.str.title(), *frame(40, seed=3).text])
+    assert 'onlyhere' not in str(learn.codec.vocab) and 'transformer' in list(learn.report.results.candidate)
+    assert len(quick(df, valid_col='valid', unlabelled=df.text[df.valid]).dls.valid_ds) == 20    # nothing is left to read
+
 def test_rows_are_called_by_the_frames_index():
     "In errors, and where a mask has the index of the frame"
     df = frame(60).set_index(pd.Index(range(1000,1060)))
@@ -101,7 +109,8 @@ def test_several_labels_and_numbers():
     df = frame()
     df['label'] = [','.join(sorted({'warm' if w in words[:5] else 'cold' for w in t.split()[:2]})) for t in df.text]
     learn = quick(df, label_delim=',')
-    assert set(learn.predict('red red red red')[0]) <= {'warm','cold'}
+    red,teal = learn.predict(['red '*4,'teal '*4])[2]                       # of cold and warm
+    assert red[0] < teal[0] and red[1] > teal[1]
     df['label'] = [words.index(t.split()[0]) + 0.5 for t in df.text]
     learn = quick(df)
     assert 'mse' in learn.report.results and isinstance(learn.predict('red red')[1].item(), float)

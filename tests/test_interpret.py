@@ -2,7 +2,7 @@
 import copy, dataclasses, html, math, random, re, time, warnings
 import numpy as np, pandas as pd, pytest, torch, torch.nn as nn
 from types import SimpleNamespace
-from fastai.text.all import BaseTokenizer, Learner, SentencePieceTokenizer, load_learner
+from fastai.text.all import BaseTokenizer, CategoryBlock, Learner, SentencePieceTokenizer, load_learner
 from hypothesis import given, settings, strategies as st
 from fastai_txf.base.shadow import shadow
 import fastai_txf.explain.attribution as attribution
@@ -185,6 +185,7 @@ def test_a_language_model_slides(make, positions):
     assert a.weights.equal(torch.cat([s[f'block {i}, attn: weights'] for i in range(2)]))
     assert a.weights[:,:,19].count_nonzero(-1).eq(8).all()
     assert learn.attention('warm xxpad film').weights.shape == (2,2,4,4)            # padding in a text is read, too
+    assert learn.step_through('warm xxpad film').tokens == ['xxbos','warm','xxpad','film']
     with pytest.raises(ValueError, match='window=1: a language model reads a text in one piece'): learn.show_attention(LONG, window=1)
 
 def test_pairs(s2s):
@@ -367,6 +368,13 @@ def test_gradient_by_differences():
     close(got, want, 1e-5)
     assert read.tolist() == [3,5,7] and abs(low-float(m.of(base.expand_as(e)))) < 1e-9 and abs(high-float(m(ids))) < 1e-9
 
+def test_one_baseline_for_all_members():
+    "A vector that is not given for each stands for all of them"
+    model = TransformerClassifier(vocab_sz=9, d_model=8, n_heads=2, n_layers=1, n_out=2, members=3).eval()
+    ids,base = torch.tensor([[3,5,7]]), torch.randn(8)
+    a,b = (integrated_gradients(model, ids, lambda o: o[:,0], o, steps=4) for o in (base, [base]*3))
+    assert a[0].equal(b[0]) and a[2:] == b[2:]
+
 class Asked(torch.autograd.Function):
     "`F.linear`, which notes whether the gradient of its weights is asked for"
     @staticmethod
@@ -479,6 +487,19 @@ def test_empty_text(clf):
     assert e.tokens == ['xxbos','xxunk'] and str(e) and e._repr_html_()
     with pytest.raises(ValueError, match='no word to remove'): deletion_curve(clf, ['xxbos'])
 
+def test_numbers_of_columns_are_no_words(df):
+    "They are the frame of a text, as `xxfld` is"
+    dls = TransformerDataLoaders.from_df(df.assign(title='warm'), text_col=['title','text'], label_col='label', valid_col='is_valid', tok_tfm=BaseTokenizer(), num_workers=0, bs=8)
+    learn = quiet(transformer_classifier_learner(dls, **SMALL))
+    e = learn.explain(dict(title='warm 2', text='film'))
+    assert [e.spans[i][0] for i in attribution._words(e)] == ['warm','2','film'] and e.tokens[:3] == ['xxbos','xxfld','1']
+
+def test_labels_that_are_numbers(df):
+    "2 is the label 2.0, whatever its number"
+    dls = TransformerDataLoaders.from_df(df.assign(stars=[1.+i%3 for i in range(len(df))]), text_col='text', label_col='stars', y_block=CategoryBlock, valid_col='is_valid', num_workers=0, bs=8)
+    learn = quiet(transformer_classifier_learner(dls, **SMALL))
+    assert [learn.explain(TEXT, target=o).target for o in (2, np.int64(1), 3., 0, -1)] == ['2.0','1.0','3.0','1.0','3.0']
+
 def test_targets_by_number(clf):
     "What `predict` returns as index, and numpy's numbers; nothing else that could be taken for one"
     i = clf.predict(TEXT)[1]
@@ -545,6 +566,17 @@ def test_split_words(df, make_tok):
     e = exact(learn, 'music warm film')
     assert [w for w,_,_ in e.spans if not w.startswith('xx')] == ['music','warm','film'] and len(e.tokens) > 5
     assert abs(sum(e.values) - float(e.attributions.sum())) < 1e-5
+
+@pytest.mark.parametrize('tok', [None,CharTokenizer()], ids=['words','characters'])
+def test_words_of_a_text_that_was_turned_around(df, tok):
+    "Marks go with the word behind them, and characters join as they stood in the text; numbers of columns stand before `xxfld`"
+    dls = TransformerDataLoaders.from_df(df.assign(title='warm'), text_col=['title','text'] if tok is None else 'text', label_col='label', valid_col='is_valid', tok_tfm=tok, num_workers=0, bs=8, backwards=True)
+    learn = quiet(transformer_classifier_learner(dls, **SMALL))
+    text = dict(title='It FILM', text='wwww warm') if tok is None else 'It FILM wwww warm'
+    e = learn.explain(text)
+    assert [i for _,a,b in e.spans for i in range(a, b)] == [*range(len(e.tokens))]
+    assert [e.spans[i][0] for i in attribution._words(e, True)] == ['warm','wwww','FILM','It']
+    assert len(deletion_curve(learn, [text], n_points=3, n_draws=1).shares) == 3
 
 def test_no_tokens(letters):
     "A text that `predict` answers, but of which there is nothing to see"
@@ -750,7 +782,8 @@ def test_plot_top_losses(clf, make, s2s, capsys):
         learn.plot_top_losses(2, trunc_at=3)
         out = capsys.readouterr().out
         assert 'loss' in out and out.count('\n') >= 3
-    with pytest.raises(ValueError, match='k=0'): clf.top_losses(0)
+    for k in (0, 2.5, '3', None):
+        with pytest.raises(ValueError, match=f'k={k!r}: at least 1, a whole number'): clf.top_losses(k)
     with pytest.raises(ValueError, match='no targets'): clf.top_losses(dl=clf.dls.test_dl([['xxbos','film']]))
 
 # All kinds of learners

@@ -299,6 +299,12 @@ def test_report(df, clock):
     enc = res.pretrained.model.encoder.config
     assert enc.causal and not res.learn.model.encoder.config.causal and res.learn.opt.frozen_idx == 0
 
+@pytest.mark.parametrize('objective', ['lm','mlm'])
+def test_what_is_compared_is_alike(df, clock, objective):
+    "Where no field is given, the classifier of labels alone has no counted words, which the other lacks, and no other shape"
+    res = self_pretrain(df, unlabelled=more, objective=objective, **{k:o for k,o in OPTIONS.items() if k not in SMALL})
+    assert res.learn.model.config == res.scratch.model.config and res.learn.model.wide is res.scratch.model.wide is None
+
 @pytest.mark.parametrize('objective,field', [('lm','tie'), ('mlm','mlm_head'), ('counts','share_emb')])
 def test_fields_of_other_models(df, monkeypatch, objective, field):
     "What a classifier does not look at is refused before a text is cut; the others are those of its factory"

@@ -226,6 +226,13 @@ def test_guesses_under_their_labels(dls):
     assert torch.equal(torch.stack([new.train_ds[len(dls.train_ds)+i][1] for i in range(4)]), probs)
     with pytest.raises(ValueError, match='columns of the pseudo-labels are .*a.*the labels .*name them alike'): add_pseudo_labels(dls, NEW, df.set_axis(['a','b'], axis=1))
 
+def test_numbers_under_their_columns(df):
+    "Columns that are called as those of training are found by their names; others are taken as they stand"
+    dls = TransformerDataLoaders.from_df(df.assign(more=5*df.score), text_col='text', label_col=['score','more'], valid_col='is_valid', tok_tfm=BaseTokenizer(), bs=8)
+    for cols in (['more','score'], ['a','b']):
+        new = add_pseudo_labels(dls, NEW, pd.DataFrame([[4.,0.8]]*4, columns=cols))
+        assert new.train_ds[-1][1].tolist() == pytest.approx([0.8,4.] if 'score' in cols else [4.,0.8])
+
 def test_no_texts_to_train_on(make, tmp_path):
     "An exported learner takes no texts along: what needs some says so"
     make().export('l.pkl')

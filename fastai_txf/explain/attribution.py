@@ -9,6 +9,7 @@ __all__ = ['BASELINES', 'log_odds', 'integrated_gradients', 'Explanation', 'Dele
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, torch, warnings
 from contextlib import suppress
 from dataclasses import dataclass
+from numbers import Real
 from operator import index
 from fastai.learner import Learner
 from fastcore.basics import ifnone, patch
@@ -98,13 +99,14 @@ def integrated_gradients(
     model, # a `TransformerClassifier`, or any model with an `encoder` of that kind
     ids, # token ids of one text, `(1, sl)`
     score, # from the model's outputs `(bs, n_out)` to a number for each row
-    base, # the embedding that says nothing, `(d_model,)`; one for each of several members
+    base, # the embedding that says nothing, `(d_model,)`; or a list, one for each member
     steps:int=64, # points on the way
     max_tokens:int=8192, # tokens in a batch at most
 ): # shares `(n_tokens,)` of the tokens that are read, their ids, the scores of baseline and text
     "Shares of the tokens in the score (Sundararajan et al. 2017, eq. 1)."
     model = shadow(model, frozen=True)                   # its embeddings are scaled, nobody else's
-    bases,base = (base, base[0]) if isinstance(base, list) else ([base], base)
+    bases = base if isinstance(base, list) else [base]*len(_members(model))
+    base = bases[0]
     rule = np.polynomial.legendre.leggauss(steps)
     x,w = (torch.tensor(o, dtype=base.dtype, device=base.device)/2 for o in rule)
     bs,res = max(1, max_tokens//max(1, ids.shape[1])), 0.
@@ -204,8 +206,11 @@ def explained_target(
 # %% ../../nbs/6_explain/04_attribution.ipynb #4cfbecb0
 def _choose_output(target, names, n):
     "The number of the output `target`, given by name or number."
-    names = [*map(str, ifnone(names, ()))]
+    labels = [*ifnone(names, ())]
+    names = [*map(str, labels)]
     if str(target) in names: return names.index(str(target))
+    is_number = isinstance(target, Real) and not isinstance(target, bool)
+    if is_number and target in labels: return labels.index(target)          # 2 of 1.0, 2.0, 3.0
     with suppress(TypeError):                                              # what is no whole number
         if not isinstance(target, bool) and -n <= index(target) < n: return index(target) % n
     if not names: raise ValueError(f'{target=}: the outputs are numbered from 0 to {n-1}')
@@ -222,6 +227,12 @@ def _converged(model, ids, score, base, steps, tol):
     warnings.warn(f'with steps={n} the shares miss the difference of {high-low:.3g} by {gap:.2g}: '
                   'give more steps, or another baseline')
     return res
+
+def _spans(codec, tokens):
+    "`word_spans` in the order of `tokens`, which may be those of a text that was turned around."
+    if not codec.backwards: return word_spans(tokens, codec.tok)
+    n,spans = len(tokens), word_spans(tokens[::-1], codec.tok)
+    return [(w, n-b, n-a) for w,a,b in spans[::-1]]
 
 @patch
 def explain(self:Learner,
@@ -251,7 +262,7 @@ def explain(self:Learner,
     shares,read,low,high = _converged(model, ids, score, base, steps, tol)
     codec = codec_of(self)
     tokens = read_tokens(codec, text, read, model.encoder.config.long)
-    spans = word_spans(tokens, codec.tok)
+    spans = _spans(codec, tokens)
     name = f'output {i}' if asked.is_number else str(asked.names[i])
     return Explanation(tokens, read.cpu(), shares.cpu(), spans, name, i, high, low,
                        asked.is_number)
@@ -314,9 +325,10 @@ def _without(model, ids, spans, orders, counts, prob, pad_idx, max_tokens=16384)
     out = torch.cat([prob(model(b)) for b in x.split(bs)])
     return out.view(len(orders), len(counts)).float().cpu().numpy()
 
-def _words(e):
+def _words(e, backwards=False):
     "The numbers of the words of an `Explanation` that are no special tokens."
-    special = special_places(e.tokens)
+    way = -1 if backwards else 1
+    special = special_places(e.tokens[::way])[::way]
     return np.array([i for i,(_,a,_) in enumerate(e.spans) if not special[a]], dtype=int)
 
 def _warn_of_one_word(counts):
@@ -346,12 +358,12 @@ def deletion_curve(
         raise ValueError(f'{n_points=}, {n_draws=}: at least 2 points and 1 draw')
     rng,sizes = np.random.default_rng(seed), []
     shares = np.linspace(0, 1, n_points)
-    model,curves = kept_shadow(learn.model), []
-    pad_idx = model.encoder.config.pad_idx
-    for text in codec_of(learn).texts(texts, text_col):
+    model,codec = kept_shadow(learn.model), codec_of(learn)
+    pad_idx,curves = model.encoder.config.pad_idx, []
+    for text in codec.texts(texts, text_col):
         e = learn.explain(text, **kwargs)
         def prob(o): return target_score(o, e.idx, asked.kind).sigmoid()
-        words = _words(e)
+        words = _words(e, codec.backwards)
         if not len(words): raise ValueError(f'{text!r:.200} has no word to remove: leave it out')
         sizes.append(len(words))
         best = words[np.argsort(-np.array(e.values)[words], kind='stable')]

@@ -7,6 +7,7 @@ __all__ = []
 
 # %% ../../nbs/6_explain/05_losses.ipynb #c7e61c4d
 import pandas as pd, torch
+from numbers import Integral
 from fastai.learner import Learner
 from fastcore.basics import first, patch
 from ..text.pairs import show_pairs
@@ -80,7 +81,7 @@ def top_losses(self:Learner,
         known = ', '.join(c.__name__ for c in _tasks)
         raise TypeError(f'{type(self).__name__} has no table of losses, only {known} have: '
                         "for others, see fastai's Interpretation")
-    if k < 1: raise ValueError(f'{k=}: at least 1')
+    if not isinstance(k, Integral) or k < 1: raise ValueError(f'{k=}: at least 1, a whole number')
     dl = (self.dls[ds_idx] if dl is None else dl).new(shuffle=False, drop_last=False)
     if not len(dl):
         raise ValueError(f'there are no texts in the loader ({ds_idx=}): an exported learner has '

@@ -15,8 +15,8 @@ from ..text.tokens import as_tokenizer, BatchTokenizer
 def special_places(
     tokens, # of one text
 )->list: # booleans
-    "Which tokens are no text but its frame."
-    return [t in (BOS,EOS,FLD,PAD) for t in tokens]
+    "Which tokens are no text but its frame: `xxbos`, and `xxfld` with the number behind it."
+    return [t in (BOS,EOS,FLD,PAD) or before == FLD for before,t in zip(['',*tokens], tokens)]
 
 # %% ../../nbs/6_explain/01_spans.ipynb #8b033ff6
 def _glued(tokens):

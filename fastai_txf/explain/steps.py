@@ -14,7 +14,7 @@ from fastcore.basics import patch
 from matplotlib.image import imsave
 from ..base.checks import nearest_words
 from ..model.attention import MultiHeadAttention, record_attention, SelfAttention
-from ..model.models import Seq2SeqTransformer, TransformerClassifier
+from ..model.models import Seq2SeqTransformer, TransformerClassifier, TransformerLM
 from ..base.shadow import shadow
 from ..learn.base import codec_of
 from .colours import shown_token
@@ -169,5 +169,5 @@ def step_through(self:Learner,
         if isinstance(t, torch.Tensor): steps[name] = t.cpu()
     read = next(iter(steps.values()))                            # the ids, without what was cut off
     config = model.encoder.config
-    read = read[read != config.pad_idx]
+    read = read[(read != config.pad_idx) | isinstance(model, TransformerLM)] # it leaves none out
     return StepThrough(written_tokens(codec_of(self), text, read, config.long), steps)

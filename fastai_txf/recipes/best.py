@@ -23,7 +23,8 @@ from ..text.target import labelled_ids
 from ..generate.sampling import DIVERGED
 from ..train.rates import width_lr
 from ..learn.classifier import transformer_classifier_learner
-from .pretrain import ids_of, more_texts, read_and_learn, read_loaders
+from .pretrain import (
+    ids_of, more_texts, read_and_learn, read_loaders, without_copies)
 from .selftrain import with_guesses
 from .heldout import (
     BestReport, check_rows, choose_shares, clearly_better, constant_outputs, FOLDS, joined,
@@ -367,6 +368,7 @@ def best_classifier(
     valid = np.zeros(len(df), bool) if valid_col is None else np.asarray(valid_mask(df, valid_col))
     unlabelled = more_texts(unlabelled, text_col)
     notes = check_rows(df, text_col, label_col, valid, label_delim)
+    unlabelled = without_copies(unlabelled, df[text_col][valid])
     if folder is not None: _try_out(folder)
     df = df.reset_index(drop=True)                      # behind the checks, which name its rows
     train = df[~valid].reset_index(drop=True)

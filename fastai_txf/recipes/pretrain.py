@@ -73,13 +73,20 @@ def more_texts(
                          'alone')
     return as_texts(unlabelled, text_col)
 
+def without_copies(
+    texts, # strings
+    unseen, # texts that are not to be read
+)->list:
+    "Those of `texts` that are no copies of the `unseen` ones (see `text_key`)."
+    keys = {*map(text_key, unseen)}
+    return [t for t in texts if not keys or text_key(t) not in keys]
+
 def _texts_to_read(df, text_col, unlabelled, valid, valid_texts):
     """All texts to pretrain on, each once: those of the training rows and `unlabelled`, without
     those of validation and their copies (see `text_key`) unless `valid_texts`."""
     more = more_texts(unlabelled, text_col)
     texts = [*(df[text_col] if valid_texts else df[text_col][~valid]), *more]
-    unseen = set() if valid_texts else {*map(text_key, df[text_col][valid])}
-    texts = [t for t in dict.fromkeys(texts) if not unseen or text_key(t) not in unseen]
+    texts = without_copies(dict.fromkeys(texts), [] if valid_texts else df[text_col][valid])
     if not texts:
         raise ValueError('every text to pretrain on is one of validation, too: remove copies, '
                          'give other texts as unlabelled, or set valid_texts=True')
@@ -245,7 +252,7 @@ def self_pretrain(
     valid_col=None, # column that is true for validation rows
     valid_pct:float=0.2, # share of validation rows, drawn at random, if there is no `valid_col`
     objective:str='lm', # 'lm' predicts the next token, 'mlm' hidden ones, 'counts' only counts
-    config=None, # a preset's name or a `TransformerConfig`
+    config=None, # a preset or a `TransformerConfig`; default: 'default', 'counts' goes by the texts
     share:float=0.6, # part of the minutes for pretraining; not used with 'counts'
     compare:bool=True, # train a classifier without pretraining, too, for as many minutes
     valid_texts:bool=False, # pretrain on the texts (never the labels) of the validation rows, too
@@ -272,6 +279,7 @@ def self_pretrain(
     valid,_ = split_rows(df, valid_col, valid_pct, seed)
     check_df(df, text_col, label_col, valid, label_delim, block_ok=False)
     config_kw,data_kw = _split_options(kwargs)
+    if objective != 'counts': config = ifnone(config, 'default')    # both classifiers have it
     lrs = lr, ifnone(lr, width_lr(make_config(config, **config_kw).d_model))
     check_loader_options(self_pretrain, data_kw)
     dls_lm,dls = read_loaders(df, text_col, label_col, unlabelled, valid, seed, label_delim,

@@ -14,6 +14,7 @@ from fastai.torch_core import TensorCategory
 from fastcore.basics import GetAttr, ifnone, store_attr
 from fastcore.foundation import L, mask2idxs
 from ..base.checks import check_values
+from ..text.frames import read_columns
 from ..text.plain import kept
 from ..text.codec import TextCodec
 from ..text.target import Target
@@ -148,16 +149,16 @@ def _refuse_columns(cols, own):
     raise ValueError(f'the columns of the pseudo-labels are {cols}, the labels {own}: '
                      'name them alike')
 
-def _in_order(df, names):
+def _in_order(df, names, is_number):
     "The numbers of a frame, in the order of the labels if its columns are called so."
-    own,cols = [*map(str, names or df.columns)], [*map(str, df.columns)]
+    own,cols = [*map(str, names)], [*map(str, df.columns)]
     if sorted(own) == sorted(cols): df = df.iloc[:,[cols.index(n) for n in own]]
-    elif not isinstance(df.columns, pd.RangeIndex): _refuse_columns(cols, own)
+    elif not is_number and not isinstance(df.columns, pd.RangeIndex): _refuse_columns(cols, own)
     return df.to_numpy(copy=True)
 
-def _own_numbers(targets, names):
+def _own_numbers(targets, names, is_number):
     "Pseudo-labels of any form as a new tensor on the CPU, without a graph."
-    if isinstance(targets, pd.DataFrame): targets = _in_order(targets, names)
+    if isinstance(targets, pd.DataFrame): targets = _in_order(targets, names, is_number)
     if isinstance(targets, pd.Series): targets = targets.tolist()
     if isinstance(targets, (list,tuple)) and all(isinstance(o, torch.Tensor) for o in targets):
         targets = torch.stack([*targets])
@@ -170,7 +171,8 @@ def with_guesses(
 )->DataLoaders:
     "`dls` with other texts among those for training."
     train,target = dls.train, Target.of(dls)
-    ids,targets = [*map(TensorText, ids)], _own_numbers(targets, target.names)
+    names = target.names or read_columns(dls.train_ds.tls[-1:]) # of labels, or columns of numbers
+    ids,targets = [*map(TensorText, ids)], _own_numbers(targets, names, target.is_number)
     shape = len(ids), *_soft(dls.train_ds[0][1], target).shape
     if targets.shape == (*shape,1): targets = targets[...,0]    # of one number for each text
     _check_targets(targets, shape, target.kind)
