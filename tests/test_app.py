@@ -73,7 +73,11 @@ def test_stream():
         assert r.status_code == 400 and next(iter(bad)) in r.text
 
 def test_other_answers():
-    assert 'none of the labels' in client('multi').post('/', data=dict(text='a')).text or 'neg' in client('multi').post('/', data=dict(text='a')).text
+    for threshold in (0., 0.5, 1.):
+        p = predictor('multi')
+        p.labels['threshold'] = threshold
+        html = TestClient(make_app(p), base_url='http://127.0.0.1').post('/', data=dict(text='a')).text
+        assert f"<h2>{escape(', '.join(p.predict('a')) or 'none of the labels')}</h2>" in html
     assert f'{predictor("regression").predict("a film"):.4g}' in client('regression').post('/', data=dict(text='a film')).text
     assert 'has no gap' in client('mlm').post('/', data=dict(text='a film')).text
     html = unescape(client('seq2seq').post('/', data=dict(text='a film')).text)
