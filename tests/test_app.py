@@ -137,6 +137,15 @@ def test_odd_input(kind):
     for data in (dict(text=''), dict(text='  '), dict(text='\0'), dict(text='🙂 שלום'), {}, dict(text='a '*3000)):
         assert web.post('/', data={**data, 'n_words':'2'}).status_code in (200,400)
 
+@pytest.mark.parametrize('kind', ['category','lm','mlm'])
+@pytest.mark.parametrize('charset,half', [('unicode_escape', br'\ud83d'), ('utf-7', b'+2D0-')])
+def test_half_a_sign(kind, charset, half):
+    "A request whose charset makes half of a sign is an error in words: no page can hold it"
+    body = b'--xx\r\nContent-Disposition: form-data; name="text"\r\n\r\n' + half + b' ___\r\n--xx--\r\n'
+    for url in ('/','/stream')[:1+(kind == 'lm')]:
+        r = client(kind).post(url, content=body, headers={'content-type':f'multipart/form-data; boundary=xx; charset={charset}'})
+        assert r.status_code == 400 and 'half of a sign' in r.text
+
 def test_only_this_page():
     "Another host, another origin and too much text are refused"
     app = make_app(predictor('lm'))
