@@ -345,6 +345,12 @@ def test_pool_refuses(made, tmp_path):
     for n in (0, -1, 1.5):
         with pytest.raises(ValueError, match=f'workers={n}: a whole number'): PredictorPool(made('one')[1], n)
 
+def test_pool_of_two_models(made, monkeypatch):
+    "A model that is published anew while the processes read: some would answer from the old one"
+    def _results(self, n, f, *args): return [(i, load_published(made(t)[1]).config['checksum']) for i,t in enumerate(('one','many'))]
+    monkeypatch.setattr(PredictorPool, '_results', _results)
+    with pytest.raises(ValueError, match='was published anew while the processes read it.*make the PredictorPool again'): PredictorPool(made('one')[1], 2)
+
 def test_pool_whose_process_is_killed(made):
     with PredictorPool(made('one')[1], 1) as pool:
         for pid in pool._pool._processes: os.kill(pid, signal.SIGKILL)
@@ -732,6 +738,9 @@ def test_lines_of_the_card(made, task, capsys):
     code = (folder/'README.md').read_text().split('```')[1].removeprefix('python\n')
     exec(code.replace("'this folder'", repr(str(folder))), {})
     assert '{' in code.split('load_published(')[1] or 'columns' not in task
+
+@pytest.mark.parametrize('task,said', [('one','its label'), ('many','its labels'), ('numbers','its number')])
+def test_what_the_card_says_of_an_answer(made, task, said): assert f'# {said}\n' in (made(task)[1]/'README.md').read_text()
 
 def test_columns_of_one_name(tmp_path):
     "Refused by the learner and by what it published, where it matters"

@@ -205,6 +205,9 @@ def test_own_tokenizer(codecs, df):
         dls = TransformerDataLoaders.from_df(df, label_col='label', valid_col='is_valid', tok_tfm=tok, text_vocab=tok.vocab, bs=8, num_workers=0)
         back,codec = to_hf_tokenizer(dls),TextCodec(dls)
         for t in (*df.text[:20], ' a  b\n', '🙂 xxbos'): assert back(t)['input_ids']==codec.encode([t])[0].tolist()
+    frame = TransformerDataLoaders.from_df(df, label_col='label', valid_col='is_valid', tok_tfm=tok, text_vocab=[*tok.vocab,'xxmask'], bs=8, num_workers=0)
+    with pytest.raises(ValueError, match="'xxmask', which stands for a gap, is no token of the tokenizer: tokenizer=False"): to_hf_tokenizer(transformer_mlm_learner(frame, mlm_head=True, **bert))
+    assert to_hf_tokenizer(frame).mask_token is None
 
 def test_refused_tokenizers(df, corpus):
     "What only code can describe is named"
