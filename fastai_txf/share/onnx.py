@@ -14,7 +14,7 @@ from ..text.plain import cut_gaps, gap_guesses, gap_ids
 from .text import Answers, check_labels, GapAnswers, LabelAnswers, make_codecs
 from .sealed import digest, unseal
 from .tables import (
-    ACTS, check_count, check_tokens, feature_rows, graph_arguments, HEADS, lay_out, softmax)
+    ACTS, check_count, check_tokens, CROPS, feature_rows, graph_arguments, lay_out, softmax)
 
 # %% ../../nbs/8_share/15_onnx.ipynb #d7e1cdb0
 GRAPH_FILES = dict(classifier=['model.onnx'], mlm=['model.onnx'], lm=['model.onnx'],
@@ -45,7 +45,7 @@ def _check_fields(res):
     c,options = res['config'], res['options']
     for k in ('vocab_sz','d_model','n_out','max_len'): _need(_is_count(c.get(k)), k)
     _need(type(c.get('pad_idx')) is int, 'pad_idx')
-    _need(c.get('long') in ['window',*HEADS], 'long')
+    _need(c.get('long') in ['window',*CROPS], 'long')
     tgt = c.get('tgt_vocab_sz', 0 if kind == 'seq2seq' else None)
     _need(tgt is None or _is_count(tgt), 'tgt_vocab_sz')
     if kind not in ('lm','seq2seq'): return
