@@ -9,6 +9,7 @@ __all__ = ['make_app', 'main']
 import argparse, base64, hashlib
 from functools import partial
 from .base.plain import package
+from .text.special import check_unicode
 from .explain.spans import word_spans
 from .share.bundle import load_published
 
@@ -186,6 +187,7 @@ async def _given(request, codec):
         raise ValueError('this form belongs to another page')
     form = await request.form(max_part_size=MOST)
     given = {k:v.replace('\r\n', '\n') for k,v in form.items() if isinstance(v, str)}
+    for i,v in enumerate(given.values()): check_unicode(v, i)
     boxes = _boxes(codec)
     if lost := [k for k in boxes if k not in given]:
         raise ValueError(f'there is no field {lost[0]!r} in the request: send a form, as '

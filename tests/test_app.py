@@ -73,7 +73,11 @@ def test_stream():
         assert r.status_code == 400 and next(iter(bad)) in r.text
 
 def test_other_answers():
-    assert 'none of the labels' in client('multi').post('/', data=dict(text='a')).text or 'neg' in client('multi').post('/', data=dict(text='a')).text
+    for threshold in (0., 0.5, 1.):
+        p = predictor('multi')
+        p.labels['threshold'] = threshold
+        html = TestClient(make_app(p), base_url='http://127.0.0.1').post('/', data=dict(text='a')).text
+        assert f"<h2>{escape(', '.join(p.predict('a')) or 'none of the labels')}</h2>" in html
     assert f'{predictor("regression").predict("a film"):.4g}' in client('regression').post('/', data=dict(text='a film')).text
     assert 'has no gap' in client('mlm').post('/', data=dict(text='a film')).text
     html = unescape(client('seq2seq').post('/', data=dict(text='a film')).text)
@@ -132,6 +136,15 @@ def test_odd_input(kind):
     web = client(kind)
     for data in (dict(text=''), dict(text='  '), dict(text='\0'), dict(text='🙂 שלום'), {}, dict(text='a '*3000)):
         assert web.post('/', data={**data, 'n_words':'2'}).status_code in (200,400)
+
+@pytest.mark.parametrize('kind', ['category','lm','mlm'])
+@pytest.mark.parametrize('charset,half', [('unicode_escape', br'\ud83d'), ('utf-7', b'+2D0-')])
+def test_half_a_sign(kind, charset, half):
+    "A request whose charset makes half of a sign is an error in words: no page can hold it"
+    body = b'--xx\r\nContent-Disposition: form-data; name="text"\r\n\r\n' + half + b' ___\r\n--xx--\r\n'
+    for url in ('/','/stream')[:1+(kind == 'lm')]:
+        r = client(kind).post(url, content=body, headers={'content-type':f'multipart/form-data; boundary=xx; charset={charset}'})
+        assert r.status_code == 400 and 'half of a sign' in r.text
 
 def test_only_this_page():
     "Another host, another origin and too much text are refused"

@@ -48,6 +48,8 @@ def test_file(make, dls_bpe, tmp_path):
     tokens = [bytes(c['tokenizer.ggml.tokens'].parts[i]).decode() for i in c['tokenizer.ggml.tokens'].data]
     assert len(tokens)==learn.model.config.vocab_sz==len({*tokens}) and all(a==b for a,b in zip(tokens, vocab) if b != 'xxfake')
     assert [p.name for p in tmp_path.iterdir()]==['m.gguf']
+    ends = {k:c[f'tokenizer.ggml.{k}_token_id'].parts[-1][0] for k in ('bos','eos')}
+    assert ends=={'bos':vocab.index('xxbos'), 'eos':vocab.index('xxbos')} and c['tokenizer.ggml.add_bos_token'].parts[-1][0] # a text ends where the next begins
 
 @pytest.mark.parametrize('kind', ['llama','gpt2'])
 def test_no_window(kind, dls_bpe, tmp_path):

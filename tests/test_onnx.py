@@ -108,7 +108,7 @@ def test_text(made, kw):
         assert onnxs.predict(p, n_tokens=30) == torchs.predict(p, n_tokens=30, temperature=0)
         assert p + ''.join(onnxs.stream(p, n_tokens=9)) == onnxs.predict(p, n_tokens=9)
 
-def test_pairs(made):
+def test_pairs(made, monkeypatch):
     "An encoder–decoder: logits, an empty source among them, and greedy texts"
     learn,torchs,onnxs,_ = made('pairs', max_len=16)
     tgt = torch.tensor([2, 9, 10, 11])
@@ -119,6 +119,11 @@ def test_pairs(made):
     texts = ['a warm film', '', 'cold story of the film '*3]
     assert onnxs.predict(texts, n_tokens=25) == torchs.predict(texts, n_tokens=25, temperature=0)
     assert onnxs.predict('a warm film') == torchs.predict('a warm film', temperature=0)
+    with monkeypatch.context() as m:                                       # padding in a source is no token of it
+        limits = []
+        m.setattr(type(onnxs), '_greedy', lambda self, ids, n, *args: limits.append(n) or [])
+        onnxs._write([onnxs.codec.pad_idx]*9 + [9, 10], None, True)
+    assert limits == [int(max(2, onnxs.labels['ratio'])*2) + 20]
 
 @pytest.mark.parametrize('positions', ['rotary', *(pytest.param(o, marks=slow) for o in ('learned','conv'))])
 def test_pairs_of_tokens_in_windows_of_one(made, positions):
@@ -284,6 +289,17 @@ def test_another_kind(made, tmp_path, kind):
     labels = dict(special=[0,1], mask_idx=2)
     with pytest.raises(ValueError, match='model.onnx.*graph of another model'):
         OnnxPredictor(resealed(at, tmp_path/'c', {'labels.json':json.dumps(labels).encode()}, kind=kind))
+
+@pytest.mark.parametrize('where,k,v', [('config','config',None), ('config','options',None), ('config','options',3), ('config','kind',['lm']), ('field','max_len',None), ('field','max_len',0), ('field','max_len','8'),
+                                       ('field','pad_idx',None), ('field','long','x'), ('field','vocab_sz',None), ('field','n_out',2.5), ('field','d_model',None), ('option','ends',None), ('option','cached','x')])
+def test_fields_that_do_not_fit(made, tmp_path, where, k, v):
+    "With right hashes and a field missing or of another type: config.json and the field are named, before anything is asked"
+    *_,at = made('lm', max_len=12)
+    config = read_onnx(at)[0]
+    old = dict(config=config, field=config['config'], option=config['options'])[where]
+    new = {**{o:w for o,w in old.items() if o != k}, **({} if v is None else {k:v})}
+    change = {k:v} if where == 'config' else {'config' if where == 'field' else 'options':new}
+    with pytest.raises(ValueError, match=fr"config\.json cannot be read.*{k}"): OnnxPredictor(resealed(at, tmp_path/'c', **change))
 
 def test_other_contents(made, tmp_path):
     "A graph of another vocabulary, a graph that is none, labels and text that do not fit: refused, the file named"

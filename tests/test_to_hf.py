@@ -20,6 +20,7 @@ from fastai_txf.share.to_hf import to_hf
 from fastai_txf.text.codec import TextCodec
 from fastai_txf.text.corpus import docstrings_df
 from fastai_txf.text.loaders import TransformerDataLoaders
+from fastai_txf.text.plain import cut_gaps, gap_ids
 from fastai_txf.text.stream import LMDataLoaders
 from fastai_txf.text.tokens import BPETokenizer, CharTokenizer
 from fixtures import df, quiet, uncompiled
@@ -204,6 +205,9 @@ def test_own_tokenizer(codecs, df):
         dls = TransformerDataLoaders.from_df(df, label_col='label', valid_col='is_valid', tok_tfm=tok, text_vocab=tok.vocab, bs=8, num_workers=0)
         back,codec = to_hf_tokenizer(dls),TextCodec(dls)
         for t in (*df.text[:20], ' a  b\n', '🙂 xxbos'): assert back(t)['input_ids']==codec.encode([t])[0].tolist()
+    frame = TransformerDataLoaders.from_df(df, label_col='label', valid_col='is_valid', tok_tfm=tok, text_vocab=[*tok.vocab,'xxmask'], bs=8, num_workers=0)
+    with pytest.raises(ValueError, match="'xxmask', which stands for a gap, is no token of the tokenizer: tokenizer=False"): to_hf_tokenizer(transformer_mlm_learner(frame, mlm_head=True, **bert))
+    assert to_hf_tokenizer(frame).mask_token is None
 
 def test_refused_tokenizers(df, corpus):
     "What only code can describe is named"
@@ -297,6 +301,24 @@ def test_masked_folder(df, tmp_path):
     x,real = batch['input_ids'],batch['attention_mask'].bool()
     with torch.no_grad(): torch.testing.assert_close(theirs(x, attention_mask=real.long()).logits[real], learn.model.cpu().eval()(x)[real], atol=1e-5, rtol=1e-4)
 
+@pytest.mark.parametrize('tok', [CharTokenizer, partial(BPETokenizer, 300), BaseTokenizer], ids=['chars','bpe','words'])
+@pytest.mark.parametrize('more,mask', [(['xxmask'],None), (['xxmask','xxgap'],'xxgap'), (['xxfake'],None)], ids=['usual','own','filler'])
+def test_gaps(df, tmp_path, tok, more, mask):
+    "The token of a gap is the learner's, and the lines of the card hide what `fill` hides; left as it is, a text that spells it out is text"
+    tok = tok()
+    dls = bpe_dls(df, tok_tfm=tok, rules=[])
+    words = [t for t in dls.vocab[0] if t != 'xxfake'] if tok.__class__ is not BPETokenizer else tok.vocab
+    learn = transformer_mlm_learner(bpe_dls(df, tok_tfm=tok, rules=[], text_vocab=[*words, *more]), mlm_head=True, mask_tok=mask, **bert)
+    to_hf(learn, tmp_path/'m')
+    code,said = (tmp_path/'m'/'README.md').read_text().split('```')[1].removeprefix('python\n').replace("'folder'", repr(str(tmp_path/'m'))),{}
+    for before,behind in (('a warm','film'), ('film','')):
+        exec(code.replace('…', before, 1).replace('…', behind), said)
+        ids,gaps = gap_ids(learn.codec, cut_gaps(learn.codec, f'{before} ___ {behind}')[1])
+        ids[gaps] = learn.mask_tokens.mask_idx
+        assert said['ids']['input_ids'].tolist() == [ids.tolist()]
+    own = said['tokenizer'].mask_token.strip()
+    assert own == ('<a gap>' if more == ['xxfake'] else mask or 'xxmask') and said['tokenizer'](own)['input_ids'] == learn.codec.encode([own])[0].tolist()
+
 # What is refused
 
 def own_block(**kw): return partial(TransformerBlock, **kw)
@@ -352,7 +374,7 @@ def test_hooks_that_listen(tmp_path):
     "A hook that changes nothing stays on the model and says nothing against it"
     model = lm('gpt2').train()
     hooked(model.encoder.emb, lambda out: None)
-    before = model.state_dict()
+    before = {k:v.clone() for k,v in model.state_dict().items()}
     theirs = to_hf(model)
     assert model.training and not theirs.training and theirs.dtype==torch.float32
     assert all(torch.equal(v, before[k]) for k,v in model.state_dict().items())

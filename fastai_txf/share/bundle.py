@@ -197,9 +197,9 @@ def _kept_model(folder, options, threads):
     return load_published(folder, **dict(options))
 
 def process_with(folder, options, threads):
-    "The number of this process, which has read a model."
-    _kept_model(folder, options, threads)
-    return os.getpid()
+    "The number of this process, which has read a model, and the checksum of what it has read."
+    model = _kept_model(folder, options, threads)
+    return os.getpid(), model.config['checksum']
 
 def answer_from(
     folder:str, # of a published model

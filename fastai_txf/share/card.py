@@ -14,20 +14,23 @@ from ..text.plain import mark_columns
 _tasks = dict(classifier='text-classification', lm='text-generation', mlm='fill-mask',
               seq2seq='translation')
 _calls = dict(
-    classifier='predictor.predict({0!r})          # its label\npredictor.probs({2})',
+    classifier='predictor.predict({0!r})          # {3}\npredictor.probs({2})',
     lm='predictor.predict({0!r}, n_words=40, temperature=0.8)\n'
        "for piece in predictor.stream({1!r}, n_words=40): print(piece, end='')",
     mlm='predictor.fill({0!r})          # the likeliest tokens',
     seq2seq='predictor.predict({0!r})          # another text',
     backwards='predictor.encode({0!r})          # a vector')
 
-def _call(kind, codec):
-    "Lines that ask a model for a text, or for one of several columns."
+_said = dict(multi='its labels', regression='its number') # other classifiers say its label
+
+def _call(kind, codec, of=None):
+    "Lines that ask a model for a text, or for one of several columns; `of`: the kind of labels."
+    said = _said.get(of, 'its label')
     if kind == 'lm' and codec.backwards: kind = 'backwards'
     text = dict(lm='A prompt', mlm='a ___ text').get(kind, 'a text')
-    if not codec.marked: return _calls[kind].format(text, text, ['a','list'])
+    if not codec.marked: return _calls[kind].format(text, text, ['a','list'], said)
     row = dict.fromkeys(codec.text_cols, text)
-    return _calls[kind].format(row, mark_columns(row.values()), [row])
+    return _calls[kind].format(row, mark_columns(row.values()), [row], said)
 
 def _table(rows, *head):
     lines = [head, ['---']*len(head), *rows]
@@ -80,7 +83,7 @@ def model_card(
     default = type(c)()
     fields = [(f.name, getattr(c, f.name)) for f in dataclasses.fields(c)
               if getattr(c, f.name) != getattr(default, f.name)]
-    names = labels.get('names')
+    names,call = labels.get('names'), _call(kind, learn.codec, labels.get('kind'))
     shown = '' if names is None else f'\nLabels: {", ".join(map(_in_line, names[:20]))}' \
         + (f' and {len(names)-20} more' if len(names) > 20 else '') + '.\n'
     parts = [
@@ -89,7 +92,7 @@ def model_card(
         f'{n:,} weights, trained with fastai_txf {fastai_txf.__version__}.\n{shown}',
         '## How to load',
         "```python\nfrom fastai_txf.share.bundle import load_published\n"
-        f"predictor = load_published('this folder')\n{_call(kind, learn.codec)}\n```",
+        f"predictor = load_published('this folder')\n{call}\n```",
         'It needs torch and safetensors, and the package that cuts its texts. It needs no fastai.',
         '## Data', _about_data(learn), '## Measured', _about_scores(learn, baseline),
         '## Configuration',

@@ -111,11 +111,12 @@ def _write_tokens(out, codec, n):
     out.add_token_types([*kinds, *[_unused]*(n-len(kinds))])
     out.add_token_merges([p if isinstance(p, str) else ' '.join(p) for p in pairs])
     ids = {t:vocab.index(t) for t in (BOS,EOS,PAD,UNK) if t in vocab}
+    begins = added_ids(codec, backend)[0] == [ids.get(BOS)]     # a text ends where the next begins
     if BOS in ids: out.add_bos_token_id(ids[BOS])
-    if BOS in ids: out.add_eos_token_id(ids.get(EOS, ids[BOS]))
+    if BOS in ids: out.add_eos_token_id(ids[BOS] if begins else ids.get(EOS, ids[BOS]))
     if PAD in ids: out.add_pad_token_id(ids[PAD])
     if UNK in ids: out.add_unk_token_id(ids[UNK])
-    out.add_add_bos_token(added_ids(codec, backend)[0] == [ids.get(BOS)])
+    out.add_add_bos_token(begins)
 
 # %% ../../nbs/8_share/12_gguf.ipynb #6be633b6
 def _warn_of_reach(n):

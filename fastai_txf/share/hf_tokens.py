@@ -7,10 +7,12 @@ __all__ = ['to_hf_tokenizer']
 
 # %% ../../nbs/8_share/10_hf_tokens.ipynb #1a3abb6a
 import json
+from functools import partial
 from fastai.text.core import BaseTokenizer, BOS, defaults, EOS, PAD, UNK
 from fastcore.basics import first
 from ..base.plain import package
 from ..text.special import FAKE, MASKS
+from ..text.plain import cut_gaps, gap_ids
 from ..text.tokens import BPETokenizer, CharTokenizer, ForeignTokenizer
 from ..text.codec import TextCodec
 from .hf import HFTokenizer
@@ -28,6 +30,7 @@ def _ids(vocab): return {t:i for i,t in enumerate(vocab) if t != FAKE}
 def byte_pairs(
     tok, # a trained `BPETokenizer`
     vocab, # tokens in the order of their ids
+    mask:str=None, # the one of a gap, where it has a name of its own
 ): # `tokenizers.Tokenizer`
     "The backend of a `BPETokenizer` whose tokens have the numbers of `vocab`, or a ValueError."
     ids,special = _ids(vocab), {*defaults.text_spec_tok}
@@ -43,7 +46,7 @@ def byte_pairs(
                          'special token is, and cuts it into characters, which transformers '
                          'cannot: train it on texts without')
     data = json.loads(tok.tok.to_str())
-    keep = {*tok.pieces, *special, *MASKS}
+    keep = {*tok.pieces, *special, *MASKS, mask}
     data['model']['vocab'] = {t:i for t,i in ids.items() if t in keep}
     return package_of('tokenizers').Tokenizer.from_str(json.dumps(data))
 
@@ -127,32 +130,55 @@ def added_ids(
     at = first(i for i in range(len(ids)) if ids[i:i+len(want)] == want)
     return ([],[]) if at is None else (ids[:at],ids[at+len(want):])
 
-def _roles(codec, backend):
+def _mask_place(source, vocab):
+    "The id of what hides a token: a learner's own, or the first of `MASKS`; None without."
+    hide,ids = getattr(source, 'mask_tokens', None), _ids(vocab)
+    return first(ids[m] for m in MASKS[:3] if m in ids) if hide is None else int(hide.mask_idx)
+
+def _gap_token(codec, name):
+    "The token of a gap, which takes the spaces beside it as `fill` does."
+    if isinstance(codec.tok, HFTokenizer): return name
+    bare,words = isinstance(codec.tok, CharTokenizer), isinstance(_cutter(codec), BaseTokenizer)
+    return package_of('tokenizers').AddedToken(name, lstrip=not bare, rstrip=words, special=True)
+
+def _roles(codec, backend, mask):
     "Which token begins, ends, fills, hides, or stands for the unknown."
     ids = _ids(codec.vocab)
     end = EOS if EOS in ids else BOS
-    places = dict(bos_token=BOS, eos_token=end, pad_token=PAD, unk_token=UNK,
-                  mask_token=first(m for m in MASKS[:3] if m in ids))
+    places = dict(bos_token=BOS, eos_token=end, pad_token=PAD, unk_token=UNK)
     if isinstance(codec.tok, HFTokenizer): places.update(cls_token=BOS, sep_token=end)
     res = {k:backend.id_to_token(ids[t]) for k,t in places.items() if t in ids}
+    if mask is not None and (name := backend.id_to_token(mask)) is not None:
+        res['mask_token'] = _gap_token(codec, name)
     return {k:t for k,t in res.items() if t is not None}
 
-def _compare(ours, theirs):
+def _compare(ours, theirs, mask):
     "A ValueError where the two give a text different numbers."
-    for text in ('a', 'The film, naïve – 100 %', ' two  spaces\n', 'xxbos and xxpad', '日本 🙂'):
-        a,b = _numbers(ours, text), theirs(text)['input_ids']
-        if a == b: continue
+    def _differ(text, a, b):
+        if a == b: return
         raise ValueError(f'{text!r} has the numbers {a} here, {b} in transformers: there is no '
                          'tokenizer of theirs for what the loaders do')
+    for text in ('a', 'The film, naïve – 100 %', ' two  spaces\n', 'xxbos and xxpad', '日本 🙂'):
+        _differ(text, _numbers(ours, text), theirs(text)['input_ids'])
+    if mask is None or isinstance(ours.tok, HFTokenizer): return
+    ids,gaps = gap_ids(ours, cut_gaps(ours, 'a ___ b')[1])
+    text = f'a {theirs.mask_token} b'
+    got = theirs(text, split_special_tokens=False)['input_ids']
+    _differ(text, [mask if i in gaps else int(o) for i,o in enumerate(ids)], got)
 
 # %% ../../nbs/8_share/10_hf_tokens.ipynb #83fe4c9a
-def _made(codec):
+def _made(codec, mask):
     "The backend of `codec` with what the loaders add to every text."
     vocab,own = list(codec.vocab), isinstance(codec.tok, HFTokenizer)
-    res = _kinds[type(_cutter(codec))](_cutter(codec), vocab)
+    make = _kinds[type(_cutter(codec))]
+    if mask is not None and not own:
+        if vocab[mask] == FAKE: vocab[mask] = '<a gap>'             # no word has a space in it
+        if make is byte_pairs: make = partial(byte_pairs, mask=vocab[mask])
+    res = make(_cutter(codec), vocab)
     name = res.id_to_token
     if not own:
-        special = [name(vocab.index(t)) for t in defaults.text_spec_tok if t in vocab]
+        special = [t for t in defaults.text_spec_tok if t in vocab and vocab.index(t) != mask]
+        special = [name(vocab.index(t)) for t in special]
         res.add_special_tokens(special)
     before,behind = added_ids(codec, res)
     if isinstance(_cutter(codec), BaseTokenizer) and before == [vocab.index(BOS)]:
@@ -173,12 +199,17 @@ def to_hf_tokenizer(
     ValueError for what only code can describe."""
     codec = source if isinstance(source, TextCodec) else TextCodec(getattr(source, 'dls', source))
     check_cutting(codec)
-    backend = _made(codec)
+    mask = _mask_place(source, codec.vocab)
+    backend = _made(codec, mask)
     limit = {} if max_len is None else dict(model_max_length=max_len)
     own = isinstance(codec.tok, HFTokenizer)
     res = package_of('transformers').PreTrainedTokenizerFast(
-        tokenizer_object=backend, **_roles(codec, backend), **limit, padding_side='right',
+        tokenizer_object=backend, **_roles(codec, backend, mask), **limit, padding_side='right',
         split_special_tokens=not own or codec.tok.spelt,
         clean_up_tokenization_spaces=False)
-    _compare(codec, res)
+    fills = hasattr(source, 'mask_tokens')
+    if fills and res.mask_token is None:
+        raise ValueError(f'{codec.vocab[mask]!r}, which stands for a gap, is no token of the '
+                         'tokenizer: tokenizer=False leaves it out')
+    _compare(codec, res, mask if fills else None)
     return res

@@ -14,7 +14,7 @@ from ..text.plain import cut_gaps, gap_guesses, gap_ids
 from .text import Answers, check_labels, GapAnswers, LabelAnswers, make_codecs
 from .sealed import digest, unseal
 from .tables import (
-    ACTS, check_count, check_tokens, feature_rows, graph_arguments, lay_out, softmax)
+    ACTS, check_count, check_tokens, CROPS, feature_rows, graph_arguments, lay_out, softmax)
 
 # %% ../../nbs/8_share/15_onnx.ipynb #d7e1cdb0
 GRAPH_FILES = dict(classifier=['model.onnx'], mlm=['model.onnx'], lm=['model.onnx'],
@@ -33,6 +33,24 @@ def _blaming(folder, name):
     except Exception as e:
         raise _why(Path(folder)/name, e if type(e) is ValueError else repr(e)[:200]) from e
 
+def _is_count(v): return type(v) is int and v > 0
+
+def _check_fields(res):
+    "A ValueError for a field that a predictor reads and that is missing, or does not fit."
+    def _need(ok, k):
+        if not ok: raise ValueError(f'the field {k!r} is missing, or does not fit the model')
+    kind = res.get('kind')
+    if kind not in [*GRAPH_FILES]: raise ValueError(f'its kind is {kind!r}')
+    for k in ('files','config','options'): _need(isinstance(res.get(k), dict), k)
+    c,options = res['config'], res['options']
+    for k in ('vocab_sz','d_model','n_out','max_len'): _need(_is_count(c.get(k)), k)
+    _need(type(c.get('pad_idx')) is int, 'pad_idx')
+    _need(c.get('long') in ['window',*CROPS], 'long')
+    tgt = c.get('tgt_vocab_sz', 0 if kind == 'seq2seq' else None)
+    _need(tgt is None or _is_count(tgt), 'tgt_vocab_sz')
+    if kind not in ('lm','seq2seq'): return
+    for k in ('ends','cached'): _need(type(options.get(k)) is bool, k)
+
 def _read_config(folder):
     "What `config.json` says, checked."
     path = folder/'config.json'
@@ -41,9 +59,10 @@ def _read_config(folder):
                          f'load_published({str(folder)!r}), or write it with to_onnx')
     if not path.is_file(): raise FileNotFoundError(f'there is no file {path}: is {folder} a folder '
                                                    'that to_onnx has written?')
-    try: res = unseal(path.read_bytes())
+    try:
+        res = unseal(path.read_bytes())
+        _check_fields(res)
     except ValueError as e: raise _why(path, e) from e
-    if res.get('kind') not in GRAPH_FILES: raise _why(path, f"its kind is {res.get('kind')!r}")
     return res
 
 def read_onnx(
@@ -296,7 +315,8 @@ class OnnxPairs(_Writer):
         codec = self.codecs[1]
         bos,eos = map(codec.vocab.index, ('xxbos','xxeos'))
         barred = [*(codec.barred if no_unk else codec.fillers), bos]
-        n = ifnone(n_tokens, int(max(2, self.labels['ratio'])*len(src)) + 20)
+        n_src = sum(i != self.codec.pad_idx for i in src)
+        n = ifnone(n_tokens, int(max(2, self.labels['ratio'])*n_src) + 20)
         return codec.decode([*self._greedy([bos], n, {eos}, barred, self._source(src))])
 
     def predict(self,

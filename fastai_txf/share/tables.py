@@ -11,6 +11,9 @@ from numbers import Integral
 from .text import vocab_sizes
 
 # %% ../../nbs/8_share/13_tables.ipynb #ee59694a
+# how many of so many tokens stand at the beginning of a text that is cropped
+CROPS = {'head':lambda n: n, 'tail':lambda n: 0, 'head+tail':lambda n: n//2}
+
 def cut_windows(
     ids:list, # of one text
     max_len:int, # tokens in a window at most
@@ -18,7 +21,7 @@ def cut_windows(
 )->list: # lists of ids
     "The windows of a text: at least one, which may be empty."
     if len(ids) > max_len and long != 'window':
-        head = {'head':max_len, 'tail':0, 'head+tail':max_len//2}[long]
+        head = CROPS[long](max_len)
         ids = [*ids[:head], *ids[len(ids)-max_len+head:]]
     n = max(1, -(-len(ids)//max_len))
     width = max(1, -(-len(ids)//n))

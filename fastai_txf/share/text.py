@@ -169,6 +169,15 @@ def vocab_sizes(
     one = config['vocab_sz']
     return [one, ifnone(config['tgt_vocab_sz'], one)] if kind == 'seq2seq' else [one]
 
+def check_pad(
+    codec, # `PlainCodec`, or a `TextCodec`
+    pad_idx:int, # of a model; -1: no token is padding
+):
+    "A ValueError where the model takes another token for padding."
+    if pad_idx in (codec.pad_idx,-1): return
+    raise ValueError(f"'xxpad' is token {codec.pad_idx} of the vocabulary, and the model's padding "
+                     f'is token {pad_idx}: leave out pad_idx=')
+
 def make_codecs(
     data:dict, # of `text.json`
     kind:str, # of the model
@@ -183,6 +192,7 @@ def make_codecs(
     for codec,n in zip(res, sizes):
         if len(codec.vocab) == n: continue
         raise ValueError(f'its vocabulary has {len(codec.vocab)} tokens, and the model {n}')
+    check_pad(res[0], config['pad_idx'])
     return res
 
 # %% ../../nbs/8_share/02_text.ipynb #c3a91d05
@@ -235,7 +245,7 @@ class LabelAnswers(Answers):
         probs, # of one text, `(n_out,)`
     ): # as in `predict`
         "What probabilities mean."
-        kind,names = self.labels['kind'], self.labels['names']
+        kind,names = self.labels['kind'], self.labels.get('names')
         if kind == 'category': return names[int(probs.argmax())]
         if kind == 'regression': return probs.tolist() if len(probs) > 1 else probs.item()
         return [n for n,p in zip(names, probs.tolist()) if p > self.labels['threshold']]

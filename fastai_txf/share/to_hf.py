@@ -224,7 +224,7 @@ def _use(theirs, name, codec):
         note = (f'\nIts texts have the columns {codec.text_cols}: write them in this order, '
                 f'{FLD} and a number before each.\n')
     if (kind := _kind(name)) == 'masked': text = f"{text[:-1]} ' + tokenizer.mask_token + ' …'"
-    most = ', truncation=True'*(kind != 'head')
+    most = ', truncation=True'*(kind != 'head') + ', split_special_tokens=False'*(kind == 'masked')
     use = _uses[theirs.config.problem_type if kind == 'classifier' else kind]
     return f"ids = tokenizer({text}, return_tensors='pt'{most})\n{use}\n", note
 

@@ -38,11 +38,14 @@ class PredictorPool:
             raise
 
     def _open(self):
-        "Wait until each process has read the model."
-        found = set()
+        "Wait until each process has read the model. A ValueError if it was not the same one."
+        found = {}
         while len(found) < self.workers:
-            found |= {*self._results(self.workers, process_with, *self._model)}
+            found |= dict(self._results(self.workers, process_with, *self._model))
             time.sleep(0.01)
+        if len({*found.values()}) == 1: return
+        raise ValueError(f'{self.folder} was published anew while the processes read it, and they '
+                         'have different models: make the PredictorPool again')
 
     def _results(self, n, f, *args):
         if self._closed: raise ValueError(f'{self} is closed: make a new one')
