@@ -16,7 +16,8 @@ from fastai_txf.all import *
 from fixtures import SMALL, make_dls, quiet, texts_df
 from fastai_txf.text import folders
 from fastai_txf.text.corpus import _clean, _name_pattern
-from fastai_txf.text.loaders import _some_ids, PadTexts
+from fastai_txf.text.batches import PadTexts
+from fastai_txf.text.loaders import _some_ids
 from fastai_txf.text.pairs import Seq2SeqDataLoaders
 from fastai_txf.recipes.pretrain import self_pretrain
 from fastai_txf.text.stream import LMDataLoaders
@@ -1253,7 +1254,7 @@ def test_rare_words(monkeypatch, tmp_path):
     path = text_folder(tmp_path/'texts')
     (path/'train'/'pos'/'new.txt').write_text('pos text '*20 + 'seldom')
     assert 'seldom' in TransformerDataLoaders.from_folder(path, bs=2).vocab[0]
-    monkeypatch.setattr('fastai_txf.text.loaders._few_tokens', 30)
+    monkeypatch.setattr('fastai_txf.text.batches._few_tokens', 30)
     assert words() == {'one','two'}
 
 def test_mostly_rare_words():
@@ -1587,7 +1588,7 @@ class TestMadeOnce:
         assert has() == has(num_workers=None) == has(keep=True) == (True,0)
         if sys.platform == 'linux': assert has(num_workers=1) == (False,1)
         assert has(keep=False, num_workers=0) == (False,0)
-        monkeypatch.setattr('fastai_txf.text.loaders._most_kept', 39)
+        monkeypatch.setattr('fastai_txf.text.batches._most_kept', 39)
         assert not has()[0] and has(keep=True) == (True,0)
 
     @pytest.mark.parametrize('lens', [[5], [0,3], [150,1,72,73], [71,72,144,145,0], [216]])

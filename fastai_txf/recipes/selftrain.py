@@ -18,7 +18,8 @@ from ..text.frames import read_columns
 from ..text.plain import kept
 from ..text.codec import TextCodec
 from ..text.target import Target
-from ..text.loaders import check_dls, TextDL
+from ..text.batches import TextDL
+from ..text.loaders import check_dls
 from ..train.losses import SoftCrossEntropy
 from ..learn.factory import check_kind, check_training_texts
 from ..learn.classifier import TransformerClassifierLearner
