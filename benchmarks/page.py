@@ -209,8 +209,8 @@ SMALL = dict(
     bigrams='linear: NB-weighted words and pairs (scikit-learn 1.9.1)',
     words='the wide path alone, of words and pairs', letters='the same with runs of four letters',
     pieces='the wide path alone, of byte pairs, their words and pairs', both='the same with runs of four letters', runs='the same with runs of three to five letters', rare='these weighted by rarity (tf–idf), texts as vectors of length 1',
-    default='`transformer_classifier_learner(dls).fit_minutes(1.5)`', deep='its transformer alone, in the same processor time',
-    awd='`text_classifier_learner(dls, AWD_LSTM, pretrained=False)`, likewise', best='`best_classifier(df, minutes=10)`')
+    default='`transformer_classifier_learner(dls).fit_minutes(1.5)`', known='the same of `TransformerDataLoaders`, which keep rare words',
+    deep='the transformer of the plain call alone, in the same processor time', awd='`text_classifier_learner(dls, AWD_LSTM, pretrained=False)`, likewise', best='`best_classifier(df, minutes=10)`')
 SETS = dict(trec='TREC questions', custrev='customer reviews', mpqa='opinions (MPQA)', subj='subjectivity')
 OTHER = dict(speakers='who speaks (tinyshakespeare, 20)', names='what kind of name (CoNLL-2003, 4)', packages='whose docstring (6 packages)')
 PUBLISHED_SMALL = [
