@@ -8,7 +8,7 @@ from fastai.data.transforms import Categorize
 from fastai.learner import load_learner
 from fastai.losses import BaseLoss, BCEWithLogitsLossFlat, CrossEntropyLossFlat, L1LossFlat
 from fastai.metrics import accuracy
-from fastai.text.core import BaseTokenizer
+from fastai.text.core import BaseTokenizer, defaults
 from fastai_txf.base.checks import check_values
 from fastai_txf.base.compat import COMPILED
 from fastai_txf.model.config import make_config, PRESETS, TransformerConfig
@@ -849,6 +849,14 @@ class TestUnseenWords:
         seen = Seen()
         with learn.no_bar(), learn.no_logging(): learn.fit(1, 1e-3, cbs=seen)
         assert self.shares(dls.vocab[0], torch.cat([b.flatten() for b in seen.batches['train']])) == [64, 64, 0]
+
+    def test_vocabulary_without_unknown_words(self, monkeypatch):
+        "fastai's special tokens are its users' to change: where unknown words have another name, every word is read"
+        monkeypatch.setattr(defaults, 'text_spec_tok', ['[UNK]' if t == 'xxunk' else t for t in defaults.text_spec_tok])
+        dls = self.dls()
+        assert 'xxunk' not in dls.vocab[0]
+        learn,ids = self.fit(dls, 1)
+        assert len(ids['train'].unique()) >= 64
 
     def test_exported(self, tmp_path):
         "A learner that comes back trains on with the same words"

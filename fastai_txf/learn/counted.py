@@ -120,8 +120,8 @@ class CountWords(Callback):
 def words_once(
     dls, # `DataLoaders` of texts
 ): # ids
-    "The words that come once in the training texts, if these alone made the vocabulary."
-    if type(dls.train_ds) is not Datasets: return []         # more texts may have been added
+    "The words that come once in the training texts, if the vocabulary was made of these alone."
+    if type(dls.train_ds) is not Datasets or UNK not in text_vocab(dls): return []
     return [i for f in dls.train_ds.tls[0].tfms.fs for i in getattr(f, 'once', ())]
 
 class UnseenWords(Callback):
