@@ -107,7 +107,8 @@ def test_classes_as_integers_and_one_rare():
 
 def test_several_labels_and_numbers():
     df = frame()
-    df['label'] = [','.join(sorted({'warm' if w in words[:5] else 'cold' for w in t.split()[:2]})) for t in df.text]
+    df['text'] = [' '.join(t.split()[:2]*2) for t in df.text]
+    df['label'] = [','.join(sorted({'warm' if w in words[:5] else 'cold' for w in t.split()})) for t in df.text]
     learn = quick(df, label_delim=',')
     red,teal = learn.predict(['red '*4,'teal '*4])[2]                       # of cold and warm
     assert red[0] < teal[0] and red[1] > teal[1]
