@@ -1511,3 +1511,9 @@ def test_export_in_a_batch(make, kind, tmp_path):
     learn = make(kind)
     learn.fit(1, 1e-3, cbs=Writes())
     assert len(learn.recorder.losses) == len(learn.dls.train) and load_learner(tmp_path/'now.pkl').predict('a warm film')
+
+@pytest.mark.parametrize('kind', ['clf','lm'])
+def test_padding_is_the_vocabularys(make, kind):
+    "A model that took another token for padding would leave it out of texts, and read the padding; -1 is none"
+    with pytest.raises(ValueError, match="'xxpad' is token 1 .*padding is token 0: leave out pad_idx="): make(kind, pad_idx=0)
+    assert make(kind, pad_idx=1).model.config.pad_idx == 1

@@ -15,7 +15,7 @@ from fastcore.basics import ifnone
 from fastcore.foundation import L
 from ..base.checks import check_functions, refuse_unknown
 from ..model.config import fields_of, make_config, TransformerConfig, UNUSED
-from ..text.special import pad_index, text_vocab, vocab_lists
+from ..text.special import check_pad, pad_index, text_vocab, vocab_lists
 from ..text.codec import note_columns
 from ..text.pairs import PairDL
 from ..train.optim import refuse_bare_optimizer
@@ -97,6 +97,7 @@ def make_learner(cls, dls, config, arch, splitter, pretrained, drop_mult, compil
         pretrained = saved_encoder(pretrained, text_vocab(dls), _folder(dls, **learner_kw))
         config_kw = {**adopted_fields(pretrained[0], config, config_kw, tied), **config_kw}
     config = make_config(config, **config_kw).scale_dropout(drop_mult)
+    check_pad(pad_index(dls), config.pad_idx)
     model = arch(config, **{k:v for k,v in model_kw.items() if v is not None})
     if not hasattr(model, 'encoder'): splitter = trainable_params
     check_functions(**{k:L(learner_kw.get(k)) for k in ('opt_func','metrics','loss_func')})

@@ -21,6 +21,7 @@ from ..model.layers import FEED_FORWARDS, NORMS, WIRINGS
 from ..model.models import LinearRange, SigmoidRange, TASKS
 from ..model.positions import POSITIONS
 from ..model.windows import POOLS
+from ..text.special import check_pad
 from ..text.plain import mark_columns
 from ..text.target import Target
 from ..learn.saving import answers_depend_on, check_answers
@@ -29,7 +30,7 @@ from ..learn.classifier import transformer_classifier_learner
 from ..learn.lm import transformer_lm_learner
 from ..learn.mlm import transformer_mlm_learner
 from ..learn.seq2seq import transformer_seq2seq_learner
-from .text import check_pad, codec_data, make_codec
+from .text import codec_data, make_codec
 from .predictor import ACTIVATIONS, ordinary_of
 from .sealed import json_text, seal
 from .bundle import build_model, parse_bundle, safetensors_torch, unique_weights
@@ -217,7 +218,7 @@ def bundle_files(
     check_parts(learn.model.config)
     model = checked_model(learn.model, kind)
     codecs = [learn.codec, *([learn.target_codec] if kind == 'seq2seq' else [])]
-    check_pad(codecs[0], model.config.pad_idx)
+    check_pad(codecs[0].pad_idx, model.config.pad_idx)
     texts = [*map(published_text, codecs)]
     labels,versions = _labels[kind](learn), _versions(texts)
     card = model_card(learn, kind, labels, versions, baseline)

@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/8_share/02_text.ipynb #9145897e
 import json
 from ..base.plain import ifnone
-from ..text.special import NAMED_RULES, plain_rule, replace_space
+from ..text.special import check_pad, NAMED_RULES, plain_rule, replace_space
 from ..text.tokens import (
     BatchTokenizer, BPETokenizer, CharTokenizer, ForeignTokenizer)
 from ..text.plain import check_guesses, PlainCodec, STEPS
@@ -169,15 +169,6 @@ def vocab_sizes(
     one = config['vocab_sz']
     return [one, ifnone(config['tgt_vocab_sz'], one)] if kind == 'seq2seq' else [one]
 
-def check_pad(
-    codec, # `PlainCodec`, or a `TextCodec`
-    pad_idx:int, # of a model; -1: no token is padding
-):
-    "A ValueError where the model takes another token for padding."
-    if pad_idx in (codec.pad_idx,-1): return
-    raise ValueError(f"'xxpad' is token {codec.pad_idx} of the vocabulary, and the model's padding "
-                     f'is token {pad_idx}: leave out pad_idx=')
-
 def make_codecs(
     data:dict, # of `text.json`
     kind:str, # of the model
@@ -192,7 +183,7 @@ def make_codecs(
     for codec,n in zip(res, sizes):
         if len(codec.vocab) == n: continue
         raise ValueError(f'its vocabulary has {len(codec.vocab)} tokens, and the model {n}')
-    check_pad(res[0], config['pad_idx'])
+    check_pad(res[0].pad_idx, config['pad_idx'])
     return res
 
 # %% ../../nbs/8_share/02_text.ipynb #c3a91d05

@@ -69,6 +69,16 @@ def pad_index(
                          f'put {PAD!r} into it, at index 1 for fastai')
     return vocab.index(PAD)
 
+# %% ../../nbs/2_text/00_special.ipynb #a79d6ec2
+def check_pad(
+    own:int, # id of `xxpad` in the vocabulary
+    pad_idx:int, # of a model; -1: no token is padding
+):
+    "A ValueError where the model takes another token for padding."
+    if pad_idx in (own,-1): return
+    raise ValueError(f"'xxpad' is token {own} of the vocabulary, and the model's padding "
+                     f'is token {pad_idx}: leave out pad_idx=')
+
 # %% ../../nbs/2_text/00_special.ipynb #a2868f1b
 def vocab_lists(
     dls, # `DataLoaders`, one loader, or batches, which have none
