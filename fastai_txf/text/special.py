@@ -69,7 +69,7 @@ def pad_index(
                          f'put {PAD!r} into it, at index 1 for fastai')
     return vocab.index(PAD)
 
-# %% ../../nbs/2_text/00_special.ipynb #a79d6ec2
+# %% ../../nbs/2_text/00_special.ipynb #dc6180d5
 def check_pad(
     own:int, # id of `xxpad` in the vocabulary
     pad_idx:int, # of a model; -1: no token is padding
