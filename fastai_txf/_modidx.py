@@ -2443,6 +2443,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'fastai_txf/text/batches.py'),
                                          'fastai_txf.text.batches.default_min_freq': ( '2_text/batches.html#default_min_freq',
                                                                                        'fastai_txf/text/batches.py'),
+                                         'fastai_txf.text.batches.known_words': ( '2_text/batches.html#known_words',
+                                                                                  'fastai_txf/text/batches.py'),
                                          'fastai_txf.text.batches.made_once': ( '2_text/batches.html#made_once',
                                                                                 'fastai_txf/text/batches.py')},
             'fastai_txf.text.codec': { 'fastai_txf.text.codec.TextCodec': ('2_text/codec.html#textcodec', 'fastai_txf/text/codec.py'),

@@ -43,8 +43,7 @@ from .scoring import text_outputs
 from .base import TransformerLearner
 from .factory import (
     check_kind, check_training_texts, HIDDEN, make_learner, split_options, start_config)
-from .counted import (
-    auto_fields, CountWords, read_vocab, UnseenWords, wide_path)
+from .counted import auto_fields, CountWords, read_vocab, UnseenWords, wide_path
 
 # %% ../../nbs/5_learn/08_classifier.ipynb #5b1e7a05
 # fields that an encoder's weights, or what they mean, depend on

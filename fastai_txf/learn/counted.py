@@ -15,6 +15,7 @@ from ..model.config import PRESETS
 from ..model.wide import run_lengths, token_letters
 from ..text.special import text_vocab, UNK
 from ..text.target import Target
+from ..text.batches import known_words
 from ..train.counting import deep_outputs, fitting_scale
 from .factory import check_training_texts
 
@@ -122,7 +123,7 @@ def words_once(
 ): # ids
     "The words that come once in the training texts, if the vocabulary was made of these alone."
     if type(dls.train_ds) is not Datasets or UNK not in text_vocab(dls): return []
-    return [i for f in dls.train_ds.tls[0].tfms.fs for i in getattr(f, 'once', ())]
+    return getattr(known_words(dls.train_ds), 'once', [])
 
 class UnseenWords(Callback):
     """Some of the words that come once in the training texts are unknown, others in each batch:

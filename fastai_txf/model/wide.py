@@ -39,6 +39,7 @@ def hash_words(
     x, # token ids, real tokens first, `(bs, sl)`
     real, # which are real, boolean, `(bs, sl)`
     starts, # which tokens begin a word, boolean, `(vocab_sz,)`
+    known=None, # which tokens are known, boolean, `(bs, sl)`: words of others are none
 ): # numbers of the words, `(bs, sl)`, words first, and which of them are words
     "A number for each word, from the pieces between one that begins it and the next."
     col = torch.arange(x.shape[1], device=x.device).expand_as(x)
@@ -47,7 +48,10 @@ def hash_words(
     nth = (col-first.gather(1, word)).clamp(max=_longest-1)
     power = torch.tensor([p - 2**64*(p >= 2**63) for p in _powers], device=x.device)[nth]
     words = torch.zeros_like(x).scatter_add(1, word, (x+1)*power*real)
-    return hash_ids(-words), col < begins.sum(1, keepdim=True)
+    is_word = col < begins.sum(1, keepdim=True)
+    if known is not None:
+        is_word &= torch.zeros_like(x).scatter_add(1, word, (real & ~known).long()) == 0
+    return hash_ids(-words), is_word
 
 # %% ../../nbs/1_model/05_wide.ipynb #2b3d0a02
 LETTERS = 16 # of a token, the first ones
@@ -157,9 +161,7 @@ class WidePath(Module):
         hashes = [one, hash_ids(one[:,:-1], one[:,1:])]
         masks = [known, known[:,:-1] & known[:,1:]]
         if self.words:
-            word,is_word = hash_words(x, real, self.starts)
-            nth,_ = number_words(x, real, self.starts)
-            is_word &= torch.zeros_like(x).scatter_add(1, nth, (real & ~known).long()) == 0
+            word,is_word = hash_words(x, real, self.starts, known)
             hashes += [word, hash_ids(word[:,:-1], word[:,1:])]
             masks += [is_word, is_word[:,:-1] & is_word[:,1:]]
         if self.letters is not None:

@@ -9,6 +9,8 @@ __all__ = ['default_min_freq', 'TextDL', 'PadTexts']
 import torch
 from collections import Counter
 from fastai.text.data import make_vocab, Numericalize, Pad_Chunk, SortedDL, TensorText
+from fastcore.basics import first
+from fastcore.meta import delegates
 from .special import special_tokens, TokenIds
 
 # %% ../../nbs/2_text/08_batches.ipynb #ba7c0007
@@ -30,7 +32,8 @@ def default_min_freq(
 # %% ../../nbs/2_text/08_batches.ipynb #ba7c0008
 class KnownWords(Numericalize):
     "fastai's, with integers for an empty text, too; `min_freq=None` is `default_min_freq`."
-    labelled,once = True,()            # ids of words that come once in labelled training texts
+    labelled,rare = True,0             # whether the texts are; the share of their rare words
+    once = ()                          # ids of words that come once in labelled training texts
     def setups(self, dsets):
         if self.vocab is not None or not self.labelled: return super().setups(dsets)
         count = Counter(t for o in dsets for t in o)   # of the training texts alone
@@ -45,7 +48,15 @@ class KnownWords(Numericalize):
     def encodes(self, o):
         return TensorText(torch.tensor([self.o2i[t] for t in o], dtype=torch.long))
 
+def known_words(
+    ds, # a set of texts
+)->KnownWords: # what numbers them; None where it is another
+    "The `KnownWords` of a set."
+    steps = getattr(getattr(getattr(ds, 'tls', [ds])[0], 'tfms', None), 'fs', ())
+    return first(f for f in steps if isinstance(f, KnownWords))
+
 # %% ../../nbs/2_text/08_batches.ipynb #ba7c000b
+@delegates(SortedDL)
 class TextDL(SortedDL):
     "A `SortedDL` that need not make its items anew in each epoch."
     def __init__(self,

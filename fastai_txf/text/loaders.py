@@ -33,7 +33,7 @@ from .codec import join_columns, TextCodec, TextStart, TextTokenizer, tokenize_l
 from .target import (
     check_frame_labels, check_labelled, check_vocab_labels, made_blocks)
 from .folders import FolderTokenizer, text_files
-from .batches import KnownWords, made_once, PadTexts, TextDL
+from .batches import known_words, KnownWords, made_once, PadTexts, TextDL
 
 # %% ../../nbs/2_text/09_loaders.ipynb #e379e308
 def check_batches(dls):
@@ -69,8 +69,7 @@ def _some_ids(ds, n=100, most=1000):
 
 def _rare_cause(ds):
     "As `unknown_cause`, where rare words have been kept."
-    steps = getattr(getattr(getattr(ds, 'tls', [ds])[0], 'tfms', None), 'fs', ())
-    rare = max((getattr(f, 'rare', 0) for f in steps), default=0)
+    rare = getattr(known_words(ds), 'rare', 0)
     if 2*rare <= 1: return
     return (f'{rare:.0%} of the words come once or twice in the training texts, as in text '
             'without spaces, so texts look alike: cut smaller pieces, '
